@@ -1,0 +1,65 @@
+"""The few errors, sorted by whose fault it is.
+
+A message says what happened, where, and what to do next. A guest command that fails is a *result*, never one of these. Where a builtin's meaning fits
+(`FileNotFoundError`, `PermissionError`, `TimeoutError`), the builtin is raised instead. Imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class BelljarError(Exception):
+    """Something that ends the work at hand, told to a person.
+
+    Args:
+        what: one sentence, what happened.
+        where: the file, field, tool or cell it happened in; may be empty.
+        mend: what to do next, one line; may be empty.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.mend = mend
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\n  → {self.mend}" if self.mend else text
+
+
+class PolicyError(BelljarError):
+    """The author's: the policy (or another input file) says something that can't be meant or isn't allowed."""
+
+    exit_code = 4
+
+
+class HostError(BelljarError):
+    """This machine's: it can't do what the policy demands. Nothing was weakened to make it fit."""
+
+    exit_code = 3
+
+
+class CellError(BelljarError):
+    """Ours: a cell could not be made, or died, or its guest broke the protocol. Not a failing guest command."""
+
+    exit_code = 5
+
+
+class ProtocolViolation(CellError):
+    """The guest sent something that the channel's protocol forbids. The cell is ended: its word is worth nothing now."""
+
+
+class LedgerError(BelljarError):
+    """The record can't be written or doesn't verify. Without a record nothing may run."""
+
+    exit_code = 5
+
+
+class ContainmentBreach(BelljarError):
+    """Stop everything: evidence that something got out, or that a cell's destruction left a survivor."""
+
+    exit_code = 2

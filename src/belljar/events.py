@@ -1,0 +1,114 @@
+"""Events: what every room hands to the recorder it was given. Imports nothing of ours.
+
+An interaction is *recorded, then done*: the event `….started` is recorded before the effect, the outcome (`….completed`, `….failed`) after it. The schema of each
+kind's `data` is documented in `docs/events.md`. Values of `data` are JSON values; integers beyond 2^53 and bytes are given as strings (RFC 8785, section 3.2.2.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | tuple[JsonValue, ...] | Mapping[str, JsonValue]"
+
+
+class Kind(StrEnum):
+    """Every kind of event, `subject.what-happened`."""
+
+    RUN_STARTED = "run.started"
+    RUN_FINISHED = "run.finished"
+    POLICY_REFUSED = "policy.refused"
+    CELL_PLANNED = "cell.planned"
+    CELL_CLONING = "cell.cloning"
+    CELL_CLONED = "cell.cloned"
+    CELL_RENEWED = "cell.renewed"
+    CELL_FAILED = "cell.failed"
+    CELL_DESTROYING = "cell.destroying"
+    CELL_DESTROYED = "cell.destroyed"
+    TEMPLATE_BUILDING = "template.building"
+    TEMPLATE_BUILT = "template.built"
+    TEMPLATE_REJECTED = "template.rejected"
+    EXEC_STARTED = "exec.started"
+    EXEC_OUTPUT = "exec.output"
+    EXEC_INPUT = "exec.input"
+    EXEC_SIGNAL = "exec.signal"
+    EXEC_COMPLETED = "exec.completed"
+    EXEC_FAILED = "exec.failed"
+    EXEC_TIMED_OUT = "exec.timed_out"
+    FILE_WRITE_STARTED = "file.write.started"
+    FILE_WRITE_COMPLETED = "file.write.completed"
+    FILE_WRITE_FAILED = "file.write.failed"
+    FILE_READ_STARTED = "file.read.started"
+    FILE_READ_COMPLETED = "file.read.completed"
+    FILE_READ_FAILED = "file.read.failed"
+    LIMIT_HIT = "limit.hit"
+    PROTOCOL_VIOLATION = "protocol.violation"
+    SAMPLE_STARTED = "sample.started"
+    SAMPLE_FINISHED = "sample.finished"
+
+
+class Actor(StrEnum):
+    """Who caused it."""
+
+    BELLJAR = "belljar"
+    OPERATOR = "operator"
+    HARNESS = "harness"
+    GUEST = "guest"
+
+
+class Trust(StrEnum):
+    """Whose word it is."""
+
+    HOST_OBSERVED = "host-observed"
+    GUEST_REPORTED = "guest-reported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """Bytes that belong to an event and are stored once, by digest, beside the ledger.
+
+    `content` is what is kept (already bounded by the caller); `total_bytes` is what there was, `sha256` is of all of it when the host saw all of it.
+    """
+
+    name: str
+    content: bytes
+    total_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened."""
+
+    kind: Kind
+    data: Mapping[str, JsonValue] = field(default_factory=dict)
+    cell_id: str | None = None
+    actor: Actor = Actor.BELLJAR
+    trust: Trust = Trust.HOST_OBSERVED
+    bodies: tuple[Body, ...] = ()
+
+
+class Recorder(Protocol):
+    """Where events go."""
+
+    def record(self, event: Event) -> int:
+        """Record the event and return its sequence number. When this returns, the event survives this process's SIGKILL. Raises when it can't: then nothing may run."""
+        ...
+
+
+class MemoryRecorder:
+    """Keeps events in memory: for tests and for uses where the caller keeps no run directory."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> int:
+        """Keep the event."""
+        self.events.append(event)
+        return len(self.events) - 1
+
+    def kinds(self) -> list[Kind]:
+        """The kinds recorded so far, in order."""
+        return [event.kind for event in self.events]

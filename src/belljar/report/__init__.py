@@ -1,0 +1,4 @@
+"""Ledger → findings → what a person reads.
+
+Must not: talk to a live cell.
+"""

@@ -1,0 +1,91 @@
+"""Sizes, durations and the one escape: how people write them and how they are shown. Imports nothing of ours.
+
+Grammar: a size is a number and a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, or the decimal `KB`, `MB`, `GB`, `TB`); a duration is one or more numbers with
+units (`ms`, `s`, `m`, `h`, `d`), as in `30m` or `1h30m`. A bare number is refused: `512` of what?
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Final
+
+_SIZE_UNITS: Final = {
+    "b": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
+_DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """`"512MiB"` → bytes, a whole number ≥ 0. Raises `ValueError` that says what is allowed."""
+    match = _SIZE.fullmatch(text)
+    if match is None or match[2].lower() not in _SIZE_UNITS:
+        raise ValueError(f"{printable(text)!r} is not a size; write a number with B, KiB, MiB or GiB, as in 512MiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _SIZE_UNITS[match[2].lower()]
+
+
+def parse_duration(text: str) -> float:
+    """`"1h30m"` → seconds ≥ 0. Raises `ValueError` that says what is allowed."""
+    rest, total = text.strip(), 0.0
+    if not rest:
+        raise ValueError("an empty duration; write a number with ms, s, m, h or d, as in 30m")
+    while rest:
+        match = _DURATION_PART.match(rest)
+        if match is None:
+            raise ValueError(f"{printable(text)!r} is not a duration; write a number with ms, s, m, h or d, as in 30m or 1h30m")
+        total += float(match[1]) * _DURATION_UNITS[match[2]]
+        rest = rest[match.end() :]
+    return total
+
+
+def format_size(size_bytes: int) -> str:
+    """Bytes as a person writes them: the largest binary unit with at most one decimal (`512 MiB`, `1.5 GiB`)."""
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" or size == int(size) else f"{size:.1f} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as a person writes them: `850 ms`, `12.5 s`, `30m`, `1h30m`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    whole = round(seconds)
+    parts = [(whole // 86400, "d"), (whole % 86400 // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
+    return "".join(f"{count}{unit}" for count, unit in parts if count)
+
+
+def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
+    """The text with everything that could act on a terminal or hide (controls, escapes, bidi and other format characters, lone surrogates) made visible.
+
+    Newlines and tabs become `\\n` and `\\t`. Undecodable bytes become `\\xNN`. Longer than `max_chars`: cut, and the cut is said. Used wherever a dynamic
+    string is shown, whatever its origin: which strings a guest can influence is an analysis that rots.
+    """
+    if isinstance(text, bytes):
+        text = text[: 4 * max_chars + 4].decode("utf-8", "backslashreplace") + ("…" if len(text) > 4 * max_chars + 4 else "")
+    shown = "".join(_visible(c) for c in text[:max_chars])
+    return shown if len(text) <= max_chars else f"{shown}… (+{len(text) - max_chars} characters)"
+
+
+def _visible(char: str) -> str:
+    if char in "\n\t\r":
+        return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[char]
+    category = unicodedata.category(char)
+    if category[0] == "C" or category in {"Zl", "Zp"}:
+        code = ord(char)
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return char
