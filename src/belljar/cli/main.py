@@ -1,0 +1,129 @@
+"""`belljar`: the command group, the lazy loading of its commands, and the one place where errors become messages and exit codes.
+
+Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s, so command summaries are kept beside their names.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import click
+
+from belljar import __version__
+from belljar.errors import BelljarError
+from belljar.units import printable
+
+
+class _Late(NamedTuple):
+    """Where a command lives, and what `--help` says of it before it is imported."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+COMMANDS: Final[dict[str, _Late]] = {
+    "setup": _Late("belljar.cli.setup", "setup", "Install what this host needs: tools, guest kernel, default image."),
+    "doctor": _Late("belljar.cli.doctor", "doctor", "Say what this host can do, and why not."),
+    "policy": _Late("belljar.cli.policy", "policy", "Check a policy; print the schema or a preset."),
+    "plan": _Late("belljar.cli.plan", "plan", "Print a policy's blast radius on this host."),
+    "image": _Late("belljar.cli.image", "image", "Build, import, list, inspect and remove images."),
+    "run": _Late("belljar.cli.run", "run", "Run an Inspect evaluation in cells."),
+    "exec": _Late("belljar.cli.exec", "exec_command", "Run one command in a fresh cell."),
+    "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),
+    "attach": _Late("belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."),
+    "ps": _Late("belljar.cli.cells", "ps", "List cells and who owns them."),
+    "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
+    "runs": _Late("belljar.cli.runs", "runs", "List run directories."),
+    "ledger": _Late("belljar.cli.ledger", "ledger", "Verify, show or export the record of a run."),
+}
+
+
+class _LateGroup(click.Group):
+    """A group whose commands are imported when they are run, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        late = COMMANDS.get(cmd_name)
+        if late is None:
+            return None
+        command = getattr(import_module(late.module), late.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{late.module}:{late.attribute} is not a command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, late.summary) for name, late in COMMANDS.items()])
+
+
+@click.command(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="belljar")
+def root() -> None:
+    """Run high-risk AI evaluations in sealed, ephemeral, recorded cells.
+
+    \b
+    Exit codes: 0 ok · 1 evaluation or check failed · 2 usage, or containment evidence missing or breached
+                3 this host can't · 4 the policy (or input file) is wrong · 5 a cell died · 130 interrupted
+    `belljar exec` ends with the exit code of the command it ran.
+    """
+
+
+def show_error(error: BelljarError) -> None:
+    """One clear message on standard error: what, where, and what to do next; everything escaped."""
+    where = f"{printable(error.where)}: " if error.where else ""
+    lines = "\n".join(printable(line) for line in error.what.splitlines())
+    click.echo(f"belljar: {where}{lines}", err=True)
+    for line in error.mend.splitlines():
+        click.echo(f"  → {printable(line)}", err=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script. Never returns; the exit code says how it went."""
+    sys.exit(run(argv))
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Run a command line and return its exit code (for tests and embedding)."""
+    try:
+        result: Any = root.main(args=argv, prog_name="belljar", standalone_mode=False)
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("belljar: interrupted; nothing was left running", err=True)
+        return 130
+    except click.ClickException as usage:
+        usage.show()
+        return usage.exit_code
+    except BelljarError as error:
+        show_error(error)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader (head, less) went away: not an error of ours. Point stdout away so that the interpreter's exit flush stays quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except BaseExceptionGroup as group:
+        return _from_group(group)
+    return result if isinstance(result, int) else 0
+
+
+def _from_group(group: BaseExceptionGroup[BaseException]) -> int:
+    """Task groups wrap what they raise: find the error that a person should see."""
+    if group.subgroup(KeyboardInterrupt) is not None:
+        click.echo("belljar: interrupted; nothing was left running", err=True)
+        return 130
+    wanted = group.subgroup(BelljarError)
+    if wanted is None:
+        raise group
+    leaf: BaseException = wanted
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    if not isinstance(leaf, BelljarError):
+        raise group
+    show_error(leaf)
+    return leaf.exit_code

@@ -1,0 +1,128 @@
+"""What every test has: both event loops, a store of its own, and a check that nothing is left behind.
+
+Skips are never silent: the closing summary names each with its reason (`-ra` in pyproject).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Inspect may run us under either."""
+    return str(request.param)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need root are skipped, aloud, without it."""
+    if os.geteuid() == 0:
+        return
+    skip = pytest.mark.skip(reason="needs root")
+    for item in items:
+        if item.get_closest_marker("root"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def prepared_home() -> Path:
+    """The store that `belljar setup` filled: the guest kernel and the default image. Tests read it."""
+    from belljar.host.home import belljar_home
+
+    home = belljar_home()
+    if not (home / "kernel-current").exists() or not (home / "image-names.json").exists():
+        pytest.fail(f"no prepared store in {home}: run `belljar setup` first (scripts/test does)", pytrace=False)
+    return home
+
+
+@pytest.fixture(scope="session")
+def vm_home(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of this test session's own, with the prepared images and kernel linked in; templates, runs and journal start empty."""
+    home = tmp_path_factory.mktemp("home") / "store"
+    return copy_store(prepared_home, home)
+
+
+def copy_store(source: Path, target: Path) -> Path:
+    """Copy images and kernels (hard links where the file system allows), nothing else."""
+
+    def link(a: str, b: str) -> str:
+        try:
+            os.link(a, b)
+        except OSError:
+            shutil.copy2(a, b)
+        return b
+
+    target.mkdir(mode=0o711, parents=True)
+    for name in ("images", "kernels"):
+        shutil.copytree(source / name, target / name, copy_function=link)
+    for name in ("image-names.json", "kernel-current"):
+        if (source / name).is_symlink():
+            (target / name).symlink_to((source / name).readlink())
+        else:
+            shutil.copy2(source / name, target / name)
+    return target
+
+
+@pytest.fixture
+def home(vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The session's store, as `BELLJAR_HOME`."""
+    monkeypatch.setenv("BELLJAR_HOME", str(vm_home))
+    return vm_home
+
+
+def _machine_state() -> dict[str, set[str]]:
+    """What a leak would show in: VMM and jail processes, mounts, cgroups and network namespaces that name us."""
+    processes = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                comm = (entry / "comm").read_text().strip()
+                cmdline = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if comm.startswith("qemu-system") or b"/_bin/jail-" in cmdline or b"/_bin/agent-" in cmdline:
+                processes.add(f"{entry.name} {comm}")
+    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if "belljar" in line}
+    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/*belljar*/*") if path.is_dir()}
+    netns = set(os.listdir("/run/netns")) if Path("/run/netns").is_dir() else set()
+    return {"process": processes, "mount": mounts, "cgroup": cgroups, "network namespace": netns}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """The suite checks itself: what it made on this host is gone when it ends."""
+    before = _machine_state()
+    yield
+    after = _machine_state()
+    left = [f"{what}: {thing}" for what in after for thing in sorted(after[what] - before[what])]
+    if left:
+        pytest.fail("left on this host by the tests: " + "; ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def ordinary_user() -> Iterator[tuple[int, int]]:
+    """A throwaway unprivileged account (uid, gid) when the tests run as root; it is removed afterwards."""
+    if os.geteuid() != 0:
+        pytest.skip("the tests run as an ordinary user already")
+    name = f"bj{os.getpid()}"
+    subprocess.run(["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name], check=True, capture_output=True)
+    import pwd
+
+    entry = pwd.getpwnam(name)
+    try:
+        yield entry.pw_uid, entry.pw_gid
+    finally:
+        subprocess.run(["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """This interpreter."""
+    return sys.executable
