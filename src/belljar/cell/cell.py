@@ -1,0 +1,264 @@
+"""A cell that stands: its recorded operations.
+
+Each operation is recorded twice: before its first byte goes to the guest, and when its outcome is known, whatever that was. An operation on a cell that has died raises
+`CellError` with the cause of death; nothing is retried behind the caller's back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from belljar.cell import record
+from belljar.cell.capture import Capture, body_of
+from belljar.cell.output import ExecOutput, output_of
+from belljar.cell.stream import RunningCommand
+from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
+from belljar.errors import CellError, ProtocolViolation
+from belljar.events import Actor, Event, Kind, Recorder
+from belljar.isolation.microvm import LiveVm
+from belljar.isolation.survivors import Destruction
+from belljar.plan import Plan
+
+Input = bytes | AsyncIterator[bytes] | None
+
+
+class Cell:
+    """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
+
+    Attributes:
+        id: the cell's name in the ledger, the journal and on the host.
+        plan: what it was made by.
+        timings_ms: how long each phase of its making took.
+    """
+
+    def __init__(self, vm: LiveVm, plan: Plan, recorder: Recorder, *, actor: Actor) -> None:
+        self.id = vm.cell_id
+        self.plan = plan
+        self._vm = vm
+        self._recorder = recorder
+        self._actor = actor
+        self._ops = itertools.count(1)
+        self._dead: CellError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Cell {self.id} {self.tier}{' emulated' if self.emulated else ''}{' dead' if self._dead else ''}>"
+
+    @property
+    def tier(self) -> str:
+        """How the cell is isolated."""
+        return self.plan.tier.value
+
+    @property
+    def emulated(self) -> bool:
+        """True when no hardware virtualisation stands between guest and VMM."""
+        return self._vm.emulated
+
+    @property
+    def timings_ms(self) -> Mapping[str, float]:
+        """Milliseconds by phase of making this cell."""
+        return self._vm.timings_ms
+
+    def console(self) -> bytes:
+        """What the guest's kernel wrote to its console, bounded. The guest's word."""
+        return self._vm.console()
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: Input = None,  # noqa: A002 - the name every caller of a subprocess knows
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        keep: Literal["head", "tail"] = "head",
+        on_output: Callable[[Stream, bytes], None] | None = None,
+    ) -> ExecOutput:
+        """Run a command in the cell and wait for it.
+
+        Args:
+            argv: the program, looked up in the guest's PATH, and its arguments; at most 4 MiB together.
+            input: its standard input; `None`: empty.
+            env: on top of the image's and the policy's environment.
+            cwd: relative to the work directory of the policy or image; default that directory.
+            user: name, uid or `uid:gid`; default the policy's or image's user.
+            timeout_s: then the whole tree of the command is killed and `timed_out` is set; default the policy's `exec_timeout`.
+            max_output_bytes: kept of each stream, at most the policy's `output`; `keep` says which end. The rest is dropped and counted.
+            on_output: called with each chunk as it arrives.
+
+        Raises:
+            CellError: the cell died or broke the protocol. A command that fails, or can't be started, is a result.
+        """
+        operation, request = self._begin(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None)
+        stdin = Capture("stdin")
+        self._record_exec_started(operation, argv, request, env)
+        captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
+
+        def see(stream: Stream, chunk: bytes) -> None:
+            captures[stream].feed(chunk)
+            if on_output is not None:
+                on_output(stream, chunk)
+
+        try:
+            outcome = await self._vm.client.exec(request, input=_fed(input, stdin), keep=keep, keep_bytes=max_output_bytes, on_output=see)
+        except BaseException as error:
+            bodies = [c.body() for c in (stdin, *captures.values()) if c.total_bytes]
+            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
+            raise self._explained(error) from error
+        output = output_of(outcome)
+        self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
+        return output
+
+    @asynccontextmanager
+    async def open_exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str | None = None,
+        timeout_s: float | None = None,
+        pty: PtySize | None = None,
+    ) -> AsyncIterator[RunningCommand]:
+        """Run a command and talk to it while it runs: streams, signals, a terminal. Arguments as `exec`, but no timeout by default.
+
+        Leaving the block before the command has ended kills its whole tree.
+        """
+        operation, request = self._begin(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s or 0, stdin=True, pty=pty)
+        self._record_exec_started(operation, argv, request, env)
+        running: RunningCommand | None = None
+        try:
+            async with self._vm.client.open_exec(request) as channel:
+                running = RunningCommand(channel, operation, self._recorder)
+                yield running
+        except BaseException as error:
+            bodies = running.bodies() if running is not None else []
+            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
+            raise self._explained(error) from error
+        if running.output is None:
+            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, CellError("left before the command had ended; its tree was killed"), bodies=running.bodies()))
+        else:
+            self._record_exec_finished(operation, running.output, request, stdin=running.stdin, captures=running.captures)
+
+    async def write_file(self, path: str, contents: bytes, *, user: str | None = None, mode: int | None = None, owner: str = "", timeout_s: float | None = None) -> None:
+        """Write a file in the cell: parents are made, an existing file is replaced at once or not at all.
+
+        Relative paths resolve against the work directory. Raises `PermissionError`, `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`, `CellError`.
+        """
+        operation, user = self._operation(), self._user(user)
+        body = body_of("contents", contents)
+        self._recorder.record(record.file_started(operation, Kind.FILE_WRITE_STARTED, path, user=user, body=body))
+        try:
+            await self._vm.client.write_file(path, contents, user=user, cwd=self.plan.workdir, mode=mode, owner=owner, timeout_s=timeout_s or self.plan.limits.exec_timeout_s)
+        except BaseException as error:
+            self._recorder.record(record.failed(operation, Kind.FILE_WRITE_FAILED, error))
+            raise self._explained(error) from error
+        self._recorder.record(record.file_finished(operation, Kind.FILE_WRITE_COMPLETED, path, size_bytes=len(contents), sha256=body.sha256))
+
+    async def read_file(self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None) -> bytes:
+        """Read a regular file of the cell.
+
+        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
+        """
+        operation, user = self._operation(), self._user(user)
+        self._recorder.record(record.file_started(operation, Kind.FILE_READ_STARTED, path, user=user))
+        try:
+            contents = await self._vm.client.read_file(path, user=user, cwd=self.plan.workdir, max_bytes=max_bytes, timeout_s=timeout_s or self.plan.limits.exec_timeout_s)
+        except BaseException as error:
+            self._recorder.record(record.failed(operation, Kind.FILE_READ_FAILED, error))
+            if isinstance(error, FileTooLarge):
+                self._recorder.record(operation.event(Kind.LIMIT_HIT, {"limit": "read_file", "value": max_bytes}))
+            raise self._explained(error) from error
+        body = body_of("contents", contents)
+        self._recorder.record(record.file_finished(operation, Kind.FILE_READ_COMPLETED, path, size_bytes=len(contents), sha256=body.sha256, bodies=[body] if contents else []))
+        return contents
+
+    async def ping(self, *, timeout_s: float = 10) -> float:
+        """Seconds to the guest agent and back. Raises `CellError` when it doesn't answer."""
+        try:
+            return await self._vm.client.ping(timeout_s=timeout_s)
+        except CellError as error:
+            raise self._explained(error) from error
+
+    async def destroy(self) -> Destruction:
+        """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""
+        return await self._vm.destroy()
+
+    def _operation(self) -> record.Operation:
+        if self._dead is not None:
+            raise self._dead
+        return record.Operation(cell_id=self.id, op=next(self._ops), actor=self._actor)
+
+    def _user(self, user: str | None) -> str:
+        return self.plan.user if user is None else user
+
+    def _begin(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None,
+        cwd: str,
+        user: str | None,
+        timeout_s: float | None,
+        stdin: bool,
+        pty: PtySize | None = None,
+    ) -> tuple[record.Operation, ExecRequest]:
+        limits = self.plan.limits
+        request = ExecRequest(
+            argv=list(argv),
+            env={**self.plan.env, **(env or {})},
+            cwd=os.path.normpath(os.path.join(self.plan.workdir, cwd)) if cwd else self.plan.workdir,  # noqa: PTH118 - a guest's path, never the host's
+            user=self._user(user),
+            timeout_s=limits.exec_timeout_s if timeout_s is None else timeout_s or None,
+            max_stdout_bytes=limits.output_bytes,
+            max_stderr_bytes=limits.output_bytes,
+            pty=pty,
+            stdin=stdin,
+        )
+        return self._operation(), request
+
+    def _record_exec_started(self, operation: record.Operation, argv: Sequence[str], request: ExecRequest, env: Mapping[str, str] | None) -> None:
+        self._recorder.record(
+            record.exec_started(
+                operation, argv, env=env or {}, cwd=request.cwd, user=request.user, timeout_s=request.timeout_s, stdin=request.stdin, pty=request.pty is not None
+            )
+        )
+
+    def _record_exec_finished(self, operation: record.Operation, output: ExecOutput, request: ExecRequest, *, stdin: Capture, captures: Mapping[Stream, Capture]) -> None:
+        stdout, stderr = captures[Stream.STDOUT].body(), captures[Stream.STDERR].body()
+        for event in record.limits_hit(operation, output, timeout_s=request.timeout_s):
+            self._recorder.record(event)
+        self._recorder.record(record.exec_finished(operation, output, stdout=stdout, stderr=stderr, stdin=stdin.body() if stdin.total_bytes else None))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """A dead cell's error, with the cause of death; it is recorded once and kept for every later operation."""
+        if not isinstance(error, CellError):
+            return error
+        if self._dead is None:
+            cause = self._vm.cause_of_death()
+            self._dead = CellError(f"the cell died: {cause or error.what}", where=f"cell {self.id}", mend="the sample can't go on; its record is complete up to here")
+            kind = Kind.PROTOCOL_VIOLATION if isinstance(error, ProtocolViolation) else Kind.CELL_FAILED
+            console = [body_of("console", self._vm.console())] if self._vm.console() else []
+            self._recorder.record(Event(kind=kind, cell_id=self.id, data={"reason": error.what, "cause": cause}, bodies=tuple(console)))
+        return self._dead
+
+
+def _fed(source: Input, capture: Capture) -> Input:
+    """The input, seen by the record as it goes by."""
+    if source is None:
+        return None
+    if isinstance(source, bytes):
+        capture.feed(source)
+        return source
+    return _watched(source, capture)
+
+
+async def _watched(source: AsyncIterator[bytes], capture: Capture) -> AsyncIterator[bytes]:
+    async for chunk in source:
+        capture.feed(chunk)
+        yield chunk

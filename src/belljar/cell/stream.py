@@ -1,0 +1,56 @@
+"""A command that runs, seen by its caller and by the record."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from signal import Signals
+
+from belljar.cell.capture import Capture
+from belljar.cell.output import ExecOutput, output_of
+from belljar.cell.record import Operation
+from belljar.channel import RunningExec, Stream
+from belljar.events import Body, Kind, Recorder
+
+
+class RunningCommand:
+    """A command of `Cell.open_exec`. Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome."""
+
+    def __init__(self, running: RunningExec, operation: Operation, recorder: Recorder) -> None:
+        self._running = running
+        self._operation = operation
+        self._recorder = recorder
+        self.stdin = Capture("stdin")
+        self.captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
+        self.output: ExecOutput | None = None
+
+    async def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        async for stream, chunk in self._running:
+            self.captures[stream].feed(chunk)
+            yield stream, chunk
+
+    async def send_stdin(self, chunk: bytes) -> None:
+        """Send bytes to its standard input; waits while its window is full."""
+        self.stdin.feed(chunk)
+        await self._running.send_stdin(chunk)
+
+    async def close_stdin(self) -> None:
+        """End its standard input; its output goes on."""
+        await self._running.close_stdin()
+
+    async def signal(self, number: Signals, *, whole_tree: bool = False) -> None:
+        """Send a signal to its main process, or to everything it started."""
+        self._recorder.record(self._operation.event(Kind.EXEC_SIGNAL, {"signal": number.name, "whole_tree": whole_tree}))
+        await self._running.signal(number, whole_tree=whole_tree)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size."""
+        await self._running.resize(rows, cols)
+
+    async def wait(self) -> ExecOutput:
+        """Its outcome, when it has ended. `stdout` and `stderr` are empty: they were iterated."""
+        self.output = output_of(await self._running.wait())
+        return self.output
+
+    def bodies(self) -> list[Body]:
+        """What went by so far."""
+        return [capture.body() for capture in (self.stdin, *self.captures.values()) if capture.total_bytes]
