@@ -91,7 +91,7 @@ def _machine_state() -> dict[str, set[str]]:
                 processes.add(f"{entry.name} {comm}")
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if "belljar" in line}
     cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/*belljar*/*") if path.is_dir()}
-    netns = set(os.listdir("/run/netns")) if Path("/run/netns").is_dir() else set()
+    netns = {path.name for path in Path("/run/netns").iterdir()} if Path("/run/netns").is_dir() else set()
     return {"process": processes, "mount": mounts, "cgroup": cgroups, "network namespace": netns}
 
 
@@ -112,7 +112,9 @@ def ordinary_user() -> Iterator[tuple[int, int]]:
     if os.geteuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
     name = f"bj{os.getpid()}"
-    subprocess.run(["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name], check=True, capture_output=True)
+    subprocess.run(
+        ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name], check=True, capture_output=True
+    )
     import pwd
 
     entry = pwd.getpwnam(name)

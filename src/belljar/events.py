@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-JsonValue: TypeAlias = "None | bool | int | float | str | list[JsonValue] | tuple[JsonValue, ...] | Mapping[str, JsonValue]"
+JsonValue: TypeAlias = (
+    "None | bool | int | float | str | list[JsonValue] | tuple[JsonValue, ...] | Mapping[str, JsonValue]"
+)
 
 
 class Kind(StrEnum):

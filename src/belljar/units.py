@@ -31,7 +31,11 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(f"{printable(text)!r} is not a size; write a number with B, KiB, MiB or GiB, as in 512MiB")
-    return int(float(match[1]) * _SIZE_UNITS[match[2].lower()]) if "." in match[1] else int(match[1]) * _SIZE_UNITS[match[2].lower()]
+    return (
+        int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
+        if "." in match[1]
+        else int(match[1]) * _SIZE_UNITS[match[2].lower()]
+    )
 
 
 def parse_duration(text: str) -> float:
@@ -42,7 +46,9 @@ def parse_duration(text: str) -> float:
     while rest:
         match = _DURATION_PART.match(rest)
         if match is None:
-            raise ValueError(f"{printable(text)!r} is not a duration; write a number with ms, s, m, h or d, as in 30m or 1h30m")
+            raise ValueError(
+                f"{printable(text)!r} is not a duration; write a number with ms, s, m, h or d, as in 30m or 1h30m"
+            )
         total += float(match[1]) * _DURATION_UNITS[match[2]]
         rest = rest[match.end() :]
     return total
@@ -76,7 +82,9 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     string is shown, whatever its origin: which strings a guest can influence is an analysis that rots.
     """
     if isinstance(text, bytes):
-        text = text[: 4 * max_chars + 4].decode("utf-8", "backslashreplace") + ("…" if len(text) > 4 * max_chars + 4 else "")
+        text = text[: 4 * max_chars + 4].decode("utf-8", "backslashreplace") + (
+            "…" if len(text) > 4 * max_chars + 4 else ""
+        )
     shown = "".join(_visible(c) for c in text[:max_chars])
     return shown if len(text) <= max_chars else f"{shown}… (+{len(text) - max_chars} characters)"
 

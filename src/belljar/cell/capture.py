@@ -34,7 +34,9 @@ class Capture:
 
     def body(self) -> Body:
         """The body as it stands now."""
-        return Body(name=self.name, content=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest())
+        return Body(
+            name=self.name, content=bytes(self._kept), total_bytes=self.total_bytes, sha256=self._digest.hexdigest()
+        )
 
 
 def body_of(name: str, content: bytes, *, keep_bytes: int = KEEP_BODY_BYTES) -> Body:

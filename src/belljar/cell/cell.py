@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
+import anyio
+
 from belljar.cell import record
 from belljar.cell.capture import Capture, body_of
 from belljar.cell.output import ExecOutput, output_of
@@ -94,9 +96,11 @@ class Cell:
         Raises:
             CellError: the cell died or broke the protocol. A command that fails, or can't be started, is a result.
         """
-        operation, request = self._begin(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None)
+        operation, request = self._begin(
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
+        )
         stdin = Capture("stdin")
-        self._record_exec_started(operation, argv, request, env)
+        self._recorder.record(record.exec_started(operation, request))
         captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
 
         def see(stream: Stream, chunk: bytes) -> None:
@@ -105,7 +109,9 @@ class Cell:
                 on_output(stream, chunk)
 
         try:
-            outcome = await self._vm.client.exec(request, input=_fed(input, stdin), keep=keep, keep_bytes=max_output_bytes, on_output=see)
+            outcome = await self._vm.client.exec(
+                request, input=_fed(input, stdin), keep=keep, keep_bytes=max_output_bytes, on_output=see
+            )
         except BaseException as error:
             bodies = [c.body() for c in (stdin, *captures.values()) if c.total_bytes]
             self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
@@ -129,8 +135,10 @@ class Cell:
 
         Leaving the block before the command has ended kills its whole tree.
         """
-        operation, request = self._begin(argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s or 0, stdin=True, pty=pty)
-        self._record_exec_started(operation, argv, request, env)
+        operation, request = self._begin(
+            argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s or 0, stdin=True, pty=pty
+        )
+        self._recorder.record(record.exec_started(operation, request))
         running: RunningCommand | None = None
         try:
             async with self._vm.client.open_exec(request) as channel:
@@ -141,41 +149,78 @@ class Cell:
             self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
             raise self._explained(error) from error
         if running.output is None:
-            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, CellError("left before the command had ended; its tree was killed"), bodies=running.bodies()))
+            self._recorder.record(
+                record.failed(
+                    operation,
+                    Kind.EXEC_FAILED,
+                    CellError("left before the command had ended; its tree was killed"),
+                    bodies=running.bodies(),
+                )
+            )
         else:
-            self._record_exec_finished(operation, running.output, request, stdin=running.stdin, captures=running.captures)
+            self._record_exec_finished(
+                operation, running.output, request, stdin=running.stdin, captures=running.captures
+            )
 
-    async def write_file(self, path: str, contents: bytes, *, user: str | None = None, mode: int | None = None, owner: str = "", timeout_s: float | None = None) -> None:
+    async def write_file(
+        self,
+        path: str,
+        contents: bytes,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        owner: str = "",
+        timeout_s: float | None = None,
+    ) -> None:
         """Write a file in the cell: parents are made, an existing file is replaced at once or not at all.
 
         Relative paths resolve against the work directory. Raises `PermissionError`, `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`, `CellError`.
         """
         operation, user = self._operation(), self._user(user)
-        body = body_of("contents", contents)
-        self._recorder.record(record.file_started(operation, Kind.FILE_WRITE_STARTED, path, user=user, body=body))
+        body = body_of("content", contents)
+        self._recorder.record(record.write_started(operation, path, user=user, mode=mode, body=body))
+        began = anyio.current_time()
         try:
-            await self._vm.client.write_file(path, contents, user=user, cwd=self.plan.workdir, mode=mode, owner=owner, timeout_s=timeout_s or self.plan.limits.exec_timeout_s)
+            await self._vm.client.write_file(
+                path,
+                contents,
+                user=user,
+                cwd=self.plan.workdir,
+                mode=mode,
+                owner=owner,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
         except BaseException as error:
             self._recorder.record(record.failed(operation, Kind.FILE_WRITE_FAILED, error))
             raise self._explained(error) from error
-        self._recorder.record(record.file_finished(operation, Kind.FILE_WRITE_COMPLETED, path, size_bytes=len(contents), sha256=body.sha256))
+        took_s = anyio.current_time() - began
+        self._recorder.record(record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s))
 
-    async def read_file(self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None) -> bytes:
+    async def read_file(
+        self, path: str, *, max_bytes: int, user: str | None = None, timeout_s: float | None = None
+    ) -> bytes:
         """Read a regular file of the cell.
 
         Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
         """
         operation, user = self._operation(), self._user(user)
-        self._recorder.record(record.file_started(operation, Kind.FILE_READ_STARTED, path, user=user))
+        self._recorder.record(record.read_started(operation, path, user=user, max_bytes=max_bytes))
+        began = anyio.current_time()
         try:
-            contents = await self._vm.client.read_file(path, user=user, cwd=self.plan.workdir, max_bytes=max_bytes, timeout_s=timeout_s or self.plan.limits.exec_timeout_s)
+            contents = await self._vm.client.read_file(
+                path,
+                user=user,
+                cwd=self.plan.workdir,
+                max_bytes=max_bytes,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
         except BaseException as error:
             self._recorder.record(record.failed(operation, Kind.FILE_READ_FAILED, error))
             if isinstance(error, FileTooLarge):
                 self._recorder.record(operation.event(Kind.LIMIT_HIT, {"limit": "read_file", "value": max_bytes}))
             raise self._explained(error) from error
-        body = body_of("contents", contents)
-        self._recorder.record(record.file_finished(operation, Kind.FILE_READ_COMPLETED, path, size_bytes=len(contents), sha256=body.sha256, bodies=[body] if contents else []))
+        took_s, body = anyio.current_time() - began, body_of("content", contents)
+        self._recorder.record(record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body))
         return contents
 
     async def ping(self, *, timeout_s: float = 10) -> float:
@@ -222,18 +267,24 @@ class Cell:
         )
         return self._operation(), request
 
-    def _record_exec_started(self, operation: record.Operation, argv: Sequence[str], request: ExecRequest, env: Mapping[str, str] | None) -> None:
-        self._recorder.record(
-            record.exec_started(
-                operation, argv, env=env or {}, cwd=request.cwd, user=request.user, timeout_s=request.timeout_s, stdin=request.stdin, pty=request.pty is not None
-            )
-        )
-
-    def _record_exec_finished(self, operation: record.Operation, output: ExecOutput, request: ExecRequest, *, stdin: Capture, captures: Mapping[Stream, Capture]) -> None:
+    def _record_exec_finished(
+        self,
+        operation: record.Operation,
+        output: ExecOutput,
+        request: ExecRequest,
+        *,
+        stdin: Capture,
+        captures: Mapping[Stream, Capture],
+    ) -> None:
         stdout, stderr = captures[Stream.STDOUT].body(), captures[Stream.STDERR].body()
         for event in record.limits_hit(operation, output, timeout_s=request.timeout_s):
             self._recorder.record(event)
-        self._recorder.record(record.exec_finished(operation, output, stdout=stdout, stderr=stderr, stdin=stdin.body() if stdin.total_bytes else None))
+        seen_stdin = stdin.body() if stdin.total_bytes else None
+        self._recorder.record(
+            record.exec_finished(
+                operation, output, timeout_s=request.timeout_s, stdout=stdout, stderr=stderr, stdin=seen_stdin
+            )
+        )
 
     def _explained(self, error: BaseException) -> BaseException:
         """A dead cell's error, with the cause of death; it is recorded once and kept for every later operation."""
@@ -241,10 +292,21 @@ class Cell:
             return error
         if self._dead is None:
             cause = self._vm.cause_of_death()
-            self._dead = CellError(f"the cell died: {cause or error.what}", where=f"cell {self.id}", mend="the sample can't go on; its record is complete up to here")
+            self._dead = CellError(
+                f"the cell died: {cause or error.what}",
+                where=f"cell {self.id}",
+                mend="the sample can't go on; its record is complete up to here",
+            )
             kind = Kind.PROTOCOL_VIOLATION if isinstance(error, ProtocolViolation) else Kind.CELL_FAILED
             console = [body_of("console", self._vm.console())] if self._vm.console() else []
-            self._recorder.record(Event(kind=kind, cell_id=self.id, data={"reason": error.what, "cause": cause}, bodies=tuple(console)))
+            self._recorder.record(
+                Event(
+                    kind=kind,
+                    cell_id=self.id,
+                    data={"error": type(error).__name__, "reason": cause or error.what},
+                    bodies=tuple(console),
+                )
+            )
         return self._dead
 
 

@@ -9,7 +9,13 @@ from typing import Final
 
 from belljar.channel import ExecOutcome, ExecStatus
 
-_NOT_STARTED_CODES: Final = {errno.ENOENT: 127, errno.ENOTDIR: 127, errno.EACCES: 126, errno.ENOEXEC: 126, errno.EISDIR: 126}
+_NOT_STARTED_CODES: Final = {
+    errno.ENOENT: 127,
+    errno.ENOTDIR: 127,
+    errno.EACCES: 126,
+    errno.ENOEXEC: 126,
+    errno.EISDIR: 126,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,12 +24,14 @@ class ExecOutput:
 
     `returncode` follows the shell: the exit status, 128 + the signal's number, or 127 / 126 when the command was not found / could not be executed
     (then `not_started_errno`, `stage` and `detail` say why: an unknown user, a missing directory, …). `stdout` and `stderr` hold at most what was asked for;
-    what was dropped is in `*_dropped_bytes`. `detail` is the guest's word.
+    what was dropped is in `*_dropped_bytes`. `code` is the bare status or signal. `detail` is the guest's word.
     """
 
     returncode: int
-    stdout: bytes
-    stderr: bytes
+    code: int
+    signalled: bool = False
+    stdout: bytes = b""
+    stderr: bytes = b""
     stdout_dropped_bytes: int = 0
     stderr_dropped_bytes: int = 0
     timed_out: bool = False
@@ -54,6 +62,8 @@ def output_of(outcome: ExecOutcome) -> ExecOutput:
     started = outcome.status is not ExecStatus.NOT_STARTED
     return ExecOutput(
         returncode=outcome.returncode if started else _NOT_STARTED_CODES.get(outcome.code, 126),
+        code=outcome.code,
+        signalled=outcome.status is ExecStatus.SIGNALED,
         stdout=outcome.stdout,
         stderr=outcome.stderr,
         stdout_dropped_bytes=outcome.stdout_dropped_bytes,

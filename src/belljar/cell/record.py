@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from belljar.cell.capture import body_of
 from belljar.cell.output import ExecOutput
+from belljar.channel import ExecRequest
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
-
-ARGV_IN_LINE_BYTES: Final = 16 << 10
-"""Arguments longer than this go into a body, so that a line of the ledger stays readable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,61 +19,70 @@ class Operation:
     op: int
     actor: Actor
 
-    def event(self, kind: Kind, data: Mapping[str, JsonValue], *, trust: Trust = Trust.HOST_OBSERVED, bodies: Sequence[Body] = ()) -> Event:
+    def event(
+        self,
+        kind: Kind,
+        data: Mapping[str, JsonValue],
+        *,
+        trust: Trust = Trust.HOST_OBSERVED,
+        bodies: Sequence[Body] = (),
+    ) -> Event:
         """An event of this operation."""
-        return Event(kind=kind, cell_id=self.cell_id, actor=self.actor, trust=trust, data={"op": self.op, **data}, bodies=tuple(bodies))
+        full = {"op": self.op, **data}
+        return Event(kind=kind, cell_id=self.cell_id, actor=self.actor, trust=trust, data=full, bodies=tuple(bodies))
 
 
-def exec_started(
-    operation: Operation,
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: str,
-    user: str,
-    timeout_s: float | None,
-    stdin: bool,
-    pty: bool,
-    bodies: Sequence[Body] = (),
-) -> Event:
+def exec_started(operation: Operation, request: ExecRequest, *, bodies: Sequence[Body] = ()) -> Event:
     """A command is about to be sent. Environment values may be secrets: their names and one digest are kept."""
-    joined = "\0".join(argv).encode("utf-8", "surrogateescape")
-    in_line = len(joined) <= ARGV_IN_LINE_BYTES
-    pairs = "\0".join(f"{name}={value}" for name, value in sorted(env.items())).encode("utf-8", "surrogateescape")
+    pairs = b"".join(f"{name}={value}".encode(*_RAW) + b"\0" for name, value in sorted(request.env.items()))
     return operation.event(
         Kind.EXEC_STARTED,
         {
-            "argv": [_text(arg) for arg in argv] if in_line else [],
-            "argc": len(argv),
-            "argv_sha256": hashlib.sha256(joined).hexdigest(),
-            "cwd": _text(cwd),
-            "user": user,
-            "env_names": sorted(_text(name) for name in env),
+            "argv": [_text(arg) for arg in request.argv],
+            "cwd": _text(request.cwd),
+            "user": _text(request.user),
+            "env_names": sorted(_text(name) for name in request.env),
             "env_sha256": hashlib.sha256(pairs).hexdigest(),
-            "timeout_s": timeout_s,
-            "stdin": stdin,
-            "pty": pty,
+            "timeout_s": request.timeout_s,
+            "stdin": request.stdin,
+            "pty": request.pty is not None,
         },
-        bodies=[*bodies, *([] if in_line else [body_of("argv", joined)])],
+        bodies=bodies,
     )
 
 
-def exec_finished(operation: Operation, output: ExecOutput, *, stdout: Body, stderr: Body, stdin: Body | None) -> Event:
-    """A command ended (or could not start): its outcome, and what the host saw of its streams."""
-    kind = Kind.EXEC_TIMED_OUT if output.timed_out else Kind.EXEC_FAILED if output.not_started_errno is not None else Kind.EXEC_COMPLETED
-    bodies = [body for body in (stdin, stdout, stderr) if body is not None and body.total_bytes]
-    data: dict[str, JsonValue] = {
-        "returncode": output.returncode,
-        "stdin_bytes": stdin.total_bytes if stdin else 0,
+def exec_finished(
+    operation: Operation,
+    output: ExecOutput,
+    *,
+    timeout_s: float | None,
+    stdout: Body,
+    stderr: Body,
+    stdin: Body | None,
+) -> Event:
+    """A command ended, or could not start: the guest's word on its outcome, and what the host saw of its streams."""
+    if output.not_started_errno is not None:
+        data: dict[str, JsonValue] = {
+            "reason": _text(output.why_not_started),
+            "stage": output.stage,
+            "errno": output.not_started_errno,
+        }
+        return operation.event(Kind.EXEC_FAILED, data, trust=Trust.GUEST_REPORTED)
+    data = {
         "stdout_bytes": stdout.total_bytes,
         "stderr_bytes": stderr.total_bytes,
         "stdout_dropped_bytes": output.stdout_dropped_bytes,
         "stderr_dropped_bytes": output.stderr_dropped_bytes,
-        "killed": output.killed,
+        "stdin_bytes": stdin.total_bytes if stdin else 0,
         "duration_ms": round(output.duration_s * 1000, 3),
     }
-    if output.not_started_errno is not None:
-        data |= {"errno": output.not_started_errno, "stage": output.stage, "reason": _text(output.why_not_started)}
+    if output.timed_out:
+        kind = Kind.EXEC_TIMED_OUT
+        data["timeout_s"] = timeout_s
+    else:
+        kind = Kind.EXEC_COMPLETED
+        data |= {"status": "signalled" if output.signalled else "exited", "code": output.code, "killed": output.killed}
+    bodies = [body for body in (stdin, stdout, stderr) if body is not None and body.total_bytes]
     return operation.event(kind, data, trust=Trust.GUEST_REPORTED, bodies=bodies)
 
 
@@ -91,32 +95,41 @@ def limits_hit(operation: Operation, output: ExecOutput, *, timeout_s: float | N
         hit.append(("memory", None))
     if output.output_cap_reached:
         hit.append(("output", output.stdout_dropped_bytes + output.stderr_dropped_bytes))
-    return [operation.event(Kind.LIMIT_HIT, {"limit": name, "value": value}, trust=Trust.GUEST_REPORTED) for name, value in hit]
+    trust = Trust.GUEST_REPORTED
+    return [operation.event(Kind.LIMIT_HIT, {"limit": name, "value": value}, trust=trust) for name, value in hit]
 
 
 def failed(operation: Operation, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = ()) -> Event:
-    """An operation ended without a result: an error of ours, a dead cell, or cancelled by its caller."""
-    return operation.event(kind, {"error": type(error).__name__, "reason": _text(str(error))[:4096]}, bodies=bodies)
+    """An operation ended without a result: a guest's error, a dead cell, or cancelled by its caller."""
+    data: dict[str, JsonValue] = {"reason": f"{type(error).__name__}: {_text(str(error))}"[:4096]}
+    if isinstance(error, OSError) and error.errno is not None:
+        data["errno"] = error.errno
+    return operation.event(kind, data, bodies=bodies)
 
 
-def file_started(operation: Operation, kind: Kind, path: str, *, user: str, body: Body | None = None) -> Event:
-    """A file is about to be copied in (with its contents) or out."""
-    data: dict[str, JsonValue] = {"path": _text(path), "user": user}
+def write_started(operation: Operation, path: str, *, user: str, mode: int | None, body: Body) -> Event:
+    """A file is about to be copied in."""
+    data: dict[str, JsonValue] = {"path": _text(path), "bytes": body.total_bytes, "user": user, "mode": mode}
+    return operation.event(Kind.FILE_WRITE_STARTED, data, bodies=[body])
+
+
+def read_started(operation: Operation, path: str, *, user: str, max_bytes: int) -> Event:
+    """A file is about to be copied out."""
+    return operation.event(Kind.FILE_READ_STARTED, {"path": _text(path), "max_bytes": max_bytes, "user": user})
+
+
+def finished(operation: Operation, kind: Kind, *, duration_s: float, body: Body | None = None) -> Event:
+    """A file was copied."""
+    data: dict[str, JsonValue] = {"duration_ms": round(duration_s * 1000, 3)}
     if body is not None:
-        data |= {"bytes": body.total_bytes, "sha256": body.sha256}
+        data["bytes"] = body.total_bytes
     return operation.event(kind, data, bodies=[body] if body is not None else [])
 
 
-def file_finished(operation: Operation, kind: Kind, path: str, *, size_bytes: int, sha256: str, bodies: Sequence[Body] = ()) -> Event:
-    """A file was copied."""
-    return operation.event(kind, {"path": _text(path), "bytes": size_bytes, "sha256": sha256}, bodies=bodies)
+_RAW = ("utf-8", "surrogateescape")
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """The command as a person would type it, for messages."""
-    return shlex.join(argv)
-
-
-def _text(value: str) -> str:
-    """Text that JSON and UTF-8 can carry: bytes that aren't UTF-8 become visible escapes."""
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+def _text(value: str | bytes) -> str:
+    """Text that JSON and UTF-8 can carry: bytes that are not UTF-8 become `\\udcNN`, visibly."""
+    text = value.decode(*_RAW) if isinstance(value, bytes) else value
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

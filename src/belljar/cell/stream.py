@@ -39,7 +39,9 @@ class RunningCommand:
 
     async def signal(self, number: Signals, *, whole_tree: bool = False) -> None:
         """Send a signal to its main process, or to everything it started."""
-        self._recorder.record(self._operation.event(Kind.EXEC_SIGNAL, {"signal": number.name, "whole_tree": whole_tree}))
+        self._recorder.record(
+            self._operation.event(Kind.EXEC_SIGNAL, {"signal": number.name, "scope": "tree" if whole_tree else "main"})
+        )
         await self._running.signal(number, whole_tree=whole_tree)
 
     async def resize(self, rows: int, cols: int) -> None:
