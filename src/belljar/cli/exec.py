@@ -1,0 +1,165 @@
+"""`belljar exec`: one command in a fresh cell."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import stat
+import sys
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell import Cell, ExecOutput
+    from belljar.channel import Stream
+
+COMMAND_KEY = "belljar.command"
+TIMED_OUT_CODE = 124
+
+
+class CommandAfterDashes(click.Command):
+    """A click command that keeps everything after the first `--` untouched, for the guest."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split at the first `--` before click sees the arguments."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
+@click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
+@click.argument("policy", required=False, metavar="[POLICY|PRESET] -- CMD…")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of passing the streams through.")
+@click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
+@click.option("--workdir", default="", help="Run in this directory of the cell.")
+@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Set an environment variable; may be repeated.")
+@click.option("--timeout", metavar="DURATION", help="Kill the command's whole tree after this long (30s, 5m).")
+@click.pass_context
+def exec_command(
+    ctx: click.Context,
+    policy: str | None,
+    as_json: bool,  # noqa: FBT001 - click passes options by name
+    user: str | None,
+    workdir: str,
+    env: tuple[str, ...],
+    timeout: str | None,
+) -> int:
+    """Run one command in a fresh cell, which is destroyed afterwards.
+
+    POLICY is a policy file or a preset (low, medium, high, critical); default: high. Standard input, output and error pass through; the exit
+    code is the command's (124 when it timed out). Everything is recorded: `belljar ledger show last`.
+
+    \b
+    Examples:
+      belljar exec -- uname -a
+      belljar exec policy.yaml --json -- python3 -c 'print(6*7)'
+      echo hello | belljar exec critical -- cat
+    """
+    argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
+    if not argv:
+        raise click.UsageError("no command: put it after two dashes, as in: belljar exec high -- uname -a", ctx)
+    from belljar.cli._async import run_async
+    from belljar.units import parse_duration
+
+    try:
+        timeout_s = parse_duration(timeout) if timeout else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param_hint="--timeout") from None
+    options = {"user": user, "cwd": workdir, "env": _environment(ctx, env), "timeout_s": timeout_s}
+    return run_async(_exec, policy, argv, as_json=as_json, options=options)
+
+
+def _environment(ctx: click.Context, pairs: tuple[str, ...]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair or pair.startswith("="):
+            raise click.BadParameter(f"{printable(pair)!r}: write NAME=VALUE", ctx, param_hint="--env")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: dict[str, Any]) -> int:
+    from belljar.cell import open_cell, start_run
+
+    with start_run("exec", policy, argv) as run:
+        async with open_cell(policy, run=run) as cell:
+            output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else _pass_on, **options)
+            timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
+        if as_json:
+            timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
+            click.echo(json.dumps(_as_object(cell, output, timings_ms, str(run.path)), indent=2))
+        else:
+            _explain(output)
+        code = TIMED_OUT_CODE if output.timed_out else output.returncode
+        run.finish("completed", exit_code=code)
+        return code
+
+
+def _as_object(cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run_dir: str) -> dict[str, object]:
+    found: dict[str, object] = {"returncode": output.returncode}
+    for name, content in (("stdout", output.stdout), ("stderr", output.stderr)):
+        found[name] = content.decode("utf-8", "replace")
+        if found[name] != content.decode("utf-8", "ignore"):
+            found[f"{name}_base64"] = base64.b64encode(content).decode()
+    return found | {
+        "stdout_dropped_bytes": output.stdout_dropped_bytes,
+        "stderr_dropped_bytes": output.stderr_dropped_bytes,
+        "timed_out": output.timed_out,
+        "out_of_memory": output.out_of_memory,
+        "not_started": output.why_not_started or None,
+        "tier": cell.tier,
+        "layers": [layer.name for layer in cell.plan.layers],
+        "emulated": cell.emulated,
+        "timings_ms": {name: round(value, 3) for name, value in timings_ms.items()},
+        "cell": cell.id,
+        "destroyed": cell.destruction.clean if cell.destruction else False,
+        "run_dir": run_dir,
+    }
+
+
+def _pass_on(stream: Stream, chunk: bytes) -> None:
+    from belljar.channel import Stream
+
+    target = sys.stdout if stream is Stream.STDOUT else sys.stderr
+    target.buffer.write(chunk)
+    target.buffer.flush()
+
+
+def _explain(output: ExecOutput) -> None:
+    """What the exit code alone does not say."""
+    notes = [
+        (output.timed_out, "the command timed out; its whole tree was killed"),
+        (output.not_started_errno is not None, f"the command did not start: {output.why_not_started}"),
+        (output.out_of_memory, "the command ran out of memory"),
+        (output.stdout_dropped_bytes > 0, f"{output.stdout_dropped_bytes} bytes of standard output were dropped (policy: output)"),
+        (output.stderr_dropped_bytes > 0, f"{output.stderr_dropped_bytes} bytes of standard error were dropped (policy: output)"),
+    ]
+    for holds, note in notes:
+        if holds:
+            click.echo(f"belljar: {printable(note)}", err=True)
+
+
+def _stdin() -> AsyncIterator[bytes] | None:
+    """Standard input as it arrives, or nothing when there is none."""
+    try:
+        kind = os.fstat(0).st_mode
+    except OSError:
+        return None
+    return read_descriptor(0, waits=stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0))
+
+
+async def read_descriptor(descriptor: int, *, waits: bool, chunk_bytes: int = 1 << 16) -> AsyncIterator[bytes]:
+    """The bytes of a descriptor until its end. `waits`: it can have nothing to read yet (regular files never do, and can't be polled)."""
+    import anyio
+
+    while True:
+        if waits:
+            await anyio.wait_readable(descriptor)
+        chunk = os.read(descriptor, chunk_bytes)
+        if not chunk:
+            return
+        yield chunk

@@ -1,0 +1,107 @@
+"""`belljar shell`: a terminal in a fresh cell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from anyio.abc import CancelScope
+
+    from belljar.cell import RunningCommand
+
+LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
+
+
+@click.command("shell")
+@click.argument("policy", required=False, metavar="[POLICY|PRESET]")
+@click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
+def shell(policy: str | None, user: str | None) -> int:
+    """Open a terminal in a fresh cell, which is destroyed when you leave it.
+
+    POLICY is a policy file or a preset; default: high. The session is recorded. What the guest writes goes to your terminal as it is: use a
+    terminal you would trust with hostile output.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("a shell needs a terminal on standard input and output; for pipes use: belljar exec -- sh")
+    from belljar.cli._async import run_async
+
+    return run_async(_shell, policy, user)
+
+
+async def _shell(policy: str | None, user: str | None) -> int:
+    from belljar.cell import PtySize, open_cell, start_run
+
+    with start_run("shell", policy, LOGIN_SHELL) as run:
+        async with open_cell(policy, run=run) as cell:
+            click.echo(f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D", err=True)
+            rows, cols = _size()
+            env = {"TERM": os.environ.get("TERM", "xterm")}
+            async with cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=PtySize(rows=rows, cols=cols)) as running:
+                code = await converse(running)
+        run.finish("completed", exit_code=code)
+        click.echo(f"cell destroyed; recorded in {run.path}", err=True)
+        return code
+
+
+def _size() -> tuple[int, int]:
+    size = os.get_terminal_size(0)
+    return size.lines, size.columns
+
+
+async def converse(running: RunningCommand) -> int:
+    """Join this terminal to a running command until it ends; returns its exit code. The terminal's own settings are restored."""
+    import anyio
+
+    with _raw_terminal():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_type, running, name="keyboard")
+            tasks.start_soon(_follow_size, running, name="terminal size")
+            async for _stream, chunk in running:
+                _write_all(1, chunk)
+            output = await running.wait()
+            _stop(tasks.cancel_scope)
+    return output.returncode
+
+
+def _stop(scope: CancelScope) -> None:
+    scope.cancel()
+
+
+@contextmanager
+def _raw_terminal() -> Iterator[None]:
+    before = termios.tcgetattr(0)
+    tty.setraw(0)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)
+
+
+async def _type(running: RunningCommand) -> None:
+    from belljar.cli.exec import read_descriptor
+
+    async for keys in read_descriptor(0, waits=True):
+        await running.send_stdin(keys)
+    await running.close_stdin()
+
+
+async def _follow_size(running: RunningCommand) -> None:
+    import anyio
+
+    with anyio.open_signal_receiver(signal.SIGWINCH) as changes:
+        async for _ in changes:
+            await running.resize(*_size())
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
