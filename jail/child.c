@@ -1,0 +1,183 @@
+/* The child's way into the jail: steps 5 to 18, each of which must succeed. */
+#define _GNU_SOURCE
+#include "jail.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/securebits.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+struct mount_attributes {
+    uint64_t set, clear, propagation, userns_fd;
+};
+enum { ATTR_RDONLY = 0x1, ATTR_NOSUID = 0x2, ATTR_NODEV = 0x4, ATTR_NOEXEC = 0x8, ATTR_NOSYMFOLLOW = 0x200000 };
+
+/* mount_setattr only adds: flags that the host's mount has and locks (noatime, nodev) stay as they are. */
+static void bind_with(const char *source, const char *target, uint64_t attributes) {
+    must(mount(source, target, NULL, MS_BIND, NULL), source);
+    struct mount_attributes set = {.set = attributes};
+    must((int)syscall(SYS_mount_setattr, AT_FDCWD, target, 0, &set, sizeof set), target);
+}
+
+static void bind_files(const struct options *o) {
+    for (int i = 0; i < o->bind_count; i++) {
+        char target[4096];
+        if (snprintf(target, sizeof target, "%s%s", o->root, o->binds[i].target) >= (int)sizeof target) {
+            errno = ENAMETOOLONG;
+            fail(o->binds[i].target);
+        }
+        uint64_t attributes = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC | ATTR_NOSYMFOLLOW;
+        bind_with(o->binds[i].source, target, attributes | (o->binds[i].writable ? 0 : ATTR_RDONLY));
+    }
+}
+
+static void change_root(const char *root) {
+    must(chdir(root), root);
+    must((int)syscall(SYS_pivot_root, ".", "."), "pivot_root");
+    /* The old root now lies on top of the new one at '.'. */
+    must(umount2(".", MNT_DETACH), "old root");
+    must(chdir("/"), "/");
+}
+
+static void verify_mount(const char *path, bool writable) {
+    struct statvfs fs;
+    must(statvfs(path, &fs), path);
+    if (!writable && !(fs.f_flag & ST_RDONLY)) {
+        errno = EROFS;
+        fail("a mount that must be read-only is not");
+    }
+    if ((fs.f_flag & (ST_NOSUID | ST_NODEV)) != (ST_NOSUID | ST_NODEV)) {
+        errno = EPERM;
+        fail("a mount lacks nosuid or nodev");
+    }
+}
+
+static void verify_mounts(const struct options *o) {
+    verify_mount("/", false);
+    for (int i = 0; i < o->bind_count; i++) verify_mount(o->binds[i].target, o->binds[i].writable);
+    if (access("/proc/self", F_OK) == 0 || access("/dev/null", F_OK) == 0) {
+        errno = EEXIST;
+        fail("the root has /proc or /dev");
+    }
+}
+
+static void close_others(const struct options *o, int go_fd) {
+    int kept[MAX_KEPT + 2];
+    memcpy(kept, o->kept, sizeof(int) * (size_t)o->kept_count);
+    kept[o->kept_count] = go_fd;
+    kept[o->kept_count + 1] = fail_fd;
+    keep_only(kept, o->kept_count + 2);
+    /* 0, 1 and 2 and the kept ones must outlive execve, whatever flag they came with. */
+    for (int i = 0; i < o->kept_count; i++) must(fcntl(o->kept[i], F_SETFD, 0), "a kept descriptor is not open");
+}
+
+static void set_rlimits(const struct options *o) {
+    for (int i = 0; i < o->rlimit_count; i++) {
+        struct rlimit limit = {o->rlimits[i].value, o->rlimits[i].value}, had;
+        must(getrlimit(o->rlimits[i].resource, &had), "getrlimit");
+        /* A host's lower hard limit stays: a limit is never raised. */
+        if (had.rlim_max != RLIM_INFINITY && had.rlim_max < limit.rlim_max) limit = (struct rlimit){had.rlim_max, had.rlim_max};
+        must(setrlimit(o->rlimits[i].resource, &limit), "setrlimit");
+    }
+}
+
+static void take_identity(const struct options *o) {
+    if (o->privileged) must((int)syscall(SYS_setgroups, 0, NULL), "setgroups");
+    must((int)syscall(SYS_setresgid, o->inner_gid, o->inner_gid, o->inner_gid), "setresgid");
+    must((int)syscall(SYS_setresuid, o->inner_uid, o->inner_uid, o->inner_uid), "setresuid");
+}
+
+static void drop_capabilities(void) {
+    must(prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED |
+                                      SECBIT_NO_CAP_AMBIENT_RAISE | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED, 0, 0, 0),
+         "securebits");
+    must(prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient");
+    for (int cap = 0; prctl(PR_CAPBSET_READ, cap, 0, 0, 0) >= 0; cap++) must(prctl(PR_CAPBSET_DROP, cap, 0, 0, 0), "bounding set");
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct none[2] = {{0}};
+    must((int)syscall(SYS_capset, &header, none), "capset");
+}
+
+/* After the last change of credentials, which would have disarmed the signal. The supervisor may have died before it was armed: then its pipe is closed. */
+static void die_with_supervisor(int go_fd) {
+    must(prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "parent-death signal");
+    struct pollfd supervisor = {go_fd, POLLIN, 0};
+    if (poll(&supervisor, 1, 0) != 0) _exit(125);
+    close(go_fd);
+}
+
+static void reset_signals(void) {
+    sigset_t none;
+    sigemptyset(&none);
+    must(sigprocmask(SIG_SETMASK, &none, NULL), "signal mask");
+    for (int number = 1; number < 65; number++) signal(number, SIG_DFL); /* those that can't be set don't matter */
+}
+
+void enter_jail(const struct options *o, int go_fd) {
+    char byte;
+    char *const empty[] = {NULL};
+
+    step(5, "wait for identity and control groups");
+    if (read(go_fd, &byte, 1) != 1) _exit(125); /* the supervisor failed and has said why */
+
+    step(6, "cgroup namespace");
+    must(unshare(CLONE_NEWCGROUP), "unshare");
+
+    step(7, "host name");
+    must(sethostname(o->hostname, strlen(o->hostname)), "sethostname");
+
+    step(8, "private mounts");
+    must(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), "/");
+
+    step(9, "root");
+    bind_with(o->root, o->root, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
+
+    step(10, "files");
+    bind_files(o);
+
+    step(11, "change root");
+    change_root(o->root);
+
+    step(12, "verify mounts");
+    verify_mounts(o);
+
+    step(13, "descriptors");
+    close_others(o, go_fd);
+
+    step(14, "resource limits");
+    reset_signals();
+    umask(077);
+    set_rlimits(o);
+
+    step(15, "identity");
+    take_identity(o);
+
+    step(16, "capabilities");
+    drop_capabilities();
+    must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no-new-privileges");
+    must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
+
+    step(17, "die with the supervisor");
+    die_with_supervisor(go_fd);
+
+    step(18, "run");
+    install_filter();
+    execve(o->argv[0], o->argv, empty);
+    fail(o->argv[0]);
+}

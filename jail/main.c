@@ -1,0 +1,104 @@
+/* The jail's launcher: runs one program in namespaces of its own with nothing but what it was given, and sees to it that it ends.
+ *
+ * Two processes. The *supervisor* stays in the host's pid namespace, holds the lifeline and the deadline and reports on the status descriptor. The *child*
+ * becomes the jailed program, pid 1 of a new pid namespace, so that its death is the death of everything in the jail. Input is argv from the owner only;
+ * nothing is ever read from the jailed program.
+ *
+ * Steps. Supervisor: 1 options, 2 session and owner, 3 namespaces, 4 identity and control groups. Child: see child.c, 5 to 18. Supervisor: 19 drop, 20 watch.
+ */
+#define _GNU_SOURCE
+#include "jail.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int fail_fd = 2;
+static int step_number;
+static const char *step_name = "start";
+
+void step(int number, const char *name) {
+    step_number = number;
+    step_name = name;
+}
+
+void fail(const char *detail) {
+    char line[512];
+    int n = snprintf(line, sizeof line, "failed step %d %s: %s%s%s\n", step_number, step_name, strerror(errno), *detail ? ": " : "", detail);
+    if (n > (int)sizeof line - 1) n = sizeof line - 1;
+    if (write(fail_fd, line, (size_t)n) < 0) _exit(126);
+    _exit(125);
+}
+
+void must(int result, const char *detail) {
+    if (result < 0) fail(detail);
+}
+
+/* A pidfd of the owner is a second lifeline: it fires even if a forked copy of the owner still holds the first one's other end. */
+static int watch_owner(pid_t owner) {
+    int pidfd = (int)syscall(SYS_pidfd_open, owner, 0);
+    must(pidfd, "pidfd_open");
+    if (getppid() != owner) {
+        errno = ESRCH;
+        fail("the owner is gone already");
+    }
+    return pidfd;
+}
+
+static pid_t spawn_in_namespaces(int *child_pidfd) {
+    unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | SIGCHLD;
+    pid_t child = (pid_t)syscall(SYS_clone, flags, 0, child_pidfd, 0, 0);
+    must(child, "clone");
+    return child;
+}
+
+int main(int argc, char **argv) {
+    struct options options;
+
+    step(1, "options");
+    parse_options(argc, argv, &options);
+    fail_fd = options.status_fd;
+
+    step(2, "session and owner");
+    /* Away from the terminal: an interrupt typed there is the owner's to act on. */
+    if (getpid() != getsid(0)) must(setsid(), "setsid");
+    must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
+    int owner_pidfd = watch_owner(options.owner_pid);
+
+    step(3, "namespaces");
+    int go[2], errors[2], child_pidfd = -1;
+    must(pipe2(go, O_CLOEXEC), "pipe");
+    must(pipe2(errors, O_CLOEXEC), "pipe");
+    /* A non-dumpable process's /proc files belong to root: an ordinary user could not write the child's maps. */
+    if (!options.privileged) must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable");
+    pid_t child = spawn_in_namespaces(&child_pidfd);
+    if (child == 0) {
+        fail_fd = errors[1];
+        close(go[1]);
+        enter_jail(&options, go[0]);
+    }
+    close(go[0]);
+    close(errors[1]);
+
+    step(4, "identity and control groups");
+    map_ids(&options, child);
+    join_cgroups(&options, child);
+    must((int)write(go[1], "g", 1), "go");
+
+    step(19, "supervisor's privileges");
+    drop_supervisor_privileges();
+
+    step(20, "watch");
+    /* `go[1]` stays open: its end tells the child that the supervisor died before the parent-death signal was armed. */
+    const int kept[] = {options.status_fd, options.lifeline_fd, options.held_fd, owner_pidfd, child_pidfd, errors[0], go[1]};
+    keep_only(kept, (int)(sizeof kept / sizeof *kept));
+    supervise(&options, child, child_pidfd, owner_pidfd, errors[0]);
+}

@@ -1,0 +1,133 @@
+"""The VMM's command line, purely: a shape and descriptors in, argv out. Golden-tested, deterministic.
+
+Paths here are paths *inside the jail*: the VMM sees a read-only root with these files in it and nothing else. What differs between the guest that becomes a
+template, a clone of it, and a guest booted to prove that an accelerator works, is `Role`.
+
+The guest sees no name of ours: `-name` stays on the host's side of the microvm machine (it has no SMBIOS), and the kernel's command line says nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal, TypeAlias
+
+Accel: TypeAlias = Literal["kvm", "tcg"]
+
+ARGV_FORMAT: Final = 1
+"""Raised with every change of the command line that a template could notice: it is part of a template's key."""
+
+AGENT_PORT: Final = "org.qemu.guest_agent.0"
+KERNEL_PATH: Final = "/i/kernel"
+INITRD_PATH: Final = "/i/initrd"
+DISK_PATH: Final = "/i/disk"
+MEMORY_PATH: Final = "/i/memory"
+MOUNT_POINTS: Final = (KERNEL_PATH, INITRD_PATH, DISK_PATH, MEMORY_PATH)
+
+# loglevel=1: the console is a small buffer nobody pumps, so only emergencies (a panic says everything by itself) may go there.
+KERNEL_COMMAND_LINE: Final = "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=off tsc=reliable"
+_SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+_KVM_FDSET: Final = 1
+_CONSOLE_FDSET: Final = 2
+
+
+class Role(StrEnum):
+    """What the VMM is started for."""
+
+    TEMPLATE = "template"
+    CLONE = "clone"
+    PROOF = "proof"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmShape:
+    """The virtual machine: what a template is made for and a clone can't change."""
+
+    vcpus: int
+    ram_mib: int
+    accel: Accel
+    cpu_model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestLimits:
+    """What the guest agent enforces on the workload's container. Part of the template: the container stands before the snapshot."""
+
+    memory_max_bytes: int
+    disk_bytes: int
+    disk_inodes: int
+    processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmFds:
+    """The descriptors the VMM inherits. `kvm` only with that accelerator, `state` only for a clone (the device state is read from it)."""
+
+    qmp: int
+    agent: int
+    console: int
+    kvm: int | None = None
+    state: int | None = None
+
+
+def qemu_argv(program: str, shape: VmShape, *, role: Role, name: str, fds: VmFds) -> tuple[str, ...]:
+    """The VMM's argv, `program` being its path inside the jail and `name` the cell id by which the host's tools find it. Raises `ValueError` when the descriptors don't fit."""
+    if (fds.kvm is not None) != (shape.accel == "kvm"):
+        raise ValueError("the kvm descriptor goes with accel=kvm, and only with it")
+    if (fds.state is not None) != (role is Role.CLONE):
+        raise ValueError("the state descriptor goes with a clone, and only with it")
+    return (
+        program,
+        *("-name", name, "-sandbox", _SANDBOX),
+        *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
+        *_machine(shape, role),
+        *_memory(shape, role),
+        *_boot(role),
+        *_monitor_and_console(fds),
+        *_devices(fds, role),
+        *(("-incoming", "defer") if role is Role.CLONE else ()),
+    )
+
+
+def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
+    accel = f"kvm,device=/dev/fdset/{_KVM_FDSET}" if shape.accel == "kvm" else "tcg,tb-size=64"
+    memory = "" if role is Role.PROOF else ",memory-backend=ram"
+    machine = f"microvm,acpi=off,pcie=off,usb=off,pit=off,pic=off,rtc=on,isa-serial=on,option-roms=off{memory}"
+    return ("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model, "-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M")
+
+
+def _memory(shape: VmShape, role: Role) -> tuple[str, ...]:
+    if role is Role.PROOF:
+        return ()
+    sharing = "share=off,readonly=on,rom=off" if role is Role.CLONE else "share=on"
+    return ("-object", f"memory-backend-file,id=ram,size={shape.ram_mib}M,mem-path={MEMORY_PATH},{sharing}")
+
+
+def _boot(role: Role) -> tuple[str, ...]:
+    """A clone resumes: it has no kernel to load, and the VMM none to keep in memory."""
+    if role is Role.CLONE:
+        return ()
+    return ("-kernel", KERNEL_PATH, "-initrd", INITRD_PATH, "-append", KERNEL_COMMAND_LINE)
+
+
+def _monitor_and_console(fds: VmFds) -> tuple[str, ...]:
+    kvm = () if fds.kvm is None else ("-add-fd", f"fd={fds.kvm},set={_KVM_FDSET}")
+    return (
+        *kvm,
+        *("-chardev", f"socket,id=monitor,fd={fds.qmp}", "-mon", "chardev=monitor,mode=control"),
+        *("-add-fd", f"fd={fds.console},set={_CONSOLE_FDSET}"),
+        *("-chardev", f"file,id=console,path=/dev/fdset/{_CONSOLE_FDSET}", "-serial", "chardev:console"),
+    )
+
+
+def _devices(fds: VmFds, role: Role) -> tuple[str, ...]:
+    disk = () if role is Role.PROOF else (
+        *("-blockdev", f"driver=raw,node-name=disk,read-only=on,file.driver=file,file.filename={DISK_PATH},file.locking=off"),
+        *("-device", "virtio-blk-device,drive=disk"),
+    )
+    return (
+        *("-device", "virtio-serial-device", "-chardev", f"socket,id=agent,fd={fds.agent}"),
+        *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
+        *disk,
+        *("-object", "rng-builtin,id=rng", "-device", "virtio-rng-device,rng=rng"),
+    )
