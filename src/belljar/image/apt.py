@@ -1,0 +1,211 @@
+"""Where this host gets Debian packages from, and a private view of it.
+
+Belljar never names a mirror of its own: it derives one from the host's apt sources, or is told one. Packages are looked up and fetched with apt's
+own tools in a private state directory, so that neither root nor the host's package lists are needed; apt checks the signatures and digests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import HostError
+from belljar.image.tools import run_tool, tool
+
+DEBIAN_KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_ONE_LINE: Final = re.compile(r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)")
+_CODENAMES: Final = frozenset({"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"})
+_HOST_OPTIONS: Final = re.compile(r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AptSource:
+    """One package source: a URI, its suites and components, and the keyring that signs it ("" = apt's trusted keys)."""
+
+    uri: str
+    suites: tuple[str, ...]
+    components: tuple[str, ...] = ("main",)
+    signed_by: str = ""
+
+    def deb822(self) -> str:
+        """The source as a deb822 stanza."""
+        fields = [f"URIs: {self.uri}", f"Suites: {' '.join(self.suites)}", f"Components: {' '.join(self.components)}"]
+        return "\n".join(["Types: deb", *fields, *([f"Signed-By: {self.signed_by}"] if self.signed_by else []), ""])
+
+
+def parse_sources(text: str, *, deb822: bool) -> list[AptSource]:
+    """The binary package sources of one of apt's source files. Disabled, source-package and unreadable entries are left out."""
+    return list(_from_deb822(text) if deb822 else _from_lines(text))
+
+
+def host_sources(etc_apt: Path = Path("/etc/apt")) -> list[AptSource]:
+    """Every package source that apt on this host reads, in apt's order. Files that can't be read are left out."""
+    files = [etc_apt / "sources.list", *sorted((etc_apt / "sources.list.d").glob("*"))]
+    return [
+        source
+        for file in files
+        if file.suffix in {".list", ".sources"}
+        for source in parse_sources(_text(file), deb822=file.suffix == ".sources")
+    ]
+
+
+def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "") -> list[AptSource]:
+    """The sources for Debian `codename`: main, updates and security, derived from the host's or from `mirror`.
+
+    With `mirror`, only that URI and only the main suite and its updates. Raises `HostError` when no Debian mirror is known.
+    """
+    if mirror:
+        return [AptSource(uri=mirror, suites=(codename, f"{codename}-updates"), signed_by=_keyring(""))]
+    main = _debian_main(known)
+    if main is None:
+        raise HostError(
+            "no Debian mirror is known: this host's apt sources name none",
+            where="/etc/apt",
+            mend="name one with --mirror URL (and install debian-archive-keyring)",
+        )
+    keyring = _keyring(main.signed_by)
+    found = [AptSource(uri=main.uri, suites=(codename, f"{codename}-updates"), signed_by=keyring)]
+    security = next((s for s in known if any(suite.endswith("-security") for suite in s.suites)), None)
+    if security is not None:
+        found.append(
+            AptSource(uri=security.uri, suites=(f"{codename}-security",), signed_by=_keyring(security.signed_by))
+        )
+    return found
+
+
+def has_suite(known: Iterable[AptSource], suite: str) -> bool:
+    """Whether one of the sources already has `main` of this suite."""
+    return any(suite in source.suites and "main" in source.components for source in known)
+
+
+class PrivateApt:
+    """apt's tools over the given sources, with lists, cache and state in `directory` only. Needs no privilege."""
+
+    def __init__(self, directory: Path, sources: Sequence[AptSource]) -> None:
+        self._parts = directory / "sources.list.d"
+        self._lists = directory / "lists"
+        for path in (self._parts, self._lists / "partial", directory / "cache/archives/partial", directory / "state"):
+            path.mkdir(parents=True)
+        self._parts.joinpath("these.sources").write_text("\n".join(source.deb822() for source in sources))
+        self._options = _options(
+            {
+                "Dir::Etc::sourcelist": "/dev/null",
+                "Dir::Etc::sourceparts": str(self._parts),
+                "Dir::State": str(directory / "state"),
+                "Dir::State::status": "/dev/null",
+                "Dir::State::lists": str(self._lists),
+                "Dir::Cache": str(directory / "cache"),
+                "Acquire::Languages": "none",
+                "APT::Sandbox::User": "root",
+                "APT::Update::Error-Mode": "any",
+            }
+        )
+
+    def update(self) -> None:
+        """Fetch the package lists. Raises `HostError` when one can't be fetched or its signature is wrong."""
+        # The host's own hooks (desktop caches and the like) have no business with a private state.
+        argv = [tool("apt-get"), *self._options, "-q", "update"]
+        run_tool(argv, timeout_s=600)
+
+    def show(self, package: str) -> dict[str, str]:
+        """The fields of the newest version of a package. Raises `HostError` when there is none."""
+        argv = [tool("apt-cache"), *self._options, "show", "--no-all-versions", package]
+        return parse_stanza(run_tool(argv, timeout_s=60).decode("utf-8", "replace"))
+
+    def download(self, package: str, into: Path) -> Path:
+        """Fetch a package's file, checked by apt against the signed index. Raises `HostError`."""
+        run_tool([tool("apt-get"), *self._options, "-q", "download", package], timeout_s=1800, cwd=into)
+        found = sorted(into.glob("*.deb"))
+        if len(found) != 1:
+            raise HostError(f"apt fetched {len(found)} files for {package}, one was expected", where="apt-get download")
+        return found[0]
+
+    def newest_release_s(self) -> int:
+        """When the newest of the lists was made (its `Date` field), in seconds since 1970; 0 if none says so."""
+        return max((_release_date_s(_text(path)) for path in self._lists.glob("*Release")), default=0)
+
+
+def host_acquire_options() -> dict[str, str]:
+    """How this host's apt reaches its mirrors: proxies, certificates, retries, as apt options."""
+    dump = run_tool([tool("apt-config"), "dump"], timeout_s=30).decode("utf-8", "replace")
+    return {match[1]: match[2] for line in dump.splitlines() if (match := _HOST_OPTIONS.fullmatch(line)) and match[2]}
+
+
+def parse_stanza(text: str) -> dict[str, str]:
+    """The first stanza of a control file as name → value; continuation lines are joined by a newline."""
+    fields: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        if not line.strip():
+            if fields:
+                break
+        elif line[0] in " \t":
+            fields[name] = f"{fields.get(name, '')}\n{line.strip()}"
+        else:
+            name, _, value = line.partition(":")
+            fields[name] = value.strip()
+    return fields
+
+
+def _from_deb822(text: str) -> Iterator[AptSource]:
+    uncommented = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n[ \t]*\n", uncommented):
+        fields = {name.lower(): value for name, value in parse_stanza(stanza).items()}
+        if fields.get("enabled", "yes").lower() in {"no", "false", "0"} or "deb" not in fields.get("types", "").split():
+            continue
+        for uri in fields.get("uris", "").split():
+            yield AptSource(
+                uri=uri,
+                suites=tuple(fields.get("suites", "").split()),
+                components=tuple(fields.get("components", "").split()),
+                signed_by=_signed_by(fields.get("signed-by", "")),
+            )
+
+
+def _from_lines(text: str) -> Iterator[AptSource]:
+    for line in text.splitlines():
+        match = _ONE_LINE.fullmatch(line.partition("#")[0].strip())
+        if match is None:
+            continue
+        options = dict(item.split("=", 1) for item in (match["options"] or "").split() if "=" in item)
+        yield AptSource(
+            uri=match["uri"],
+            suites=(match["suite"],),
+            components=tuple(match["components"].split()),
+            signed_by=_signed_by(options.get("signed-by", "")),
+        )
+
+
+def _signed_by(value: str) -> str:
+    # A key may also be written into the file itself; a path is all we can hand on.
+    return value if value.startswith("/") and "\n" not in value else ""
+
+
+def _debian_main(known: Sequence[AptSource]) -> AptSource | None:
+    """The source of Debian itself: `main` of a suite that Debian has, not security, from a tree called `debian`."""
+    plain = [s for s in known if "main" in s.components and any(suite in _CODENAMES for suite in s.suites)]
+    return next((s for s in plain if s.uri.rstrip("/").endswith("debian")), None) or next(iter(plain), None)
+
+
+def _keyring(signed_by: str) -> str:
+    return signed_by or (str(DEBIAN_KEYRING) if DEBIAN_KEYRING.exists() else "")
+
+
+def _options(values: dict[str, str]) -> list[str]:
+    return [part for name, value in values.items() for part in ("-o", f"{name}={value}")]
+
+
+def _release_date_s(text: str) -> int:
+    match = re.search(r"^Date: (.+)$", text, re.MULTILINE)
+    return int(parsedate_to_datetime(match[1]).timestamp()) if match else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

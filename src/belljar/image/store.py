@@ -1,0 +1,275 @@
+"""The image store: immutable root file systems, addressed by the SHA-256 of their bytes, and the names people gave them.
+
+    images/<digest>/{rootfs.sqfs,image.json}    image-names.json
+
+An image appears whole (made in a scratch directory, then renamed) or not at all. Reading needs no lock; writers hold `locks/images`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import HostError, PolicyError
+from belljar.image.scratch import locked, make_store_dir, remove_tree, scratch_dir
+from belljar.units import printable
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._/:-]{0,126}[a-z0-9])?")
+_HASH_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """How an image's processes start: what its maker said. `user` is a name, a uid or `uid:gid`; `workdir` is absolute."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = "root"
+    workdir: str = "/"
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """An immutable root file system. `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex."""
+
+    digest: str
+    names: tuple[str, ...]
+    rootfs: Path
+    size_bytes: int
+    env: Mapping[str, str]
+    user: str
+    workdir: str
+    entrypoint: tuple[str, ...]
+    cmd: tuple[str, ...]
+    created: str
+    source: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The image as JSON values."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: _jsonable(value) for name, value in shown.items()}
+
+
+class Store:
+    """The images under `home` (a store directory; it need not exist yet)."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._images = home / "images"
+        self._names_file = home / "image-names.json"
+
+    def find(self, ref: str) -> Image:
+        """The image with this name, digest, or unique digest prefix (≥ 6 hex digits, `sha256:` allowed).
+
+        Costs a few small file reads: the image's bytes are not re-hashed (see `verify`). Raises `HostError` when there is none.
+        """
+        names = self._names()
+        digest = names.get(ref) or self._by_prefix(ref)
+        if digest is None or not (self._images / digest / "image.json").exists():
+            raise self._missing(ref, names)
+        return self._read(digest, names)
+
+    def list(self) -> list[Image]:
+        """Every image, named ones first, each group in order of its first name or digest."""
+        names = self._names()
+        found = [self._read(digest, names) for digest in self._digests()]
+        return sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest))
+
+    def add(self, rootfs: Path, config: ImageConfig, *, name: str, source: str, created: str) -> Image:
+        """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name`.
+
+        The name moves to it from whichever image had it. Bytes that the store already has under the same configuration are not
+        stored twice. Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be written.
+        """
+        check_name(name)
+        digest = file_sha256(rootfs)
+        document = {
+            "version": 1,
+            "digest": digest,
+            "size_bytes": rootfs.stat().st_size,
+            "env": dict(config.env),
+            "user": config.user,
+            "workdir": config.workdir,
+            "entrypoint": list(config.entrypoint),
+            "cmd": list(config.cmd),
+            "created": created,
+            "source": source,
+        }
+        with locked(self.home, "images"):
+            self._place(digest, rootfs, document)
+            self._write_names({**self._names(), name: digest})
+            return self._read(digest, self._names())
+
+    def remove(self, ref: str) -> Image:
+        """Remove a name, and with its last name (or when `ref` is a digest) the image. What runs on it goes on running.
+
+        Returns the image as it was. Raises `HostError` when there is none.
+        """
+        with locked(self.home, "images"):
+            image, names = self.find(ref), self._names()
+            dropped = {ref} if ref in names else set(image.names)
+            self._write_names({name: digest for name, digest in names.items() if name not in dropped})
+            if set(image.names) <= dropped:
+                remove_tree(self._retired(image.digest))
+            return image
+
+    def name(self, image: Image, name: str) -> Image:
+        """Give an image one more name. Raises `PolicyError` for a name that isn't allowed."""
+        check_name(name)
+        with locked(self.home, "images"):
+            self._write_names({**self._names(), name: image.digest})
+        return replace(image, names=tuple(sorted({*image.names, name})))
+
+    def _place(self, digest: str, rootfs: Path, document: Mapping[str, Any]) -> None:
+        final = self._images / digest
+        make_store_dir(self._images)
+        with scratch_dir(self.home) as scratch:
+            whole = scratch / digest
+            whole.mkdir(mode=0o755)
+            whole.joinpath("image.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+            whole.joinpath("image.json").chmod(0o444)
+            if final.exists():
+                # The same bytes again: its configuration may be a newer one.
+                whole.joinpath("image.json").replace(final / "image.json")
+                return
+            rootfs.replace(whole / "rootfs.sqfs")
+            whole.joinpath("rootfs.sqfs").chmod(0o444)
+            sync_file(whole / "rootfs.sqfs")
+            whole.chmod(0o711)
+            whole.replace(final)
+
+    def _retired(self, digest: str) -> Path:
+        """Take the image out of the store in one step, so that a crash while deleting leaves scratch and no half image."""
+        make_store_dir(self.home / "tmp", mode=0o700)
+        retired = self.home / "tmp" / f"0-0-retired_{digest[:12]}"
+        remove_tree(retired)
+        self._images.joinpath(digest).replace(retired)
+        return retired
+
+    def _names(self) -> dict[str, str]:
+        try:
+            names = json.loads(self._names_file.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise self._damaged(self._names_file) from error
+        if not isinstance(names, dict):
+            raise self._damaged(self._names_file)
+        return {str(name): str(digest) for name, digest in names.items()}
+
+    def _write_names(self, names: Mapping[str, str]) -> None:
+        with scratch_dir(self.home) as scratch:
+            written = scratch / "names"
+            written.write_text(json.dumps(names, indent=1, sort_keys=True) + "\n")
+            written.chmod(0o644)
+            sync_file(written)
+            written.replace(self._names_file)
+
+    def _digests(self) -> list[str]:
+        if not self._images.is_dir():
+            return []
+        return sorted(entry.name for entry in os.scandir(self._images) if _DIGEST.fullmatch(entry.name))
+
+    def _by_prefix(self, ref: str) -> str | None:
+        match = _PREFIX.fullmatch(ref)
+        if match is None:
+            return None
+        found = [digest for digest in self._digests() if digest.startswith(match[1])]
+        if len(found) > 1:
+            raise HostError(
+                f"{printable(ref)} is the beginning of {len(found)} images' digests",
+                where=str(self._images),
+                mend="give more digits; `belljar image ls` lists them",
+            )
+        return found[0] if found else None
+
+    def _read(self, digest: str, names: Mapping[str, str]) -> Image:
+        path = self._images / digest / "image.json"
+        try:
+            return _image(json.loads(path.read_bytes()), path.parent, names)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._damaged(path) from error
+
+    def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
+        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "`belljar image ls` lists what there is"
+        make = "run `belljar setup`" if ref == "default" else f"`belljar image build` or `belljar image import` makes one; {hint}"
+        return HostError(f"there is no image {printable(ref)!r}", where=str(self._images), mend=make)
+
+    def _damaged(self, path: Path) -> HostError:
+        return HostError("the image store is damaged: this file can't be read", where=str(path), mend="remove it and run `belljar setup`")
+
+
+def verify(image: Image) -> None:
+    """Hash the image's bytes again. Raises `HostError` when they are not what its digest says."""
+    if file_sha256(image.rootfs) != image.digest:
+        raise HostError(
+            "the image's bytes are not those of its digest: the file was changed or the disk is failing",
+            where=str(image.rootfs),
+            mend=f"`belljar image rm {image.digest[:12]}`, then build or import it again",
+        )
+
+
+def check_name(name: str) -> None:
+    """Raise `PolicyError` unless `name` may name an image: 1…128 of `a-z 0-9 . _ / : -`, not like a digest."""
+    if _NAME.fullmatch(name) is None or _PREFIX.fullmatch(name) is not None or ".." in name:
+        raise PolicyError(
+            f"{printable(name)!r} can't name an image",
+            mend="use lower-case letters, digits and . _ / : - between them, and not only hex digits",
+        )
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync_file(path: Path) -> None:
+    """Hand the file's bytes to the disk, so that a rename after it never shows an empty file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str]) -> Image:
+    digest = directory.name
+    rootfs = directory / "rootfs.sqfs"
+    if rootfs.stat().st_size != document["size_bytes"]:
+        raise ValueError("size differs")
+    return Image(
+        digest=digest,
+        names=tuple(sorted(name for name, named in names.items() if named == digest)),
+        rootfs=rootfs,
+        size_bytes=document["size_bytes"],
+        env={str(name): str(value) for name, value in document["env"].items()},
+        user=str(document["user"]),
+        workdir=str(document["workdir"]),
+        entrypoint=tuple(str(word) for word in document["entrypoint"]),
+        cmd=tuple(str(word) for word in document["cmd"]),
+        created=str(document["created"]),
+        source=str(document["source"]),
+    )
+
+
+def _jsonable(value: object) -> Any:
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,133 @@
+"""Running the host's tools: argv lists only, bounded in time, memory of their output and the size of the files they write."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from belljar.errors import HostError
+from belljar.units import format_duration, printable
+
+_KEPT_STDERR_BYTES: Final = 4096
+_PACKAGES: Final = {
+    "mmdebstrap": "mmdebstrap",
+    "sqfstar": "squashfs-tools",
+    "skopeo": "skopeo",
+    "zstd": "zstd",
+    "xz": "xz-utils",
+    "apt-get": "apt",
+    "apt-cache": "apt",
+    "dpkg-deb": "dpkg",
+    "prlimit": "util-linux",
+    "setpriv": "util-linux",
+}
+
+
+def tool(name: str) -> str:
+    """The absolute path of a host tool. Raises `HostError` that says which package has it."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
+    if found is None:
+        raise HostError(
+            f"the tool {name} is missing", mend=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}"
+        )
+    return found
+
+
+def limited(argv: Sequence[str], *, max_file_bytes: int, cpu_s: int) -> list[str]:
+    """The command under resource limits: no file larger than `max_file_bytes`, no more than `cpu_s` of CPU, no core dumps."""
+    return [tool("prlimit"), f"--fsize={max_file_bytes}", f"--cpu={cpu_s}", "--core=0", "--", *argv]
+
+
+def plain_env(**extra: str) -> dict[str, str]:
+    """This process's environment in the C locale, so that messages can be read by a program."""
+    return {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **extra}
+
+
+def run_tool(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    log: IO[bytes] | None = None,
+    watch: Callable[[], None] | None = None,
+) -> bytes:
+    """Run a tool to its end and return its standard output.
+
+    Its own process group is killed at `timeout_s`, on interruption and when `watch` (called about every 0.2 s) raises.
+    With `log`, standard error goes there as well. Raises `HostError` with the last lines of standard error when the tool fails.
+    """
+    with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
+        output, complaint = _collect(process, timeout_s=timeout_s, watch=watch, name=Path(argv[0]).name)
+    if log is not None:
+        log.write(complaint)
+    if process.returncode != 0:
+        raise failed(argv, process.returncode, complaint)
+    return output
+
+
+@contextmanager
+def started(
+    argv: Sequence[str],
+    *,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.PIPE,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A running tool in a process group of its own; the group is killed if it outlives the block."""
+    process = subprocess.Popen(
+        list(argv),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env=plain_env() if env is None else dict(env),
+        cwd=cwd,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the tool and whatever it started in its process group, and reap it. Harmless when it has ended."""
+    # The group may outlive its leader; until the leader is reaped its number can't be used again, so look before reaping.
+    if process.returncode is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            process.kill()
+        process.wait()
+
+
+def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
+    """The error for a tool that ended badly: its name, how it ended and its last words, escaped."""
+    name = Path(argv[0]).name
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+    words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
+    return HostError(f"{name} {how}: {words}" if words else f"{name} {how}", where=name)
+
+
+def _collect(
+    process: subprocess.Popen[bytes], *, timeout_s: float, watch: Callable[[], None] | None, name: str
+) -> tuple[bytes, bytes]:
+    waited_s, step_s = 0.0, 0.2
+    while True:
+        try:
+            return process.communicate(timeout=min(step_s, timeout_s))
+        except subprocess.TimeoutExpired:
+            waited_s += step_s
+        if watch is not None:
+            watch()
+        if waited_s >= timeout_s:
+            raise HostError(f"{name} took longer than {format_duration(timeout_s)} and was stopped", where=name)
