@@ -3,3 +3,26 @@
 Lives here: the model, loading YAML into it with errors that name file, line and column, the presets, and the rule that risk demands a least tier.
 Must not: know anything of the host, of images on disk, or of how a cell is made.
 """
+
+from belljar.policy.load import DEFAULT_PRESET, PRESETS, LoadedPolicy, load_policy, load_preset, parse_policy, resolve_policy
+from belljar.policy.model import FileCopy, Policy, Resources, policy_schema
+from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
+
+__all__ = [
+    "DEFAULT_PRESET",
+    "PRESETS",
+    "FileCopy",
+    "LoadedPolicy",
+    "Policy",
+    "Resources",
+    "Risk",
+    "Tier",
+    "demanded_tier",
+    "least_tier",
+    "load_policy",
+    "load_preset",
+    "needs_hardware",
+    "parse_policy",
+    "policy_schema",
+    "resolve_policy",
+]

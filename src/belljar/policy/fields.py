@@ -1,0 +1,305 @@
+"""The kinds of value a policy holds: each reads what a person wrote, says what is allowed, and describes itself to an editor.
+
+Each is a pydantic annotation. A refusal is a `ValueError` whose text goes to the author as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from belljar.units import format_duration, format_size, parse_duration, parse_size, printable
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_IMAGE: Final = re.compile(r"sha256:[0-9a-f]{64}|(?!sha256:)[a-z0-9][a-z0-9._/:-]{0,127}", re.ASCII)
+_USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,5}(:[0-9]{1,5})?", re.ASCII)
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
+_ID_MAX: Final = 65534
+_PATH_MAX_BYTES: Final = 4095
+_ENV_VALUE_MAX_BYTES: Final = 128 * 1024
+_KERNELS_OWN: Final = ("/proc", "/sys", "/dev")
+
+
+def quoted(value: object) -> str:
+    """A value as it is shown in a message: text in backticks, escaped and short."""
+    return f"`{printable(value if isinstance(value, str) else repr(value), max_chars=80)}`"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a list for a sentence: `a`, `b`, `c`."""
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """The allowed name that is most like `word`, or "" when none is near."""
+    matches = difflib.get_close_matches(word.lower()[:64], list(allowed), n=1, cutoff=0.6)
+    return matches[0] if matches else ""
+
+
+def kind_of(value: object) -> str:
+    """What was written, in the author's words."""
+    if value is None:
+        return "nothing"
+    names = {bool: "true/false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a mapping"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        shown = "" if value is None or isinstance(value, (list, dict)) else f" ({quoted(value)})"
+        raise ValueError(f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is meant as text")
+    if "\0" in value:
+        raise ValueError(f"{what} can't hold a NUL byte")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """A plain validator and the JSON Schema that an editor sees."""
+
+    def read(self, value: object) -> Any:  # noqa: ANN401 - each kind has its own type
+        """The value a person wrote, as the program uses it. Raises `ValueError`."""
+        raise NotImplementedError
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of what a person may write."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return self.schema()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version(_Kind):
+    """The version of the policy format."""
+
+    version: int
+
+    def read(self, value: object) -> int:
+        """Exactly the version."""
+        if type(value) is not int or value != self.version:
+            raise ValueError(f"the format's version is {self.version}: write `belljar: {self.version}`, not {quoted(value)}")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """A constant."""
+        return {"const": self.version}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(_Kind):
+    """One word of an enumeration."""
+
+    words: type[Enum]
+
+    def read(self, value: object) -> Enum:
+        """The member; one that is one already passes."""
+        if isinstance(value, self.words):
+            return value
+        allowed = [str(word.value) for word in self.words]
+        if isinstance(value, str) and value in allowed:
+            return self.words(value)
+        near = nearest(value, allowed) if isinstance(value, str) else ""
+        hint = f"; did you mean `{near}`?" if near else ""
+        raise ValueError(f"{quoted(value)} is none of {listed(allowed)}{hint}")
+
+    def schema(self) -> dict[str, Any]:
+        """The words."""
+        return {"type": "string", "enum": [word.value for word in self.words]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole(_Kind):
+    """A whole number between two bounds, both allowed."""
+
+    least: int
+    most: int
+
+    def read(self, value: object) -> int:
+        """The number."""
+        if type(value) is not int:
+            raise ValueError(f"a whole number from {self.least} to {self.most} is needed, but this is {kind_of(value)} ({quoted(value)})")
+        if not self.least <= value <= self.most:
+            raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """An integer and its range."""
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size(_Kind):
+    """A size as people write it (`512MiB`), read into bytes, between two bounds."""
+
+    least: str
+    most: str
+
+    def read(self, value: object) -> int:
+        """Bytes."""
+        if not isinstance(value, str):
+            raise ValueError(f"a size is a number and its unit, as in `512MiB`, but this is {kind_of(value)} ({quoted(value)})")
+        size_bytes = parse_size(value)
+        if not parse_size(self.least) <= size_bytes <= parse_size(self.most):
+            raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
+        return size_bytes
+
+    def schema(self) -> dict[str, Any]:
+        """A string with a pattern, because editors check patterns."""
+        bounds = f"From {self.least} to {self.most}."
+        return {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$", "examples": ["512MiB", "2GiB"], "description": bounds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duration(_Kind):
+    """A duration as people write it (`1h30m`), read into seconds, between two bounds."""
+
+    least: str
+    most: str
+
+    def read(self, value: object) -> float:
+        """Seconds."""
+        if not isinstance(value, str):
+            raise ValueError(f"a duration is a number and its unit, as in `30m`, but this is {kind_of(value)} ({quoted(value)})")
+        seconds = parse_duration(value)
+        if not parse_duration(self.least) <= seconds <= parse_duration(self.most):
+            raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
+        return seconds
+
+    def schema(self) -> dict[str, Any]:
+        """A string with a pattern, because editors check patterns."""
+        bounds = f"From {self.least} to {self.most}."
+        return {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$", "examples": ["30s", "10m", "1h30m"], "description": bounds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(_Kind):
+    """Text that one function reads and one pattern describes to an editor."""
+
+    reader: Callable[[object], Any]
+    pattern: str
+    types: tuple[str, ...] = ("string",)
+
+    def read(self, value: object) -> Any:  # noqa: ANN401 - the reader's type
+        """What the reader makes of it."""
+        return self.reader(value)
+
+    def schema(self) -> dict[str, Any]:
+        """A string with a pattern."""
+        return {"type": self.types[0] if len(self.types) == 1 else list(self.types), "pattern": self.pattern}
+
+
+def _read_name(value: object) -> str:
+    name = _text(value, "a name")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{quoted(name)} is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter or digit first")
+    return name
+
+
+def _read_image(value: object) -> str:
+    image = _text(value, "an image")
+    if not _IMAGE.fullmatch(image):
+        raise ValueError(f"{quoted(image)} is no image: a name in lower case such as `default`, or `sha256:` and 64 hexadecimal digits")
+    return image
+
+
+def _read_user(value: object) -> str:
+    user = str(value) if type(value) is int else _text(value, "a user")
+    if not _USER.fullmatch(user) or any(int(part) > _ID_MAX for part in user.split(":") if part.isascii() and part.isdigit()):
+        raise ValueError(f"{quoted(user)} is no user: a name, a user id from 0 to {_ID_MAX}, or `uid:gid`")
+    return user
+
+
+def _checked_path(path: str, what: str) -> PurePosixPath:
+    if not path or len(path.encode("utf-8", "surrogatepass")) > _PATH_MAX_BYTES:
+        raise ValueError(f"{what} has from 1 to {_PATH_MAX_BYTES} bytes")
+    if ".." in path.split("/"):
+        raise ValueError(f"{quoted(path)} goes up with `..`, which {what} can't")
+    return PurePosixPath(path)
+
+
+def _read_workdir(value: object) -> str:
+    path = _checked_path(_text(value, "a working directory"), "a working directory")
+    if not path.is_absolute():
+        raise ValueError(f"{quoted(value)} is relative; a working directory is absolute, as in `/work`")
+    return "/" + str(path).lstrip("/")
+
+
+def _read_target(value: object) -> str:
+    target = _text(value, "a target")
+    path = _checked_path(target, "a target")
+    if target.endswith("/") or path.name == "":
+        raise ValueError(f"{quoted(target)} names a directory; a target is the file's own path in the cell")
+    shown = "/" + str(path).lstrip("/") if path.is_absolute() else str(path)
+    if any(shown == own or shown.startswith(f"{own}/") for own in _KERNELS_OWN):
+        raise ValueError(f"{quoted(target)} lies under {listed(_KERNELS_OWN)}, which belong to the cell's kernel")
+    return shown
+
+
+def _read_source(value: object) -> str:
+    source = _text(value, "a source")
+    path = _checked_path(source, "a source")
+    if path.is_absolute() or source.endswith("/") or path.name == "":
+        raise ValueError(f"{quoted(source)} can't be a source: a file below the policy's own directory, written relative to it")
+    return str(path)
+
+
+def _read_mode(value: object) -> int:
+    if not isinstance(value, str) or not _MODE.fullmatch(value):
+        raise ValueError(f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (set-user-id, set-group-id and sticky bits can\'t be given)')
+    return int(value, 8)
+
+
+def _env_name(name: object) -> str:
+    if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+        raise ValueError(f"{quoted(name)} is no name of a variable: letters, digits and `_`, at most 128, no digit first")
+    return name
+
+
+def _env_value(value: object) -> str:
+    text = _text(value, "a variable's value")
+    if len(text.encode("utf-8", "surrogatepass")) > _ENV_VALUE_MAX_BYTES:
+        raise ValueError(f"a variable's value has at most {format_size(_ENV_VALUE_MAX_BYTES)}")
+    return text
+
+
+def _read_network(value: object) -> str:
+    if value != "none":
+        raise ValueError(f"only `none` is possible so far, not {quoted(value)}: a cell has no network device at all. Simulated networks (stand-ins) come later")
+    return "none"
+
+
+NAME: Final = Text(reader=_read_name, pattern=f"^{_NAME.pattern}$")
+IMAGE: Final = Text(reader=_read_image, pattern=f"^({_IMAGE.pattern})$")
+USER: Final = Text(reader=_read_user, pattern=f"^({_USER.pattern})$", types=("string", "integer"))
+WORKDIR: Final = Text(reader=_read_workdir, pattern="^/")
+TARGET: Final = Text(reader=_read_target, pattern="[^/]$")
+SOURCE: Final = Text(reader=_read_source, pattern="^[^/].*[^/]$|^[^/]$")
+MODE: Final = Text(reader=_read_mode, pattern=f"^{_MODE.pattern}$")
+ENV_NAME: Final = Text(reader=_env_name, pattern=f"^{_ENV_NAME.pattern}$")
+ENV_VALUE: Final = Text(reader=_env_value, pattern="")
+NETWORK: Final = Text(reader=_read_network, pattern="^none$")
+
+
+def written_size(size_bytes: int) -> str:
+    """Bytes as they would stand in a policy: `512MiB`."""
+    shown = format_size(size_bytes).replace(" ", "")
+    return shown if parse_size(shown) == size_bytes else f"{size_bytes}B"
+
+
+def written_duration(seconds: float) -> str:
+    """Seconds as they would stand in a policy: `30m`."""
+    shown = format_duration(seconds).replace(" ", "")
+    return shown if parse_duration(shown) == seconds else f"{seconds}s"

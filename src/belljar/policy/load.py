@@ -1,0 +1,251 @@
+"""A policy file → `Policy`, or a `PolicyError` that names file, line, column and field, says what is allowed and suggests the nearest name.
+
+All that is wrong is told at once. Files to be copied in are looked at here too (they are input of the author's, as the policy is), never anything else of the host.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from belljar.errors import PolicyError
+from belljar.policy import fields as kinds
+from belljar.policy import yaml_tree
+from belljar.policy.model import FileCopy, Policy, ResourcesText
+from belljar.policy.yaml_tree import Problem, Tree
+from belljar.units import format_size, printable
+
+PRESETS: Final = ("low", "medium", "high", "critical")
+DEFAULT_PRESET: Final = "high"
+MAX_FILE_BYTES: Final = 100 << 20
+MAX_FILES_BYTES: Final = 500 << 20
+_MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {(): Policy, ("resources",): ResourcesText, ("files",): FileCopy}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPolicy:
+    """A policy with where it came from.
+
+    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the directory that `files` are relative to; None for a preset.
+    """
+
+    policy: Policy
+    text: bytes
+    source: str
+    base: Path | None = None
+
+    def read_file(self, file: FileCopy) -> bytes:
+        """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.
+
+        Raises:
+            PolicyError: it is gone, is no regular file, can't be read, is too large, or lies outside the policy's directory.
+        """
+        try:
+            return _read_source(self.base, file)
+        except (OSError, ValueError) as exc:
+            raise PolicyError(
+                f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}", where=printable(self.source), mend=f"mend `files`: {_FILE_RULE}"
+            ) from exc
+
+
+_FILE_RULE: Final = f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the policy's directory"
+
+
+def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
+    """The policy in a file of at most 64 KiB.
+
+    Raises:
+        PolicyError: it can't be read or isn't a valid policy. The message tells everything that is wrong, each with line and column.
+    """
+    file = Path(path)
+    return parse_policy(read_policy_file(file), source=str(path), base=file.parent, default_name=file.stem)
+
+
+def read_policy_file(file: Path) -> bytes:
+    """The bytes of a policy file; one byte more than allowed is read, so that what is too large is seen. Raises `PolicyError` when it can't be read."""
+    try:
+        return _read_bounded(file, yaml_tree.MAX_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        raise PolicyError(
+            f"the policy can't be read: {_reason(exc)}", where=printable(str(file)), mend=f"give a policy file, or a preset: {', '.join(PRESETS)}"
+        ) from exc
+
+
+def load_preset(name: str) -> LoadedPolicy:
+    """One of Belljar's own policies: low, medium, high or critical. Raises `PolicyError` for another name."""
+    if name not in PRESETS:
+        near = kinds.nearest(name, PRESETS)
+        hint = f"; did you mean `{near}`?" if near else ""
+        raise PolicyError(f"there is no preset {kinds.quoted(name)}{hint}", mend=f"use one of {', '.join(PRESETS)}, or a policy file")
+    text = (resources.files("belljar.policy") / "presets" / f"{name}.yaml").read_bytes()
+    return parse_policy(text, source=f"preset:{name}", base=None, default_name=name)
+
+
+def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
+    """A preset's name or a file's path; None is the preset `high`. A preset's name wins: write `./high` for a file of that name.
+
+    Raises:
+        PolicyError: as `load_policy` and `load_preset`.
+    """
+    if ref is None:
+        return load_preset(DEFAULT_PRESET)
+    text = os.fspath(ref)
+    looks_like_path = "/" in text or "." in text or Path(text).exists() if "\0" not in text else False
+    return load_policy(text) if text not in PRESETS and looks_like_path else load_preset(text)
+
+
+def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: str = "policy") -> LoadedPolicy:
+    """The policy that these bytes hold. `default_name` names it when it doesn't name itself. Raises `PolicyError` only."""
+    policy, problems = examine(text, base=base, default_name=default_name)
+    if policy is None or problems:
+        raise _refusal(problems, source)
+    return LoadedPolicy(policy=policy, text=text, source=source, base=base)
+
+
+def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> tuple[Policy | None, tuple[Problem, ...]]:
+    """The policy these bytes hold, and all that is wrong with them, in the order of the text. No policy: at least one problem."""
+    tree = yaml_tree.read_tree(text)
+    if tree.problems:
+        return None, tuple(sorted(tree.problems, key=lambda problem: problem.mark))
+    if not isinstance(tree.value, dict):
+        message = f"a policy is a mapping of fields, as in `risk: high`, but this is {kinds.kind_of(tree.value)}"
+        return None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),)
+    try:
+        policy = Policy.model_validate(_named(tree.value, default_name))
+    except ValidationError as exc:
+        problems = [_problem(tree, error) for error in exc.errors(include_url=False)]
+        return None, tuple(sorted(problems, key=lambda problem: problem.mark))
+    return policy, tuple(_file_problems(policy, tree, base))
+
+
+def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
+    if "name" in value:
+        return value
+    try:
+        return {**value, "name": kinds.NAME.read(default_name)}
+    except ValueError:
+        return value
+
+
+def _refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
+    first, *more = problems
+    mend = "`belljar policy check FILE` checks a policy; `belljar policy show high` prints one to begin from"
+    if not more:
+        field = f"{first.field}: " if first.field else ""
+        return PolicyError(f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", mend=mend)
+    lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
+    return PolicyError(f"{len(problems)} things are wrong{lines}", where=printable(source), mend=mend)
+
+
+def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
+    is_key = error["loc"][-1:] == ("[key]",)
+    path = error["loc"][:-1] if is_key else error["loc"]
+    unknown = error["type"] == "extra_forbidden"
+    mark = yaml_tree.closest_mark(tree, path, key=is_key or unknown)
+    return Problem(mark=mark, field=yaml_tree.field_name(path), message=_message(error, path))
+
+
+def _message(error: Any, path: yaml_tree.Path) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+    match error["type"]:
+        case "extra_forbidden":
+            return _unknown(path)
+        case "missing":
+            return _missing(path)
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
+            return f"a mapping of names to values is needed, but this is {kinds.kind_of(error['input'])}"
+        case "too_long":
+            return f"too many: at most {error['ctx']['max_length']}"
+    return printable(str(error["msg"]), max_chars=200)
+
+
+def _fields_at(path: yaml_tree.Path) -> dict[str, Any]:
+    model = _MODELS.get(tuple(part for part in path[:-1] if isinstance(part, str)))
+    return dict(model.model_fields) if model else {}
+
+
+def _unknown(path: yaml_tree.Path) -> str:
+    allowed = list(_fields_at(path))
+    near = kinds.nearest(str(path[-1]), allowed)
+    hint = f"; did you mean `{near}`?" if near else ""
+    return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace("field Allowed", "field. Allowed")
+
+
+def _missing(path: yaml_tree.Path) -> str:
+    field = _fields_at(path).get(str(path[-1]))
+    about = field.description if field is not None and field.description else ""
+    return f"is missing. {about}".rstrip()
+
+
+def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Problem]:
+    total_bytes = 0
+    for index, file in enumerate(policy.files):
+        path: yaml_tree.Path = ("files", index, "source")
+        try:
+            total_bytes += _source_size(base, file)
+        except (OSError, ValueError) as exc:
+            message = f"{kinds.quoted(file.source)} can't be copied in: {_reason(exc)}; {_FILE_RULE}"
+            yield Problem(mark=yaml_tree.closest_mark(tree, path), field=yaml_tree.field_name(path), message=message)
+    if total_bytes > MAX_FILES_BYTES:
+        message = f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
+        yield Problem(mark=yaml_tree.closest_mark(tree, ("files",)), field="files", message=message)
+
+
+def _reason(exc: OSError | ValueError) -> str:
+    return (exc.strerror or type(exc).__name__).lower() if isinstance(exc, OSError) else str(exc)
+
+
+def _inside(base: Path | None, file: FileCopy) -> Path:
+    if base is None:
+        raise ValueError("this policy has no directory of its own")
+    # A policy may come with someone else's evaluation: through `files` (or a link among them) it must not take what is elsewhere on this host into a cell.
+    home = base.resolve(strict=True)
+    found = (home / file.source).resolve(strict=True)
+    if not found.is_relative_to(home):
+        raise ValueError("a link leads out of the policy's directory")
+    return found
+
+
+def _source_size(base: Path | None, file: FileCopy) -> int:
+    found = _inside(base, file)
+    with _open_regular(found) as descriptor:
+        size_bytes = os.fstat(descriptor.fd).st_size
+    if size_bytes > MAX_FILE_BYTES:
+        raise ValueError(f"it has {format_size(size_bytes)}")
+    return size_bytes
+
+
+def _read_source(base: Path | None, file: FileCopy) -> bytes:
+    content = _read_bounded(_inside(base, file), MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
+    return content
+
+
+class _open_regular:  # noqa: N801 - used as a function
+    """Opens a regular file for reading and nothing else: a pipe or a device is refused without waiting for it."""
+
+    def __init__(self, path: Path) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+    def __enter__(self) -> _open_regular:
+        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+            os.close(self.fd)
+            raise ValueError("it is no regular file")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self.fd)
+
+
+def _read_bounded(path: Path, max_bytes: int) -> bytes:
+    with _open_regular(path) as opened, open(opened.fd, "rb", closefd=False) as stream:
+        return stream.read(max_bytes)
