@@ -3,3 +3,13 @@
 Lives here: `open_cell`, the recorded operations, the join of policy, plan and image.
 Must not: let an operation take effect before its start is recorded.
 """
+
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell, prepare
+from belljar.cell.output import ExecOutput
+from belljar.cell.parts import Parts
+from belljar.cell.runs import start_run
+from belljar.cell.stream import RunningCommand
+from belljar.channel import PtySize, Stream
+
+__all__ = ["Cell", "ExecOutput", "Parts", "PtySize", "RunningCommand", "Stream", "open_cell", "prepare", "start_run"]

@@ -34,7 +34,7 @@ class Cell:
     Attributes:
         id: the cell's name in the ledger, the journal and on the host.
         plan: what it was made by.
-        timings_ms: how long each phase of its making took.
+        destruction: what its end found, once it has ended.
     """
 
     def __init__(self, vm: LiveVm, plan: Plan, recorder: Recorder, *, actor: Actor) -> None:
@@ -45,6 +45,7 @@ class Cell:
         self._actor = actor
         self._ops = itertools.count(1)
         self._dead: CellError | None = None
+        self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
         return f"<Cell {self.id} {self.tier}{' emulated' if self.emulated else ''}{' dead' if self._dead else ''}>"
@@ -232,7 +233,8 @@ class Cell:
 
     async def destroy(self) -> Destruction:
         """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""
-        return await self._vm.destroy()
+        self.destruction = await self._vm.destroy()
+        return self.destruction
 
     def _operation(self) -> record.Operation:
         if self._dead is not None:

@@ -85,7 +85,7 @@ def _environment(ctx: click.Context, pairs: tuple[str, ...]) -> dict[str, str]:
 async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: dict[str, Any]) -> int:
     from belljar.cell import open_cell, start_run
 
-    with start_run("exec", policy, argv) as run:
+    with start_run("exec", None, argv) as run:
         async with open_cell(policy, run=run) as cell:
             output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else _pass_on, **options)
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}

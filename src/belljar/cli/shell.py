@@ -40,7 +40,7 @@ def shell(policy: str | None, user: str | None) -> int:
 async def _shell(policy: str | None, user: str | None) -> int:
     from belljar.cell import PtySize, open_cell, start_run
 
-    with start_run("shell", policy, LOGIN_SHELL) as run:
+    with start_run("shell", policy or "high", LOGIN_SHELL) as run:
         async with open_cell(policy, run=run) as cell:
             click.echo(f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D", err=True)
             rows, cols = _size()

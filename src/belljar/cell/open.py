@@ -1,0 +1,112 @@
+"""`open_cell`: policy in, a recorded cell out, and nothing left afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import anyio.to_thread
+
+from belljar.cell.cell import Cell
+from belljar.cell.parts import Parts, gather_parts
+from belljar.cell.runs import describe, start_run
+from belljar.errors import BelljarError, ContainmentBreach
+from belljar.events import Actor, Event, Kind, Recorder
+from belljar.host.home import belljar_home
+from belljar.isolation.microvm import open_vm
+from belljar.isolation.microvm.template import ensure_template
+from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy, resolve_policy
+
+
+async def prepare(policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None) -> Parts:
+    """Do what cells of this policy share and what may take long or fail: the plan, and the template. Refusals are recorded and raised."""
+    home = home or belljar_home()
+    try:
+        parts = await anyio.to_thread.run_sync(gather_parts, policy, home)
+        await ensure_template(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder)
+    except BelljarError as error:
+        recorder.record(refused(policy, error))
+        raise
+    return parts
+
+
+@asynccontextmanager
+async def open_cell(
+    policy: LoadedPolicy | str | Path | None = None,
+    *,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+) -> AsyncIterator[Cell]:
+    """A fresh cell, cloned from its template and destroyed when the block is left, however it is left.
+
+    Args:
+        policy: a loaded policy, a policy file, or a preset's name; default the preset `high`.
+        run: the run directory that records it; default one of its own, closed with the cell.
+        home: Belljar's store; default `belljar_home()`.
+        actor: who works in it, for the record.
+
+    Raises:
+        PolicyError, HostError: refused before anything was made. CellError: it could not be made, or died while a call waited.
+        ContainmentBreach: its destruction found something left. Recorded and removed, but nothing of this run may count as contained.
+
+    No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
+    """
+    home = home or belljar_home()
+    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
+    async with AsyncExitStack() as stack:
+        if run is None:
+            run = stack.enter_context(start_run("cell", loaded.source, [], home=home))
+        recorder = run.recorder
+        parts = await prepare(loaded, recorder=recorder, home=home)
+        describe(run, loaded, parts)
+        vm = await stack.enter_async_context(
+            open_vm(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder, planned=planned(loaded, parts))
+        )
+        cell = Cell(vm, parts.plan, recorder, actor=actor)
+        try:
+            await copy_in(cell, loaded)
+            yield cell
+        finally:
+            with anyio.CancelScope(shield=True):
+                destruction = await cell.destroy()
+        if not destruction.clean:
+            raise breach(cell, destruction.survivors)
+
+
+def planned(loaded: LoadedPolicy, parts: Parts) -> dict[str, object]:
+    """What the event `cell.planned` says of a cell to come."""
+    return {
+        "policy_sha256": hashlib.sha256(loaded.text).hexdigest(),
+        "tier": parts.plan.tier.value,
+        "emulated": parts.plan.emulated,
+        "layers": [layer.name for layer in parts.plan.layers],
+        "risk": loaded.policy.risk.value,
+        "image": parts.image.digest,
+    }
+
+
+def refused(loaded: LoadedPolicy, error: BelljarError) -> Event:
+    """A refusal is on record too."""
+    digest = hashlib.sha256(loaded.text).hexdigest()
+    data = {"reason": error.what, "where": error.where, "mend": error.mend, "policy_sha256": digest}
+    return Event(kind=Kind.POLICY_REFUSED, data=data)
+
+
+def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
+    """The error for a cell that left something behind."""
+    return ContainmentBreach(
+        f"destruction left: {', '.join(survivors)}",
+        where=f"cell {cell.id}",
+        mend="it was removed and recorded; do not count this sample as contained, and look at the ledger before the next run",
+    )
+
+
+async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
+    """Copy the policy's files into the cell; a host path is never shared."""
+    for copy in loaded.policy.files:
+        contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
+        await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user)
