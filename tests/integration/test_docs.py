@@ -1,0 +1,26 @@
+"""The documentation's examples are true: each Python block runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = BLOCK.findall((ROOT / "docs" / "python.md").read_text())
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize("number", range(len(EXAMPLES)))
+def test_example_of_the_python_guide_runs(number: int, home: Path, tmp_path: Path) -> None:
+    """Example `number` of docs/python.md ends with exit code 0 as a program of its own."""
+    program = tmp_path / "example.py"
+    program.write_text(EXAMPLES[number])
+    env = {**os.environ, "BELLJAR_HOME": str(home)}
+    ran = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,82 @@
+"""The house rules that a machine can check: sizes, docstrings of tests, nothing of one machine in tracked files."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 40
+LONG_FUNCTIONS_SHARE = 0.02
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files git knows, or every file where there is no git (a source archive)."""
+    found = subprocess.run(["git", "ls-files", "--", *patterns], cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode == 0:
+        return [ROOT / name for name in found.stdout.split("\n") if name and (ROOT / name).is_file()]
+    return [path for pattern in patterns for path in ROOT.glob(f"**/{pattern}")]
+
+
+def functions(folder: str) -> Iterator[tuple[str, int]]:
+    """Name and length (docstring not counted) of every function below a folder."""
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                has_docstring = ast.get_docstring(node) is not None and len(node.body) > 1
+                first = node.body[1].lineno if has_docstring else node.lineno
+                yield f"{file.relative_to(ROOT)}:{node.lineno} {node.name}", (node.end_lineno or first) - first + 1
+
+
+def test_files_stay_one_room() -> None:
+    """No source file is longer than 500 lines."""
+    long = {str(f.relative_to(ROOT)): n for f in tracked("*.py", "*.c", "*.h") if (n := len(f.read_text().splitlines())) > MAX_FILE_LINES}
+    assert not long
+
+
+def test_functions_stay_small() -> None:
+    """The median function is under 10 lines; at most one in fifty is over 40."""
+    lengths = dict(functions("src"))
+    long = {name: n for name, n in lengths.items() if n > MAX_FUNCTION_LINES}
+    assert statistics.median(lengths.values()) < 10
+    assert len(long) <= LONG_FUNCTIONS_SHARE * len(lengths), long
+
+
+def test_every_test_says_its_property() -> None:
+    """Each test function has a docstring."""
+    silent = []
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+                silent.append(f"{file.relative_to(ROOT)}:{node.lineno} {node.name}")
+    assert not silent
+
+
+def test_nothing_of_one_machine_is_tracked() -> None:
+    """No package registry's host and no absolute path of a developer's machine stands in a tracked file."""
+    hosts = "|".join(["deb" + r"\.debian\.org", "pypi" + r"\.org", "files" + r"\.pythonhosted", "registry" + r"\.npmjs"])
+    leak = re.compile(rf"(^|[^a-zA-Z0-9_.])/(wo{''}rk|fa{''}rm)/|{hosts}")
+    found = []
+    for file in tracked("*"):
+        try:
+            text = file.read_text()
+        except UnicodeDecodeError:
+            continue
+        found += [f"{file.relative_to(ROOT)}:{n}" for n, line in enumerate(text.splitlines(), 1) if leak.search(line)]
+    assert not found
+
+
+def test_source_has_no_assert() -> None:
+    """`python -O` must not remove a check: the package has no assert statement."""
+    asserts = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Assert)
+    ]
+    assert not asserts
