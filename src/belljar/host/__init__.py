@@ -1,5 +1,25 @@
 """What this machine can do: facts, read and never changed.
 
-Lives here: where Belljar keeps its store, which tools of which version are installed, whether KVM really boots a guest, user namespaces, cgroups, memory, disk.
+Lives here: where Belljar keeps its store, which tools of which version are installed, whether KVM really boots a guest, user
+namespaces, cgroups, memory, disk. What is slow to find out (tool versions, the proof of KVM) is remembered in the store's `facts/`.
 Must not: install, create or decide anything (`belljar setup` lives in `cli`, decisions in `plan`).
 """
+
+from belljar.host.facts import gather_facts
+from belljar.host.home import belljar_home
+from belljar.host.kvm import KvmProof, ProveKvm
+from belljar.host.model import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, ToolFact, UsernsFact
+
+__all__ = [
+    "CgroupFact",
+    "CgroupVersion",
+    "HostFacts",
+    "KvmFact",
+    "KvmProof",
+    "KvmState",
+    "ProveKvm",
+    "ToolFact",
+    "UsernsFact",
+    "belljar_home",
+    "gather_facts",
+]

@@ -4,7 +4,15 @@ Lives here: the model, loading YAML into it with errors that name file, line and
 Must not: know anything of the host, of images on disk, or of how a cell is made.
 """
 
-from belljar.policy.load import DEFAULT_PRESET, PRESETS, LoadedPolicy, load_policy, load_preset, parse_policy, resolve_policy
+from belljar.policy.load import (
+    DEFAULT_PRESET,
+    PRESETS,
+    LoadedPolicy,
+    load_policy,
+    load_preset,
+    parse_policy,
+    resolve_policy,
+)
 from belljar.policy.model import FileCopy, Policy, Resources, policy_schema
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
 

@@ -56,7 +56,9 @@ def kind_of(value: object) -> str:
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str):
         shown = "" if value is None or isinstance(value, (list, dict)) else f" ({quoted(value)})"
-        raise ValueError(f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is meant as text")
+        raise ValueError(
+            f"{what} is text, but this is {kind_of(value)}{shown}; put it in quotes if it is meant as text"
+        )
     if "\0" in value:
         raise ValueError(f"{what} can't hold a NUL byte")
     return value
@@ -90,7 +92,9 @@ class Version(_Kind):
     def read(self, value: object) -> int:
         """Exactly the version."""
         if type(value) is not int or value != self.version:
-            raise ValueError(f"the format's version is {self.version}: write `belljar: {self.version}`, not {quoted(value)}")
+            raise ValueError(
+                f"the format's version is {self.version}: write `belljar: {self.version}`, not {quoted(value)}"
+            )
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -130,7 +134,9 @@ class Whole(_Kind):
     def read(self, value: object) -> int:
         """The number."""
         if type(value) is not int:
-            raise ValueError(f"a whole number from {self.least} to {self.most} is needed, but this is {kind_of(value)} ({quoted(value)})")
+            raise ValueError(
+                f"a whole number from {self.least} to {self.most} is needed, but this is {kind_of(value)} ({quoted(value)})"
+            )
         if not self.least <= value <= self.most:
             raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
         return value
@@ -150,7 +156,9 @@ class Size(_Kind):
     def read(self, value: object) -> int:
         """Bytes."""
         if not isinstance(value, str):
-            raise ValueError(f"a size is a number and its unit, as in `512MiB`, but this is {kind_of(value)} ({quoted(value)})")
+            raise ValueError(
+                f"a size is a number and its unit, as in `512MiB`, but this is {kind_of(value)} ({quoted(value)})"
+            )
         size_bytes = parse_size(value)
         if not parse_size(self.least) <= size_bytes <= parse_size(self.most):
             raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
@@ -159,7 +167,12 @@ class Size(_Kind):
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
         bounds = f"From {self.least} to {self.most}."
-        return {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$", "examples": ["512MiB", "2GiB"], "description": bounds}
+        return {
+            "type": "string",
+            "pattern": r"^\s*\d+(\.\d+)?\s*([KMGTkmgt][Ii]?)?[Bb]\s*$",
+            "examples": ["512MiB", "2GiB"],
+            "description": bounds,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +185,9 @@ class Duration(_Kind):
     def read(self, value: object) -> float:
         """Seconds."""
         if not isinstance(value, str):
-            raise ValueError(f"a duration is a number and its unit, as in `30m`, but this is {kind_of(value)} ({quoted(value)})")
+            raise ValueError(
+                f"a duration is a number and its unit, as in `30m`, but this is {kind_of(value)} ({quoted(value)})"
+            )
         seconds = parse_duration(value)
         if not parse_duration(self.least) <= seconds <= parse_duration(self.most):
             raise ValueError(f"{quoted(value)} is out of range: from {self.least} to {self.most}")
@@ -181,7 +196,12 @@ class Duration(_Kind):
     def schema(self) -> dict[str, Any]:
         """A string with a pattern, because editors check patterns."""
         bounds = f"From {self.least} to {self.most}."
-        return {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$", "examples": ["30s", "10m", "1h30m"], "description": bounds}
+        return {
+            "type": "string",
+            "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|m|h|d)\s*)+$",
+            "examples": ["30s", "10m", "1h30m"],
+            "description": bounds,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,20 +224,26 @@ class Text(_Kind):
 def _read_name(value: object) -> str:
     name = _text(value, "a name")
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{quoted(name)} is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter or digit first")
+        raise ValueError(
+            f"{quoted(name)} is no name: letters, digits, `.`, `_` and `-`, at most 64, a letter or digit first"
+        )
     return name
 
 
 def _read_image(value: object) -> str:
     image = _text(value, "an image")
     if not _IMAGE.fullmatch(image):
-        raise ValueError(f"{quoted(image)} is no image: a name in lower case such as `default`, or `sha256:` and 64 hexadecimal digits")
+        raise ValueError(
+            f"{quoted(image)} is no image: a name in lower case such as `default`, or `sha256:` and 64 hexadecimal digits"
+        )
     return image
 
 
 def _read_user(value: object) -> str:
     user = str(value) if type(value) is int else _text(value, "a user")
-    if not _USER.fullmatch(user) or any(int(part) > _ID_MAX for part in user.split(":") if part.isascii() and part.isdigit()):
+    if not _USER.fullmatch(user) or any(
+        int(part) > _ID_MAX for part in user.split(":") if part.isascii() and part.isdigit()
+    ):
         raise ValueError(f"{quoted(user)} is no user: a name, a user id from 0 to {_ID_MAX}, or `uid:gid`")
     return user
 
@@ -252,19 +278,25 @@ def _read_source(value: object) -> str:
     source = _text(value, "a source")
     path = _checked_path(source, "a source")
     if path.is_absolute() or source.endswith("/") or path.name == "":
-        raise ValueError(f"{quoted(source)} can't be a source: a file below the policy's own directory, written relative to it")
+        raise ValueError(
+            f"{quoted(source)} can't be a source: a file below the policy's own directory, written relative to it"
+        )
     return str(path)
 
 
 def _read_mode(value: object) -> int:
     if not isinstance(value, str) or not _MODE.fullmatch(value):
-        raise ValueError(f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (set-user-id, set-group-id and sticky bits can\'t be given)')
+        raise ValueError(
+            f'{quoted(value)} is no mode: three octal digits in quotes, as in "0644" (no set-user-id, set-group-id or sticky bit)'
+        )
     return int(value, 8)
 
 
 def _env_name(name: object) -> str:
     if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
-        raise ValueError(f"{quoted(name)} is no name of a variable: letters, digits and `_`, at most 128, no digit first")
+        raise ValueError(
+            f"{quoted(name)} is no name of a variable: letters, digits and `_`, at most 128, no digit first"
+        )
     return name
 
 
@@ -277,7 +309,9 @@ def _env_value(value: object) -> str:
 
 def _read_network(value: object) -> str:
     if value != "none":
-        raise ValueError(f"only `none` is possible so far, not {quoted(value)}: a cell has no network device at all. Simulated networks (stand-ins) come later")
+        raise ValueError(
+            f"only `none` is possible so far, not {quoted(value)}: a cell has no network device at all. Simulated networks (stand-ins) come later"
+        )
     return "none"
 
 

@@ -1,6 +1,7 @@
 """A policy file → `Policy`, or a `PolicyError` that names file, line, column and field, says what is allowed and suggests the nearest name.
 
-All that is wrong is told at once. Files to be copied in are looked at here too (they are input of the author's, as the policy is), never anything else of the host.
+All that is wrong is told at once. Files to be copied in are looked at here too (they are the author's input, as the policy is), and nothing else
+of the host.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ PRESETS: Final = ("low", "medium", "high", "critical")
 DEFAULT_PRESET: Final = "high"
 MAX_FILE_BYTES: Final = 100 << 20
 MAX_FILES_BYTES: Final = 500 << 20
-_MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {(): Policy, ("resources",): ResourcesText, ("files",): FileCopy}
+_MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
+    (): Policy,
+    ("resources",): ResourcesText,
+    ("files",): FileCopy,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPolicy:
     """A policy with where it came from.
 
-    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the directory that `files` are relative to; None for a preset.
+    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the directory that `files` are relative to; None for a
+    preset.
     """
 
     policy: Policy
@@ -50,12 +56,13 @@ class LoadedPolicy:
         try:
             return _read_source(self.base, file)
         except (OSError, ValueError) as exc:
-            raise PolicyError(
-                f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}", where=printable(self.source), mend=f"mend `files`: {_FILE_RULE}"
-            ) from exc
+            what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
+            raise PolicyError(what, where=printable(self.source), mend=f"mend `files`: {_FILE_RULE}") from exc
 
 
-_FILE_RULE: Final = f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the policy's directory"
+_FILE_RULE: Final = (
+    f"each source is a readable regular file of at most {format_size(MAX_FILE_BYTES)} below the policy's directory"
+)
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
@@ -69,12 +76,14 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
 
 
 def read_policy_file(file: Path) -> bytes:
-    """The bytes of a policy file; one byte more than allowed is read, so that what is too large is seen. Raises `PolicyError` when it can't be read."""
+    """The bytes of a policy file, at most one more than allowed (so that too large is seen). Raises `PolicyError` when it can't be read."""
     try:
         return _read_bounded(file, yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
         raise PolicyError(
-            f"the policy can't be read: {_reason(exc)}", where=printable(str(file)), mend=f"give a policy file, or a preset: {', '.join(PRESETS)}"
+            f"the policy can't be read: {_reason(exc)}",
+            where=printable(str(file)),
+            mend=f"give a policy file, or a preset: {', '.join(PRESETS)}",
         ) from exc
 
 
@@ -83,7 +92,9 @@ def load_preset(name: str) -> LoadedPolicy:
     if name not in PRESETS:
         near = kinds.nearest(name, PRESETS)
         hint = f"; did you mean `{near}`?" if near else ""
-        raise PolicyError(f"there is no preset {kinds.quoted(name)}{hint}", mend=f"use one of {', '.join(PRESETS)}, or a policy file")
+        raise PolicyError(
+            f"there is no preset {kinds.quoted(name)}{hint}", mend=f"use one of {', '.join(PRESETS)}, or a policy file"
+        )
     text = (resources.files("belljar.policy") / "presets" / f"{name}.yaml").read_bytes()
     return parse_policy(text, source=f"preset:{name}", base=None, default_name=name)
 
@@ -109,7 +120,9 @@ def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: s
     return LoadedPolicy(policy=policy, text=text, source=source, base=base)
 
 
-def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> tuple[Policy | None, tuple[Problem, ...]]:
+def examine(
+    text: bytes, *, base: Path | None, default_name: str = "policy"
+) -> tuple[Policy | None, tuple[Problem, ...]]:
     """The policy these bytes hold, and all that is wrong with them, in the order of the text. No policy: at least one problem."""
     tree = yaml_tree.read_tree(text)
     if tree.problems:
@@ -139,7 +152,9 @@ def _refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
     mend = "`belljar policy check FILE` checks a policy; `belljar policy show high` prints one to begin from"
     if not more:
         field = f"{first.field}: " if first.field else ""
-        return PolicyError(f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", mend=mend)
+        return PolicyError(
+            f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", mend=mend
+        )
     lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
     return PolicyError(f"{len(problems)} things are wrong{lines}", where=printable(source), mend=mend)
 
@@ -195,7 +210,9 @@ def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Pr
             message = f"{kinds.quoted(file.source)} can't be copied in: {_reason(exc)}; {_FILE_RULE}"
             yield Problem(mark=yaml_tree.closest_mark(tree, path), field=yaml_tree.field_name(path), message=message)
     if total_bytes > MAX_FILES_BYTES:
-        message = f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
+        message = (
+            f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
+        )
         yield Problem(mark=yaml_tree.closest_mark(tree, ("files",)), field="files", message=message)
 
 
@@ -206,7 +223,8 @@ def _reason(exc: OSError | ValueError) -> str:
 def _inside(base: Path | None, file: FileCopy) -> Path:
     if base is None:
         raise ValueError("this policy has no directory of its own")
-    # A policy may come with someone else's evaluation: through `files` (or a link among them) it must not take what is elsewhere on this host into a cell.
+    # A policy may come with someone else's evaluation: through `files`, or a link among them, it must not take what is
+    # elsewhere on this host into a cell.
     home = base.resolve(strict=True)
     found = (home / file.source).resolve(strict=True)
     if not found.is_relative_to(home):

@@ -49,7 +49,12 @@ class Tier(_Scale):
     MICROVM = "microvm"
 
 
-_LEAST: Final = {Risk.LOW: Tier.CONTAINER, Risk.MEDIUM: Tier.GVISOR, Risk.HIGH: Tier.MICROVM, Risk.CRITICAL: Tier.MICROVM}
+_LEAST: Final = {
+    Risk.LOW: Tier.CONTAINER,
+    Risk.MEDIUM: Tier.GVISOR,
+    Risk.HIGH: Tier.MICROVM,
+    Risk.CRITICAL: Tier.MICROVM,
+}
 
 
 def least_tier(risk: Risk) -> Tier:
@@ -70,10 +75,13 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
     """
     least = least_tier(risk)
     if asked is not None and asked < least:
-        raise PolicyError(lowered(risk, asked), where="tier", mend=f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower")
+        mend = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"
+        raise PolicyError(lowered(risk, asked), where="tier", mend=mend)
     return asked or least
 
 
 def lowered(risk: Risk, asked: Tier) -> str:
     """The sentence that refuses a tier below what the risk demands."""
-    return f"tier `{asked}` is less than risk `{risk}` demands, which is `{least_tier(risk)}`; a tier can only be raised"
+    return (
+        f"tier `{asked}` is less than risk `{risk}` demands, which is `{least_tier(risk)}`; a tier can only be raised"
+    )

@@ -1,4 +1,4 @@
-"""YAML 1.2 → plain values, each with its place. The parser is ruamel.yaml's; what the text *means* is decided here, by the specification's core schema.
+"""YAML 1.2 → plain values, each with its place. The parser is ruamel.yaml's; what the text *means* is decided here, by the core schema.
 
 Refused, because a policy must read the same to everyone: anchors, aliases, tags, merge keys, duplicate keys, several documents, directives other than
 `%YAML 1.2`, deep nesting, big files, bytes that aren't UTF-8. Pure.
@@ -13,7 +13,15 @@ from typing import Any, Final, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, DocumentStartEvent, MappingEndEvent, MappingStartEvent, ScalarEvent, SequenceEndEvent, SequenceStartEvent
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
 from ruamel.yaml.reader import ReaderError
 
 from belljar.policy.fields import quoted
@@ -29,7 +37,9 @@ _INT: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
 _BASED: Final = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+", re.ASCII)
 _FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", re.ASCII)
 _SPECIAL: Final = {"": None, "~": None} | {
-    spelling: value for word, value in (("null", None), ("true", True), ("false", False)) for spelling in (word, word.capitalize(), word.upper())
+    spelling: value
+    for word, value in (("null", None), ("true", True), ("false", False))
+    for spelling in (word, word.capitalize(), word.upper())
 }
 _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.ASCII)
 _MAX_DIGITS: Final = 64
@@ -86,11 +96,13 @@ def read_tree(data: bytes) -> Tree:
                 break
     except MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        builder.problem(_mark(mark) if mark else Mark(line=1, column=1), (), f"not YAML: {printable(exc.problem or exc.context or 'can not be read')}")
+        what = printable(exc.problem or exc.context or "can't be read", max_chars=200)
+        builder.problem(_mark(mark) if mark else Mark(line=1, column=1), (), f"not YAML: {what}")
     except ReaderError as exc:
         before = text[: exc.position]
         mark_at = Mark(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
-        builder.problem(mark_at, (), f"the character {quoted(chr(exc.character) if isinstance(exc.character, int) else exc.character)} can't be in YAML")
+        character = chr(exc.character) if isinstance(exc.character, int) else str(exc.character)
+        builder.problem(mark_at, (), f"the character {quoted(character)} can't be in YAML")
     except (YAMLError, ValueError, OverflowError) as exc:
         builder.problem(Mark(line=1, column=1), (), f"not YAML: {printable(str(exc), max_chars=200)}")
     return tree
@@ -99,14 +111,26 @@ def read_tree(data: bytes) -> Tree:
 def _decode(data: bytes, tree: Tree) -> str | None:
     start = Mark(line=1, column=1)
     if len(data) > MAX_BYTES:
-        tree.problems.append(Problem(mark=start, field="", message=f"larger than {format_size(MAX_BYTES)}, which is the most a policy may have"))
+        tree.problems.append(
+            Problem(
+                mark=start,
+                field="",
+                message=f"larger than {format_size(MAX_BYTES)}, which is the most a policy may have",
+            )
+        )
         return None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
         before = data[: exc.start]
-        mark = Mark(line=before.count(b"\n") + 1, column=len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1)
-        tree.problems.append(Problem(mark=mark, field="", message=f"not UTF-8: the byte \\x{data[exc.start]:02x}; save the file as UTF-8"))
+        mark = Mark(
+            line=before.count(b"\n") + 1, column=len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+        )
+        tree.problems.append(
+            Problem(
+                mark=mark, field="", message=f"not UTF-8: the byte \\x{data[exc.start]:02x}; save the file as UTF-8"
+            )
+        )
         return None
 
 
@@ -173,22 +197,36 @@ class _Builder:
     def _document(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
         self.documents += 1
         if self.documents > 1:
-            self.problem(_mark(event.start_mark), (), "a second document; a policy is one document, without `---` in between")
+            self.problem(
+                _mark(event.start_mark), (), "a second document; a policy is one document, without `---` in between"
+            )
             return False
         if event.version not in (None, (1, 2)) or event.tags:
-            self.problem(Mark(line=1, column=1), (), "directives are refused, but for `%YAML 1.2`: a policy must read the same everywhere")
+            self.problem(
+                Mark(line=1, column=1),
+                (),
+                "directives are refused, but for `%YAML 1.2`: a policy must read the same everywhere",
+            )
             return False
         return True
 
     def _alias(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        self.problem(_mark(event.start_mark), self._path(), f"aliases are refused: write the value again instead of {quoted('*' + event.anchor)}")
+        self.problem(
+            _mark(event.start_mark),
+            self._path(),
+            f"aliases are refused: write the value again instead of {quoted('*' + event.anchor)}",
+        )
         return False
 
     def _plain(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
         if event.anchor is not None:
-            return self.problem(_mark(event.start_mark), self._path(), f"anchors are refused: take {quoted('&' + event.anchor)} away")
+            return self.problem(
+                _mark(event.start_mark), self._path(), f"anchors are refused: take {quoted('&' + event.anchor)} away"
+            )
         if event.tag is not None:
-            return self.problem(_mark(event.start_mark), self._path(), f"tags are refused: take {quoted(str(event.tag))} away")
+            return self.problem(
+                _mark(event.start_mark), self._path(), f"tags are refused: take {quoted(str(event.tag))} away"
+            )
         return True
 
     def _path(self) -> Path:
@@ -216,7 +254,9 @@ class _Builder:
             return self.problem(mark, top.path, "merge keys (`<<`) are refused: write the fields out")
         if not isinstance(scalar(name, plain=plain), str):
             top.skip = True
-            return self.problem(mark, top.path, f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text")
+            return self.problem(
+                mark, top.path, f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
+            )
         path = (*top.path, name)
         if path in self.tree.keys:
             top.skip = True

@@ -1,0 +1,144 @@
+"""Control groups: where a group for a cell can be made, and under which controllers. Looks; as root it also makes
+a group and removes it, to be sure.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.host.model import CgroupFact, CgroupVersion
+
+CONTROLLERS: Final = ("cpu", "memory", "pids")
+_LIMIT_FILE_V1: Final = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
+_UNLIMITED_BYTES: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchies:
+    """Where control groups are mounted, and this process's own group in each (`own["memory"]`, for version 2 `own[""]`)."""
+
+    v1: Mapping[str, Path]
+    v2: Path | None
+    own: Mapping[str, str]
+
+
+def parse_hierarchies(mounts: str, own: str) -> Hierarchies:
+    """From the texts of /proc/self/mounts and /proc/self/cgroup. Lines that can't be read are left out."""
+    v1: dict[str, Path] = {}
+    v2: Path | None = None
+    for line in mounts.splitlines():
+        words = line.split(" ")
+        if len(words) >= 4 and words[2] == "cgroup2" and v2 is None:
+            v2 = Path(_unescape(words[1]))
+        elif len(words) >= 4 and words[2] == "cgroup":
+            v1 |= {
+                name: Path(_unescape(words[1]))
+                for name in CONTROLLERS
+                if name in words[3].split(",") and name not in v1
+            }
+    return Hierarchies(v1=v1, v2=v2, own=_own_groups(own))
+
+
+def _unescape(word: str) -> str:
+    return word.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
+
+
+def _own_groups(own: str) -> dict[str, str]:
+    groups: dict[str, str] = {}
+    for line in own.splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            groups |= dict.fromkeys(parts[1].split(","), parts[2])
+    return groups
+
+
+def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
+    """Which controllers can hold a cell, and where."""
+    if found.v1:
+        version = CgroupVersion.HYBRID if found.v2 is not None else CgroupVersion.V1
+        parents = {name: str(parent) for name, parent in found.v1.items() if _usable_v1(parent, name, is_root=is_root)}
+        return _fact(version, parents, is_root=is_root)
+    if found.v2 is None:
+        return CgroupFact(version=CgroupVersion.NONE, reason="no control groups are mounted")
+    parent = found.v2 if is_root else _delegated(found)
+    if parent is None:
+        return CgroupFact(
+            version=CgroupVersion.V2,
+            reason="no group is delegated to this user where it runs; `systemd-run --user --scope` makes one",
+        )
+    names = _words(parent / "cgroup.controllers") & set(CONTROLLERS) if _can_make(parent, is_root=is_root) else set()
+    enabled = (
+        names & _words(parent / "cgroup.subtree_control")
+        if not os.access(parent / "cgroup.subtree_control", os.W_OK)
+        else names
+    )
+    return _fact(CgroupVersion.V2, {name: str(parent) for name in sorted(enabled)}, is_root=is_root)
+
+
+def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) -> CgroupFact:
+    missing = [name for name in CONTROLLERS if name not in parents]
+    why = "can't be used here" if is_root else "not handed to this user"
+    reason = f"{', '.join(missing)}: {why}" if missing else ""
+    return CgroupFact(
+        version=version, parents=dict(sorted(parents.items())), delegated=bool(parents) and not is_root, reason=reason
+    )
+
+
+def _usable_v1(parent: Path, name: str, *, is_root: bool) -> bool:
+    return _can_make(parent, is_root=is_root, limit_file=_LIMIT_FILE_V1[name])
+
+
+def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") -> bool:
+    """Looking is not enough for root, whom a read-only mount or a security module may still refuse; so a group is made and removed."""
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return False
+    if not is_root:
+        return os.access(parent / "cgroup.procs", os.W_OK)
+    trial = parent / f"facts-{os.getpid()}"
+    try:
+        trial.mkdir()
+    except OSError:
+        return False
+    try:
+        return os.access(trial / limit_file, os.W_OK)
+    finally:
+        trial.rmdir()
+
+
+def _delegated(found: Hierarchies) -> Path | None:
+    """The nearest group at or above this process's parent group that the user owns the making of groups in.
+
+    A process can be moved only between groups under one that its user may write, and a group that holds processes can't hand on controllers:
+    so cells become siblings of the group this process is in.
+    """
+    own = found.own.get("")
+    if found.v2 is None or own is None or own == "/" or ".." in own:
+        return None
+    parent = (found.v2 / own.lstrip("/")).parent
+    return parent if parent.is_relative_to(found.v2) and os.access(parent / "cgroup.procs", os.W_OK) else None
+
+
+def _words(file: Path) -> set[str]:
+    try:
+        return set(file.read_text().split())
+    except OSError:
+        return set()
+
+
+def own_memory_limit_bytes(found: Hierarchies) -> int | None:
+    """The memory limit of the group this process is in, or None when it has none that can be read."""
+    if "memory" in found.v1:
+        group, name = found.v1["memory"] / found.own.get("memory", "/").lstrip("/"), "memory.limit_in_bytes"
+    elif found.v2 is not None:
+        group, name = found.v2 / found.own.get("", "/").lstrip("/"), "memory.max"
+    else:
+        return None
+    try:
+        text = (group / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None

@@ -1,0 +1,143 @@
+"""The facts about a host, as frozen data that goes into a run directory as it is."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class KvmState(StrEnum):
+    """What is known of hardware virtualisation. Only `PROVEN` counts: a guest really booted under it."""
+
+    PROVEN = "proven"
+    REFUTED = "refuted"
+    UNPROVEN = "unproven"
+    ABSENT = "absent"
+
+
+class CgroupVersion(StrEnum):
+    """How control groups are mounted. `HYBRID`: version 1 has the controllers, version 2 is mounted without them."""
+
+    V1 = "v1"
+    V2 = "v2"
+    HYBRID = "hybrid"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvmFact:
+    """`reason` says why it isn't proven; `proved_for` is what the proof (or refutation) holds for, "" when there is none."""
+
+    state: KvmState
+    reason: str = ""
+    proved_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsernsFact:
+    """Whether this user may make user namespaces with the rights of root inside. `max_user_namespaces` -1: not known."""
+
+    available: bool
+    reason: str = ""
+    max_user_namespaces: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupFact:
+    """Which controllers this user can put a cell under.
+
+    `parents` has, for each of `memory`, `cpu` and `pids` that is usable, the directory in which a group for a cell can be made. `delegated`: it is a
+    subtree handed to this user. `reason` says why a controller is missing.
+    """
+
+    version: CgroupVersion
+    parents: Mapping[str, str] = field(default_factory=dict)
+    delegated: bool = False
+    reason: str = ""
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        """The usable ones, sorted."""
+        return tuple(sorted(self.parents))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFact:
+    """A tool: `ok` when it is there and at least `needed_min`. `needed`: a cell can't run without it; else it serves what `use` says."""
+
+    name: str
+    use: str
+    needed: bool
+    path: str = ""
+    version: str = ""
+    needed_min: str = ""
+    ok: bool = False
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What this machine can do. `memory_total_mib` is what this process may use at most: the machine's memory or its own control group's limit."""
+
+    arch: str
+    distro_id: str
+    distro_version: str
+    kernel_release: str
+    is_root: bool
+    uid: int
+    cpu_model: str
+    cpus: int
+    memory_total_mib: int
+    memory_available_mib: int
+    disk_free_mib: int
+    home: str
+    kvm: KvmFact
+    userns: UsernsFact
+    cgroup: CgroupFact
+    tools: tuple[ToolFact, ...]
+
+    def tool(self, name: str) -> ToolFact | None:
+        """The fact about the tool of that name."""
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return dict(_plain(asdict(self)))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> HostFacts:
+        """The inverse of `to_json`. Raises `ValueError` for data that isn't such facts."""
+        try:
+            return typing.cast(HostFacts, _typed(cls, data))
+        except (TypeError, KeyError, AttributeError) as exc:
+            raise ValueError(f"these are no host facts: {exc}") from exc
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - whatever the annotation says
+    """`value` (JSON) as the annotated type `kind`; enough for the types above."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        unknown = set(value) - {item.name for item in fields(kind)}
+        if unknown:
+            raise KeyError(sorted(unknown)[0])
+        return kind(**{name: _typed(hints[name], item) for name, item in value.items()})
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        return tuple(_typed(typing.get_args(kind)[0], item) for item in value)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(value)
+    expected = kind if isinstance(kind, type) and origin is None else dict
+    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+        raise TypeError(f"{value!r} is no {kind}")
+    return dict(value) if isinstance(value, dict) else value

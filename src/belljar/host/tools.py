@@ -1,0 +1,144 @@
+"""Which tools of which version are installed. A version is asked for once and remembered by the file's path, size and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.host.model import ToolFact
+
+QEMU_MIN: Final = "8.2"
+_VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
+_TIMEOUT_S: Final = 10.0
+_MAX_OUTPUT_CHARS: Final = 4096
+SEARCH_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A tool Belljar uses: `names` are tried in order, `version_argv` makes it tell its version."""
+
+    name: str
+    package: str
+    use: str
+    needed: bool = False
+    needed_min: str = ""
+    version_argv: tuple[str, ...] = ("--version",)
+
+
+def tools_for(arch: str) -> tuple[Tool, ...]:
+    """The tools that matter on a host of this architecture, the needed ones first."""
+    qemu = {"x86_64": ("qemu-system-x86_64", "qemu-system-x86"), "aarch64": ("qemu-system-aarch64", "qemu-system-arm")}
+    name, package = qemu.get(arch, (f"qemu-system-{arch}", "qemu-system"))
+    return (
+        Tool(name=name, package=package, use="the microVM", needed=True, needed_min=QEMU_MIN),
+        Tool(name="mmdebstrap", package="mmdebstrap", use="building images"),
+        Tool(name="mksquashfs", package="squashfs-tools", use="packing images", version_argv=("-version",)),
+        Tool(name="skopeo", package="skopeo", use="importing images"),
+        Tool(name="umoci", package="umoci", use="importing images"),
+        Tool(name="runc", package="runc", use="the container tier, to come"),
+        Tool(name="runsc", package="runsc", use="the gVisor tier, to come"),
+        Tool(name="nft", package="nftables", use="simulated networks, to come"),
+    )
+
+
+def tool_facts(
+    tools: tuple[Tool, ...], cache_file: Path | None, *, search_path: str = SEARCH_PATH
+) -> tuple[ToolFact, ...]:
+    """A fact for each tool. With a `cache_file` that can be written, a version is asked for only when the tool's file has changed."""
+    known = _read_cache(cache_file)
+    found: dict[str, str] = {}
+    facts = tuple(_fact(tool, known, found, search_path) for tool in tools)
+    if cache_file is not None and found != known:
+        write_json(cache_file, found)
+    return facts
+
+
+def at_least(version: str, needed_min: str) -> bool:
+    """Whether a dotted version is not older than another; an unknown version is."""
+    if not needed_min:
+        return True
+    return bool(version) and _numbers(version) >= _numbers(needed_min)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("~")[0].split(".") if part.isdigit())
+
+
+def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path: str) -> ToolFact:
+    path = shutil.which(tool.name, path=f"{os.environ.get('PATH', '')}:{search_path}")
+    version = ""
+    if path is not None:
+        key = _identity(path)
+        version = known.get(key) or _ask(path, tool.version_argv)
+        if version:
+            found[key] = version
+    ok = path is not None and at_least(version, tool.needed_min)
+    return ToolFact(
+        name=tool.name,
+        use=tool.use,
+        needed=tool.needed,
+        path=path or "",
+        version=version,
+        needed_min=tool.needed_min,
+        ok=ok,
+        mend="" if ok else _mend(tool),
+    )
+
+
+def _mend(tool: Tool) -> str:
+    enough = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)" if tool.needed_min else ""
+    return f"run `belljar setup`, or install {tool.package}{enough}"
+
+
+def _identity(path: str) -> str:
+    status = Path(path).stat()
+    return f"{path}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def _ask(path: str, version_argv: tuple[str, ...]) -> str:
+    try:
+        done = subprocess.run(
+            [path, *version_argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    match = _VERSION.search((done.stdout + done.stderr)[:_MAX_OUTPUT_CHARS].decode("utf-8", "replace"))
+    return match[0] if match else ""
+
+
+def _read_cache(cache_file: Path | None) -> dict[str, str]:
+    known = read_json(cache_file) if cache_file is not None else {}
+    return {key: value for key, value in known.items() if isinstance(value, str)}
+
+
+def read_json(file: Path) -> dict[str, object]:
+    """The JSON object in a cache file; empty when there is none that can be read: a cache is never an error."""
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def write_json(file: Path, value: object) -> bool:
+    """Put a cache file in place whole. False when it can't be written: a cache is never an error."""
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+        scratch.replace(file)
+    except OSError:
+        return False
+    return True
