@@ -3,3 +3,25 @@
 Lives here: the chain and the Merkle tree (pure), the one writer, verification, export, and the run directory.
 Must not: interpret events; know what a cell is.
 """
+
+from belljar.ledger.checker import parse_line
+from belljar.ledger.keys import SigningKey, load_or_make_key, local_fingerprint
+from belljar.ledger.rundir import RunDirectory, create_run
+from belljar.ledger.schema import Line
+from belljar.ledger.verify import Problem, Status, Verification, verify
+from belljar.ledger.writer import LedgerWriter
+
+__all__ = [
+    "LedgerWriter",
+    "Line",
+    "Problem",
+    "RunDirectory",
+    "SigningKey",
+    "Status",
+    "Verification",
+    "create_run",
+    "load_or_make_key",
+    "local_fingerprint",
+    "parse_line",
+    "verify",
+]

@@ -1,0 +1,102 @@
+"""Bodies: bytes that belong to events, stored once, by digest, before the line that names them."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.events import Body
+from belljar.ledger.chain import sha256_hex
+from belljar.ledger.files import sync_directory, write_all
+
+BODIES: Final = "bodies"
+_PART: Final = ".part"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}", re.ASCII)
+
+
+def body_path(digest: str) -> str:
+    """Where a body is, relative to the run directory."""
+    return f"{BODIES}/{digest[:2]}/{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """A body with its digest, and how the line will name it."""
+
+    digest: str
+    content: bytes
+    ref: dict[str, Any]
+
+
+def prepare_body(body: Body) -> PreparedBody:
+    """Digest a body and check what its owner says of it. Pure.
+
+    Raises:
+        ValueError: the name is not one, more was kept than there was, or all was kept and the digest is of something
+            else.
+    """
+    kept, digest = len(body.content), sha256_hex(body.content)
+    if not _NAME.fullmatch(body.name):
+        raise ValueError(f"{body.name!r} is not a body's name")
+    if kept > body.total_bytes:
+        raise ValueError(f"body {body.name}: {kept} bytes kept of {body.total_bytes}")
+    if kept == body.total_bytes and body.sha256 not in {digest, ""}:
+        raise ValueError(f"body {body.name}: its digest is of other bytes")
+    whole = body.sha256 or (digest if kept == body.total_bytes else None)
+    ref: dict[str, Any] = {"name": body.name, "sha256": whole, "kept_bytes": kept, "total_bytes": body.total_bytes}
+    if kept and digest != whole:
+        ref["stored_sha256"] = digest
+    return PreparedBody(digest, body.content, ref)
+
+
+class BodyStore:
+    """The `bodies` directory of a run that is being written. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._root = run_dir / BODIES
+        self._known: set[bytes] = set()
+        self._unsynced: list[str] = []
+        self.bytes = 0
+        self._root.mkdir(mode=0o700)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def keep(self, body: PreparedBody) -> None:
+        """Store it unless it is stored or empty. The file appears complete or not at all. Raises `OSError`, also when
+        the disk takes only a part."""
+        name = bytes.fromhex(body.digest)
+        if not body.content or name in self._known:
+            return
+        folder, part = self._root / body.digest[:2], self._root / _PART
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            write_all(fd, body.content)
+        finally:
+            os.close(fd)
+        part.rename(folder / body.digest)
+        self._known.add(name)
+        self._unsynced.append(body.digest)
+        self.bytes += len(body.content)
+
+    def take_unsynced(self) -> list[str]:
+        """The digests stored since the last call; the caller forces them to the disk."""
+        taken, self._unsynced = self._unsynced, []
+        return taken
+
+    def sync(self, digests: list[str]) -> None:
+        """Force these bodies, and the directories that name them, to the disk."""
+        for digest in digests:
+            fd = os.open(self._root / digest[:2] / digest, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for folder in {digest[:2] for digest in digests}:
+            sync_directory(self._root / folder)
+        if digests:
+            sync_directory(self._root)

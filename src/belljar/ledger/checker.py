@@ -1,0 +1,258 @@
+"""The pass over a ledger, its checkpoints and its bodies, in one stream: every function raises `LedgerError` with the
+first bad line as `where`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
+
+from belljar.errors import LedgerError
+from belljar.events import Kind
+from belljar.ledger.bodies import body_path
+from belljar.ledger.chain import NO_LINE, parse_canonical, sha256_hex
+from belljar.ledger.checkpoint import MAX_CHECKPOINT_BYTES, parse_checkpoint
+from belljar.ledger.files import digest_file, exists, open_beneath, raw_lines, read_beneath, walk_files
+from belljar.ledger.manifest import MANIFEST, check_finished_files
+from belljar.ledger.merkle import MerkleTree
+from belljar.ledger.schema import (
+    MAX_LINE_BYTES,
+    MAX_SPILLED_BYTES,
+    SPILLED,
+    SPILLED_BODY,
+    BodyRef,
+    Checkpoint,
+    Line,
+    check_data,
+    first_error,
+)
+from belljar.ledger.writer import CHECKPOINTS, LEDGER, is_being_written
+
+
+def parse_line(raw: bytes) -> Line:
+    """One line of a ledger, by itself: its schema, and its data's unless that is in a body. Raises `ValueError`."""
+    value = parse_canonical(raw)
+    try:
+        line = Line.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(first_error(error)) from error
+    if line.data != SPILLED:
+        check_data(line.kind, line.data)
+    return line
+
+
+@dataclass(slots=True)
+class Checker:
+    """What the pass has seen so far of the run directory open as `root`."""
+
+    root: int
+    run_dir: Path
+    expected_key: str | None
+    tree: MerkleTree = field(default_factory=MerkleTree)
+    prev: str = NO_LINE
+    mono_ns: int = 0
+    checkpoint: Checkpoint | None = None
+    checkpoints: int = 0
+    final: Checkpoint | None = None
+    signed: int = 0
+    bodies: dict[bytes, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """The whole pass. Raises `LedgerError` at the first thing that is wrong; what it means that nothing was, `final` and `warnings` say."""
+        # A live run may be sealed while we read; what was unfinished when we began is judged as such.
+        alive = self._is_alive()
+        with self._open(LEDGER) as ledger, self._open(CHECKPOINTS) as checkpoints:
+            statements = self._checkpoints(checkpoints)
+            due = self._reached(statements, next(statements, None))
+            for number, raw, complete in raw_lines(ledger, max_bytes=MAX_LINE_BYTES, name=LEDGER):
+                if self.final and self.tree.size == self.final.size:
+                    raise LedgerError("added after the run's end", where=f"{LEDGER}:{number}")
+                if not complete:
+                    self.warnings.append(
+                        f"{LEDGER}:{number} is incomplete ({len(raw)} bytes): the event being written when the run ended was lost"
+                    )
+                    break
+                self._line(number, raw)
+                due = self._reached(statements, due)
+            if due is not None:
+                raise LedgerError(
+                    f"missing or cut off: {CHECKPOINTS}:{self.checkpoints} covers {due.size} events, {self.tree.size} are here",
+                    where=f"{LEDGER}:{self.tree.size + 1}",
+                )
+        self._files(alive=alive)
+
+    def _is_alive(self) -> bool:
+        try:
+            return is_being_written(self.run_dir)
+        except OSError:
+            return False  # Missing or a symlink: opening it for reading says which.
+
+    def _open(self, path: str) -> BinaryIO:
+        try:
+            return open_beneath(self.root, path)
+        except FileNotFoundError as error:
+            raise LedgerError("missing", where=path) from error
+
+    def _reached(self, statements: Iterator[Checkpoint], due: Checkpoint | None) -> Checkpoint | None:
+        """Compare the checkpoints that cover exactly what was read so far; the first that covers more, or None."""
+        while due is not None and due.size == self.tree.size:
+            self._compare_root(due)
+            due = next(statements, None)
+        return due
+
+    # --- events
+
+    def _line(self, number: int, raw: bytes) -> None:
+        where = f"{LEDGER}:{number}"
+        try:
+            line = parse_line(raw)
+        except ValueError as error:
+            raise LedgerError(f"not an event: {error}", where=where) from error
+        self._order(line, number)
+        self._bodies_of(line, where)
+        if line.kind is Kind.RUN_STARTED and self.checkpoint is not None:
+            self._same_run(line.data, where)
+        self.tree, self.prev, self.mono_ns = self.tree.added(raw), sha256_hex(raw), int(line.mono_ns)
+
+    def _order(self, line: Line, number: int) -> None:
+        due, where = self.tree.size, f"{LEDGER}:{number}"
+        if line.seq > due:
+            raise LedgerError(
+                f"event {line.seq} where {due} is due: events were removed before it, or it was moved", where=where
+            )
+        if line.seq < due:
+            raise LedgerError(f"event {line.seq} where {due} is due: it was added or moved", where=where)
+        if line.prev != self.prev and number == 1:
+            raise LedgerError("the first event names one before it", where=where)
+        if line.prev != self.prev:
+            raise LedgerError(
+                f"changed: its digest is not the one that line {number} names (or that line was changed)",
+                where=f"{LEDGER}:{number - 1}",
+            )
+        if int(line.mono_ns) < self.mono_ns:
+            raise LedgerError("its monotonic time is before that of the event before it", where=where)
+
+    def _same_run(self, data: dict[str, Any], where: str) -> None:
+        if self.checkpoint and data.get("run_id") != self.checkpoint.run_id:
+            raise LedgerError(f"of another run than {CHECKPOINTS}", where=where)
+        if self.checkpoint and data.get("key") != self.checkpoint.key:
+            raise LedgerError(f"names another key than the one that signed {CHECKPOINTS}", where=where)
+
+    # --- bodies
+
+    def _bodies_of(self, line: Line, where: str) -> None:
+        for body in line.bodies:
+            self._body(body, where)
+        if line.data == SPILLED:
+            self._spilled(line, where)
+
+    def _body(self, body: BodyRef, where: str) -> None:
+        what = f"body {body.name}"
+        if body.kept_bytes > body.total_bytes or (
+            body.kept_bytes == body.total_bytes and body.stored_sha256 not in {None, body.sha256}
+        ):
+            raise LedgerError(f"{what}: its sizes and digests contradict each other", where=where)
+        if body.kept_bytes == 0:
+            return
+        digest = body.stored
+        if digest is None:
+            raise LedgerError(f"{what}: no digest says where its bytes are", where=where)
+        size = self.bodies.get(bytes.fromhex(digest))
+        if size is None:
+            size = self._stored_size(digest, f"{what} ({body_path(digest)})", where)
+            self.bodies[bytes.fromhex(digest)] = size
+        if size != body.kept_bytes:
+            raise LedgerError(f"{what}: {body.kept_bytes} bytes recorded, {size} stored", where=where)
+
+    def _stored_size(self, digest: str, what: str, where: str) -> int:
+        try:
+            with open_beneath(self.root, body_path(digest)) as file:
+                found, size = digest_file(file)
+        except FileNotFoundError as error:
+            raise LedgerError(f"{what}: missing", where=where) from error
+        except LedgerError as error:
+            raise LedgerError(f"{what}: {error.what}", where=where) from error
+        if found != digest:
+            raise LedgerError(f"{what}: changed, its bytes have another digest", where=where)
+        return size
+
+    def _spilled(self, line: Line, where: str) -> None:
+        body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
+        if body is None or body.stored is None or not 0 < body.kept_bytes == body.total_bytes <= MAX_SPILLED_BYTES:
+            raise LedgerError("its data should be a body, which is not there", where=where)
+        try:
+            check_data(
+                line.kind, parse_canonical(read_beneath(self.root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
+            )
+        except ValueError as error:
+            raise LedgerError(f"body {SPILLED_BODY}: {error}", where=where) from error
+
+    # --- checkpoints
+
+    def _checkpoints(self, file: BinaryIO) -> Iterator[Checkpoint]:
+        prev, size = NO_LINE, 0
+        for number, raw, complete in raw_lines(file, max_bytes=MAX_CHECKPOINT_BYTES, name=CHECKPOINTS):
+            where = f"{CHECKPOINTS}:{number}"
+            if self.final:
+                raise LedgerError("added after the run's final checkpoint", where=where)
+            if not complete:
+                self.warnings.append(f"{where} is incomplete ({len(raw)} bytes)")
+                return
+            try:
+                checkpoint = parse_checkpoint(raw)
+            except ValueError as error:
+                raise LedgerError(f"not a checkpoint: {error}", where=where) from error
+            self._same_signer(checkpoint, where)
+            if checkpoint.number != number - 1 or checkpoint.prev != prev:
+                raise LedgerError(
+                    f"checkpoint {checkpoint.number} where {number - 1} is due, or not chained to the one before: one was removed, added or moved",
+                    where=where,
+                )
+            if checkpoint.size < size:
+                raise LedgerError("covers fewer events than the one before it", where=where)
+            prev, size = sha256_hex(raw), checkpoint.size
+            self.checkpoint, self.checkpoints = checkpoint, number
+            self.final = checkpoint if checkpoint.final else None
+            yield checkpoint
+
+    def _same_signer(self, checkpoint: Checkpoint, where: str) -> None:
+        if self.expected_key is not None and checkpoint.key != self.expected_key:
+            raise LedgerError(
+                f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected", where=where
+            )
+        if self.checkpoint is None:
+            return
+        if (checkpoint.key, checkpoint.run_id) != (self.checkpoint.key, self.checkpoint.run_id):
+            raise LedgerError("of another key or run than the checkpoint before it", where=where)
+
+    def _compare_root(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.root != self.tree.root().hex():
+            last = checkpoint.size
+            raise LedgerError(
+                f"events {self.signed} to {last - 1} are not those that {CHECKPOINTS}:{self.checkpoints} signed (lines {self.signed + 1} to {last})",
+                where=f"{LEDGER}:{max(last, 1)}",
+            )
+        self.signed = checkpoint.size
+
+    # --- files
+
+    def _files(self, *, alive: bool) -> None:
+        if self.final:
+            self.warnings += check_finished_files(self.root, self.final, self.bodies)
+            return
+        if not alive and exists(self.root, MANIFEST):
+            raise LedgerError(
+                f"cut off: {MANIFEST} was written, but the final checkpoint is not there",
+                where=f"{CHECKPOINTS}:{self.checkpoints + 1}",
+            )
+        for _ in walk_files(self.root):
+            pass  # Refuses links and special files.
+        state = "is still being written" if alive else "was not finished (its process died, or its end was removed)"
+        unsigned = self.tree.size - self.signed
+        self.warnings.append(
+            f"the run {state}: {unsigned} of {self.tree.size} events are not signed, and its files but the ledger and its bodies are not covered"
+        )

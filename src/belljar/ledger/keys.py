@@ -1,0 +1,141 @@
+"""The key that signs checkpoints: made on first use, kept by this host's user, named by its fingerprint."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from belljar.errors import LedgerError
+
+KEY_FILE: Final = "ledger-ed25519.pem"
+_MAX_KEY_FILE_BYTES: Final = 4096
+
+
+def fingerprint_of(public_key_hex: str) -> str:
+    """The name of a public key: SHA-256 of its 32 raw bytes, in hex."""
+    return hashlib.sha256(bytes.fromhex(public_key_hex)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A private key, ready to sign."""
+
+    private: Ed25519PrivateKey
+
+    @property
+    def public_key(self) -> str:
+        """The raw public key, 64 hex digits."""
+        return self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+
+    @property
+    def fingerprint(self) -> str:
+        """What people compare: 64 hex digits."""
+        return fingerprint_of(self.public_key)
+
+    def sign(self, payload: bytes) -> str:
+        """The Ed25519 signature, 128 hex digits."""
+        return self.private.sign(payload).hex()
+
+
+def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
+    """Whether this key signed this payload. Never raises for hostile keys or signatures of the right length."""
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex)).verify(bytes.fromhex(signature_hex), payload)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def load_or_make_key(home: Path) -> SigningKey:
+    """This host's key under `home/keys`, made (0600, atomically) when there is none. Processes that race for the
+    first use get the same key.
+
+    Raises:
+        LedgerError: the key can't be read or made, or others can read it.
+    """
+    path = home / "keys" / KEY_FILE
+    try:
+        if not path.exists():
+            _make(path)
+        return _load(path)
+    except OSError as error:
+        raise LedgerError(
+            f"the signing key can't be used: {error.strerror}",
+            where=str(path),
+            mend="check the directory's owner and free space",
+        ) from error
+
+
+def local_fingerprint(home: Path) -> str | None:
+    """The fingerprint of this host's key, or None when there is no key that this user can read. Makes none."""
+    try:
+        return _load(home / "keys" / KEY_FILE).fingerprint
+    except (OSError, LedgerError):
+        return None
+
+
+def parse_fingerprint(text: str) -> str:
+    """A fingerprint as people paste it (case, colons and a `sha256:` in front don't matter). Raises `ValueError` that
+    says what is allowed."""
+    plain = text.strip().lower().removeprefix("sha256:").replace(":", "")
+    if not re.fullmatch("[0-9a-f]{64}", plain):
+        raise ValueError("a key fingerprint is 64 hex digits, as `belljar ledger verify` prints it")
+    return plain
+
+
+def _load(path: Path) -> SigningKey:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
+            raise LedgerError(
+                "the signing key is open to others",
+                where=str(path),
+                mend=f"chmod 600 it if you trust it, else move it away: {path}",
+            )
+        content = file.read(_MAX_KEY_FILE_BYTES)
+    try:
+        private = load_pem_private_key(content, password=None)
+    except (ValueError, TypeError) as error:
+        raise LedgerError(
+            "the signing key is damaged", where=str(path), mend="restore it, or move it away: a new one is made"
+        ) from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise LedgerError(
+            "the signing key is not an Ed25519 key", where=str(path), mend="move it away: a new one is made"
+        )
+    return SigningKey(private)
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    fresh = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(fd)
+        # A link, not a rename: whoever comes second must use the first one's key, not replace it.
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(fresh)
+    finally:
+        fresh.unlink()

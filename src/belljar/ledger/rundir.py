@@ -1,0 +1,195 @@
+"""The run directory: everything a run left behind, in one place, every file of it covered by a signature."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from belljar import __version__
+from belljar.errors import LedgerError
+from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.ledger.chain import canonical, sha256_hex
+from belljar.ledger.files import sync_directory, write_file
+from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.manifest import MANIFEST, MANIFEST_PART, digests_of
+from belljar.ledger.schema import SCHEMA_VERSION
+from belljar.ledger.writer import LedgerWriter
+
+RUNS: Final = "runs"
+
+OUTCOMES: Final = ("completed", "failed", "interrupted")
+
+
+def create_run(
+    home: Path, kind: str, argv: Sequence[str], *, what: str = "", versions: Mapping[str, Any] | None = None
+) -> RunDirectory:
+    """A new run directory under `home/runs`, to be entered.
+
+    Args:
+        home: the store. The signing key is made here on first use.
+        kind: `exec`, `shell`, `run`, …: the command that makes the run.
+        argv: the command line as given, for the record.
+        what: what is run, for lists: a task's name, a command.
+        versions: name → version of what took part, for `versions.json`; Belljar, Python and the kernel are added.
+
+    Raises:
+        LedgerError: on entering, when it can't be made.
+    """
+    return RunDirectory(home, kind, tuple(argv), what=what, versions=dict(versions or {}))
+
+
+def new_run_id(time_ns: int, random: str) -> str:
+    """A name that sorts by time to the millisecond and says nothing else: `20261120-215346123-4f9c2a`. Pure."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(seconds))}{rest // 1_000_000:03d}-{random}"
+
+
+class RunDirectory:
+    """One run's directory while it is being made: a context manager.
+
+    Entering makes the directory and records `run.started`; leaving records `run.finished`, writes the manifest and
+    seals the ledger, also when the body raised. What leaves nothing sealed: a ledger that can't be written, or the
+    death of this process. Such a run verifies as *unfinished*.
+    """
+
+    run_id: str
+    path: Path
+    recorder: LedgerWriter
+
+    def __init__(self, home: Path, kind: str, argv: tuple[str, ...], *, what: str, versions: dict[str, Any]) -> None:
+        self._home, self._kind, self._argv, self._what, self._versions = home, kind, argv, what, versions
+        self._outcome: tuple[str, int | None, str | None] | None = None
+        self._stack = ExitStack()
+
+    @property
+    def inspect_log_dir(self) -> Path:
+        """Where the harness puts its own log; made on first use."""
+        folder = self.path / "inspect"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Add a file (`policy.yaml`, …) that is not there yet. Raises `LedgerError` when it can't be written,
+        `ValueError` for a name with a path in it."""
+        return self._write(name, text.encode("utf-8", "backslashreplace"))
+
+    def write_json(self, name: str, value: object) -> Path:
+        """Add a JSON file (`plan.json`, `host.json`, …), in canonical form. Raises as `write_text`, and `ValueError`
+        for what is not JSON."""
+        return self._write(name, canonical(value) + b"\n")
+
+    def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None) -> None:
+        """Say how the run ended: `completed`, `failed` or `interrupted`. Without it, the exception that ends the
+        context says it (none: completed, 0)."""
+        if outcome not in OUTCOMES:
+            raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
+        self._outcome = (outcome, exit_code, error)
+
+    def __enter__(self) -> RunDirectory:
+        try:
+            key = load_or_make_key(self._home)
+            self._make()
+            with ExitStack() as on_failure:
+                self.recorder = on_failure.enter_context(LedgerWriter(self.path, key))
+                self._record_start()
+                self.write_json("versions.json", _versions() | self._versions)
+                self._stack = on_failure.pop_all()
+        except OSError as error:
+            raise LedgerError(
+                f"the run directory can't be made: {error.strerror}",
+                where=str(self._home / RUNS),
+                mend="check its owner and the free space",
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._stack:
+            try:
+                self._seal(error)
+            except LedgerError:
+                # When the record itself is what failed, its error is on the way already.
+                if not isinstance(error, LedgerError):
+                    raise
+
+    def _make(self) -> None:
+        runs = self._home / RUNS
+        runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.run_id = new_run_id(time.time_ns(), secrets.token_hex(3))
+        self.path = runs / self.run_id
+        self.path.mkdir(mode=0o700)
+        sync_directory(runs)
+
+    def _record_start(self) -> None:
+        data: dict[str, JsonValue] = {
+            "run_id": self.run_id,
+            "kind": self._kind,
+            "argv": self._argv,
+            "what": self._what,
+            "key": self.recorder.key.fingerprint,
+            "belljar": __version__,
+        }
+        self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
+
+    def _seal(self, error: BaseException | None) -> None:
+        outcome, exit_code, text = self._outcome or _outcome_of(error)
+        data = {"outcome": outcome, "exit_code": exit_code} | ({"error": text} if text else {})
+        self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
+        self.recorder.end()
+        try:
+            content = canonical(self._manifest()) + b"\n"
+            write_file(self.path / MANIFEST_PART, content)
+            self.recorder.seal(sha256_hex(content))
+            (self.path / MANIFEST_PART).rename(self.path / MANIFEST)
+            sync_directory(self.path)
+        except OSError as failure:
+            raise LedgerError(
+                f"the run can't be sealed: {failure.strerror}",
+                where=str(self.path),
+                mend="free disk space; the run stays unfinished",
+            ) from failure
+
+    def _manifest(self) -> dict[str, Any]:
+        count, size = self.recorder.body_totals
+        return {
+            "v": SCHEMA_VERSION,
+            "run_id": self.run_id,
+            "key": self.recorder.key.fingerprint,
+            "public_key": self.recorder.key.public_key,
+            "files": digests_of(self.path),
+            "bodies": {"count": count, "bytes": size},
+        }
+
+    def _write(self, name: str, content: bytes) -> Path:
+        if Path(name).name != name or name in {MANIFEST, MANIFEST_PART}:
+            raise ValueError(f"{name!r} is not a plain file name")
+        try:
+            write_file(self.path / name, content)
+        except OSError as error:
+            raise LedgerError(
+                f"can't be written: {error.strerror}", where=str(self.path / name), mend="check the free space"
+            ) from error
+        return self.path / name
+
+
+def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | None]:
+    if error is None:
+        return "completed", 0, None
+    if not isinstance(error, Exception):  # KeyboardInterrupt, a cancellation
+        return "interrupted", 130, type(error).__name__
+    return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "belljar": __version__,
+        "python": platform.python_version(),
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+    }

@@ -1,0 +1,337 @@
+"""The one writer of a run's ledger.
+
+What survives what: a line is handed to the kernel before `record` returns, so this process's death, however sudden,
+    loses at most the event being written. The disk is forced at checkpoints (about every half second), so a power
+    loss may lose what came after the last checkpoint; it never leaves a checkpoint without the events it covers,
+    because they are forced first.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from belljar.errors import LedgerError
+from belljar.events import Body, Event
+from belljar.ledger.bodies import BodyStore, PreparedBody, prepare_body
+from belljar.ledger.chain import NO_LINE, canonical, sha256_hex
+from belljar.ledger.checkpoint import make_checkpoint
+from belljar.ledger.files import sync_directory
+from belljar.ledger.keys import SigningKey
+from belljar.ledger.merkle import MerkleTree
+from belljar.ledger.schema import (
+    MAX_BODIES,
+    MAX_DATA_BYTES,
+    MAX_LINE_BYTES,
+    MAX_SPILLED_BYTES,
+    SCHEMA_VERSION,
+    SPILLED,
+    SPILLED_BODY,
+    check_data,
+)
+
+LEDGER: Final = "ledger.jsonl"
+CHECKPOINTS: Final = "checkpoints.jsonl"
+CHECKPOINT_INTERVAL_S: Final = 0.5
+"""How long events may gather before they are signed: half of the second that is promised, the rest is for slow
+disks."""
+
+_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def wall_time(time_ns: int) -> str:
+    """Nanoseconds since the epoch → RFC 3339, UTC, microseconds."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return f"{_second(seconds)}.{rest // 1000:06d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What the file holds. Replaced as a whole, so that an interrupt finds either the old or the new one."""
+
+    tree: MerkleTree
+    prev: str
+    offset: int
+
+    def after(self, line: bytes) -> _Written:
+        return _Written(self.tree.added(line), sha256_hex(line), self.offset + len(line) + 1)
+
+
+class LedgerWriter:
+    """Records events in a run directory: a `Recorder`, and a context manager that owns one thread, for checkpoints.
+
+    Thread-safe. One writer per run, once: a directory that has a ledger is refused. After any failure to write, the
+    writer is *poisoned*: each later call raises the first failure again, since nothing may run without a record.
+    Leaving the context without `seal` leaves an unfinished run, which verifies as such.
+
+    Args:
+        run_dir: an existing directory of its own.
+        key: signs the checkpoints.
+        run_id: stands in the checkpoints; by default the directory's name.
+
+    Raises:
+        LedgerError: on entering, when there is a ledger already or it can't be made.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        key: SigningKey,
+        *,
+        run_id: str | None = None,
+        checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
+    ) -> None:
+        self.run_dir = run_dir
+        self.run_id = run_id or run_dir.name
+        self.key = key
+        self._interval_s = checkpoint_interval_s
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sign_as_events_arrive, name="ledger-checkpoints", daemon=True)
+        self._state = _Written(MerkleTree(), NO_LINE, 0)
+        self._pending: bytes | None = None
+        self._poison: LedgerError | None = None
+        self._ended = False
+        self._signed_size = -1
+        self._checkpoint_number = 0
+        self._checkpoint_prev = NO_LINE
+        self._ledger_fd = -1
+        self._checkpoints_fd = -1
+
+    def __enter__(self) -> LedgerWriter:
+        with self._failing("the ledger can't be made"):
+            try:
+                self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
+            except FileExistsError as error:
+                raise self._refusal() from error
+            # Says that this run is alive: see `is_being_written`. A reader holds it for a moment at most, so waiting is safe.
+            fcntl.flock(self._ledger_fd, fcntl.LOCK_EX)
+            self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
+            self._bodies = BodyStore(self.run_dir)
+            sync_directory(self.run_dir)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._halt()
+        try:
+            if self._poison is None and not self._ended:
+                self._checkpoint()
+        finally:
+            self._ended = True
+            for fd in (self._ledger_fd, self._checkpoints_fd):
+                os.close(fd)
+            self._ledger_fd = self._checkpoints_fd = -1
+
+    @property
+    def events(self) -> int:
+        """How many events are recorded."""
+        return self._state.tree.size
+
+    @property
+    def body_totals(self) -> tuple[int, int]:
+        """How many distinct bodies are stored, and their bytes."""
+        return len(self._bodies), self._bodies.bytes
+
+    def record(self, event: Event) -> int:
+        """Record the event; its sequence number. When this returns, the line is with the kernel.
+
+        Data over 64 KiB moves to a body by itself (up to 16 MiB).
+
+        Raises:
+            LedgerError: the event breaks the schema (the writer goes on), or can't be written (the writer is poisoned).
+        """
+        data = dict(event.data)
+        try:
+            check_data(event.kind, data)
+            bodies = [prepare_body(body) for body in event.bodies]
+            canonical_data = canonical(data)
+            if len(canonical_data) > MAX_DATA_BYTES:
+                bodies.append(_spilled(canonical_data))
+                data = dict(SPILLED)
+            if len(bodies) > MAX_BODIES:
+                raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
+        except ValueError as error:
+            raise LedgerError(
+                f"an event that is not one: {error}",
+                where=event.kind.value,
+                mend="this is a fault of Belljar: report it",
+            ) from error
+        with self._lock, self._failing("the event can't be recorded"):
+            return self._write(event, data, bodies)
+
+    def end(self) -> None:
+        """No more events: what `record` refuses from here on. Stops the thread."""
+        with self._lock, self._failing("the ledger can't be ended"):
+            self._settle()
+            self._ended = True
+        self._halt()
+
+    def seal(self, manifest_sha256: str) -> None:
+        """Sign the final checkpoint, which names the manifest's digest, and force all to the disk. After `end`.
+
+        Raises:
+            LedgerError: it can't be written; the run stays unfinished.
+        """
+        if not self._ended or self._thread.is_alive():
+            raise ValueError("seal comes after end")
+        self._checkpoint(manifest_sha256)
+
+    def _write(self, event: Event, data: dict[str, Any], bodies: list[PreparedBody]) -> int:
+        self._settle()
+        for body in bodies:
+            self._bodies.keep(body)
+        before = self._state
+        line = canonical({
+            "v": SCHEMA_VERSION,
+            "seq": before.tree.size,
+            "prev": before.prev,
+            "time": wall_time(time.time_ns()),
+            "mono_ns": str(time.monotonic_ns()),
+            "kind": event.kind,
+            "cell": event.cell_id,
+            "actor": event.actor,
+            "trust": event.trust,
+            "data": data,
+            "bodies": [body.ref for body in bodies],
+        })  # fmt: skip
+        self._append(line)
+        return before.tree.size
+
+    def _append(self, line: bytes) -> None:
+        content = line + b"\n"
+        if len(content) > MAX_LINE_BYTES:
+            raise LedgerError(f"a line of {len(content)} bytes", mend="this is a fault of Belljar: report it")
+        self._pending = line
+        _write_once(self._ledger_fd, content)
+        self._state = self._state.after(line)
+        self._pending = None
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def _settle(self) -> None:
+        """Before anything else is written: refuse if we can't, and find out what an interrupted call (Ctrl-C in the
+        middle of it) has done."""
+        if self._poison is not None:
+            raise self._poison
+        if self._ended:
+            raise LedgerError("the ledger is closed", where=str(self.run_dir))
+        if self._pending is None:
+            return
+        line, size = self._pending, os.fstat(self._ledger_fd).st_size
+        # The interrupt may have come after the state was replaced, before it was written, or between.
+        if size == self._state.offset + len(line) + 1:
+            self._state = self._state.after(line)
+        elif size != self._state.offset:
+            raise OSError(errno.EIO, "a line was written in part")
+        self._pending = None
+        self._wake.set()
+
+    def _sign_as_events_arrive(self) -> None:
+        while True:
+            self._wake.wait()
+            if self._stop.wait(self._interval_s):
+                return
+            self._wake.clear()
+            try:
+                self._checkpoint()
+            except LedgerError:
+                return  # Poisoned: the next record says so.
+
+    def _checkpoint(self, manifest_sha256: str | None = None) -> None:
+        """Force to the disk what is recorded, then sign it. Only one thread at a time: the writer's own, or, once
+        that has ended, the owner's."""
+        with self._lock:
+            state, digests = self._state, self._bodies.take_unsynced()
+        if state.tree.size == self._signed_size and manifest_sha256 is None:
+            return
+        with self._failing("a checkpoint can't be written"):
+            self._bodies.sync(digests)
+            os.fsync(self._ledger_fd)
+            line = make_checkpoint(
+                self.key,
+                state.tree,
+                run_id=self.run_id,
+                number=self._checkpoint_number,
+                prev=self._checkpoint_prev,
+                time=wall_time(time.time_ns()),
+                manifest_sha256=manifest_sha256,
+            )
+            _write_once(self._checkpoints_fd, line + b"\n")
+            os.fsync(self._checkpoints_fd)
+        self._signed_size, self._checkpoint_prev = state.tree.size, sha256_hex(line)
+        self._checkpoint_number += 1
+
+    def _halt(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._poison = LedgerError(
+                f"{what}: {error.strerror or error}",
+                where=str(self.run_dir),
+                mend="free disk space or check the disk, then run again",
+            )
+            raise self._poison from error
+
+    def _refusal(self) -> LedgerError:
+        if is_being_written(self.run_dir):
+            return LedgerError(
+                "another writer records this run",
+                where=str(self.run_dir),
+                mend="each run has one writer; start a run of its own",
+            )
+        return LedgerError(
+            "there is a ledger already", where=str(self.run_dir), mend="a run is recorded once; start a new one"
+        )
+
+
+def is_being_written(run_dir: Path) -> bool:
+    """Whether a writer is alive on this run directory. Raises `OSError` when there is no ledger to ask."""
+    fd = os.open(run_dir / LEDGER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def _spilled(canonical_data: bytes) -> PreparedBody:
+    if len(canonical_data) > MAX_SPILLED_BYTES:
+        raise ValueError(f"{len(canonical_data)} bytes of data; an event has at most {MAX_SPILLED_BYTES}")
+    digest = sha256_hex(canonical_data)
+    return prepare_body(Body(name=SPILLED_BODY, content=canonical_data, total_bytes=len(canonical_data), sha256=digest))
+
+
+def _write_once(fd: int, content: bytes) -> None:
+    """One write for one line, so that no reader and no crash sees lines mixed. A short write is a full disk that has
+    not said so yet."""
+    written = os.write(fd, content)
+    if written != len(content):
+        raise OSError(errno.ENOSPC, f"only {written} of {len(content)} bytes were taken: the disk is full")
