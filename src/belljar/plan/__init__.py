@@ -3,3 +3,22 @@
 Lives here: the tier decision, limits, layers and blast radius, and the argument lists that carry them out (QEMU, the jail).
 Must not: touch a file, a clock, a process or the network.
 """
+
+from belljar.plan.make import GUEST_OVERHEAD_MIB, make_plan
+from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, Plan
+from belljar.plan.obstacles import Obstacle, hardware_obstacle, microvm_obstacles
+from belljar.plan.render import render_plan
+
+__all__ = [
+    "GUEST_OVERHEAD_MIB",
+    "BlastRadius",
+    "Bound",
+    "ImageFacts",
+    "Layer",
+    "Obstacle",
+    "Plan",
+    "hardware_obstacle",
+    "make_plan",
+    "microvm_obstacles",
+    "render_plan",
+]

@@ -1,0 +1,101 @@
+"""The plan: what this host will do about a policy, as frozen data that a run directory keeps as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Final, Literal, TypeAlias
+
+from belljar.plan.jail import JailLimits
+from belljar.plan.qemu import GuestLimits, VmShape
+from belljar.policy import Policy, Resources, Risk, Tier
+
+PLAN_FORMAT: Final = 1
+LayerState: TypeAlias = Literal["enforced", "hardware", "emulated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What the plan needs to know of an image: `digest` in hex, and how its maker meant its processes to start."""
+
+    digest: str
+    name: str
+    user: str
+    workdir: str
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One wall between the workload and the host: what it is, what makes it hold, and how far it can be relied on."""
+
+    name: str
+    what: str
+    enforced_by: str
+    state: LayerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The most of one resource a cell can take: `most` for people, and everything that holds it there, the nearest to the workload first."""
+
+    what: str
+    most: str
+    enforced_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlastRadius:
+    """What the cell can do at its worst, in sentences."""
+
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    reach: tuple[str, ...]
+    consume: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One cell, decided.
+
+    `layers` are outermost first. `jail_controllers` are the control groups the jail is put under; without `memory` among them, `memory_by_rlimit` is
+    true and the jail's address space is bounded instead. `image` is None when it isn't built: such a plan can be read, not carried out. `env` is the
+    image's with the policy's over it. `demanded_tier` is what the policy demands, `tier` what it gets, never less.
+    """
+
+    policy: Policy
+    risk: Risk
+    demanded_tier: Tier
+    tier: Tier
+    emulated: bool
+    image: ImageFacts | None
+    layers: tuple[Layer, ...]
+    vm: VmShape
+    guest: GuestLimits
+    jail: JailLimits
+    jail_controllers: tuple[str, ...]
+    memory_by_rlimit: bool
+    user: str
+    workdir: str
+    env: Mapping[str, str]
+    hostname: Literal["random"]
+    limits: Resources
+    bounds: tuple[Bound, ...]
+    blast_radius: BlastRadius
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; the same plan always gives the same."""
+        shown = {name: _plain(getattr(self, name)) for name in self.__slots__ if name != "policy"}
+        return {"version": PLAN_FORMAT, "policy": self.policy.to_json(), **shown}
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
+    if isinstance(value, Enum):
+        return value.value
+    if hasattr(value, "__dataclass_fields__"):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in sorted(value.items())}
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,126 @@
+"""The blast radius in words: what the cell can read, write, reach and consume at its worst, what holds it, and what its author should know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from belljar.host import HostFacts
+from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
+from belljar.plan.model import BlastRadius, Bound, ImageFacts
+from belljar.plan.qemu import VmShape
+from belljar.policy import Policy, Resources, Tier
+from belljar.units import format_duration, format_size, printable
+
+_SHOWN_DIGITS = 12
+_HOST_GROUP = "the host's control group"
+
+
+def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]) -> tuple[Bound, ...]:
+    """Everything a cell may consume, each with what holds it there."""
+    memory_bytes = resources.memory_bytes + resources.disk_bytes
+    vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
+    quota = (
+        f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
+        if jail.cpu_quota_percent is not None
+        else "the VMM's few threads; no control group"
+    )
+    vmm_threads = f"{_HOST_GROUP} and RLIMIT_NPROC" if "pids" in controllers else "RLIMIT_NPROC; no control group"
+    return (
+        Bound(what="processors", most=f"{resources.cpus}, and one for the VMM", enforced_by=("the VM's shape", quota)),
+        Bound(
+            what="memory and files together",
+            most=format_size(memory_bytes),
+            enforced_by=("the guest's control group", vm_memory),
+        ),
+        Bound(
+            what="files it writes",
+            most=format_size(resources.disk_bytes),
+            enforced_by=("the guest's tmpfs (bytes and inodes)", vm_memory),
+        ),
+        Bound(
+            what="this host's memory",
+            most=format_size(jail.memory_max_bytes),
+            enforced_by=(
+                _HOST_GROUP if "memory" in controllers else "RLIMIT_AS on the VMM and the VM's shape; no control group",
+            ),
+        ),
+        Bound(
+            what="this host's disk",
+            most="nothing but its record, which grows with its output",
+            enforced_by=("the jail's read-only root",),
+        ),
+        Bound(what="processes in the cell", most=str(resources.processes), enforced_by=("the guest's control group",)),
+        Bound(what="threads on this host", most=str(jail.processes), enforced_by=(vmm_threads,)),
+        Bound(what="time", most=format_duration(resources.lifetime_s), enforced_by=("the jail's supervisor",)),
+        Bound(
+            what="time of one command",
+            most=f"{format_duration(resources.exec_timeout_s)} unless it asks for another",
+            enforced_by=("the guest agent", "a deadline on the host"),
+        ),
+        Bound(
+            what="output kept of one command",
+            most=f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted",
+            enforced_by=("the guest agent", "the channel's window on the host"),
+        ),
+    )
+
+
+def blast_radius(
+    policy: Policy, image: ImageFacts | None, env: Mapping[str, str], held: tuple[Bound, ...]
+) -> BlastRadius:
+    """What the cell can do at its worst. Says only what the plan's walls and bounds make true."""
+    return BlastRadius(
+        read=(
+            f"the image {_shown_image(policy, image)}, shared with no one who can write it",
+            *(f"a copy of the file {printable(file.source)}, as {printable(file.target)}" for file in policy.files),
+            *((f"the environment: {', '.join(printable(name) for name in sorted(env))}",) if env else ()),
+            "nothing of this host: no directory, file, device or process is shared with it",
+        ),
+        write=(
+            f"its own copy of the file system, in memory, at most {format_size(policy.resources.disk_bytes)}, gone with the cell",
+            "nothing on this host, and nothing another cell can read",
+        ),
+        reach=(
+            "no network: the cell has no network device, so no internet, no LAN, no metadata service, no DNS, no other cell",
+            "this host by one byte pipe, whose every frame is checked",
+        ),
+        consume=tuple(f"{bound.what}: {bound.most}" for bound in held),
+    )
+
+
+def warnings(
+    facts: HostFacts,
+    image: ImageFacts | None,
+    image_name: str,
+    shape: VmShape,
+    *,
+    demanded: Tier,
+    tier: Tier,
+    emulated: bool,
+) -> tuple[str, ...]:
+    """What the author should know and may not expect. Nothing here is weaker than the policy demands."""
+    needed_bytes, free_bytes = vmm_memory_max_bytes(shape), facts.memory_available_mib << 20
+    said = {
+        f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image build`; user, workdir and env may differ": image
+        is None,
+        f"runs in {tier}, which is stronger than {demanded}: the {demanded} tier isn't built yet": tier > demanded,
+        f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the VM is no security boundary by QEMU's own policy; "
+        "the jail around it is": emulated,
+        _ungrouped(facts): bool(facts.cgroup.reason),
+        f"one cell may take {format_size(needed_bytes)} of memory, and {format_size(free_bytes)} is free now": needed_bytes
+        > free_bytes,
+        f"the first cell of this shape writes a template of up to {format_size(shape.ram_mib << 20)}, and the store has "
+        f"{format_size(facts.disk_free_mib << 20)} free": shape.ram_mib > facts.disk_free_mib,
+    }
+    return tuple(sentence for sentence, true in said.items() if true)
+
+
+def _ungrouped(facts: HostFacts) -> str:
+    reason = printable(facts.cgroup.reason)
+    return f"not all control groups can be used ({reason}); the bounds above say what holds instead"
+
+
+def _shown_image(policy: Policy, image: ImageFacts | None) -> str:
+    if image is None:
+        return f"{printable(policy.image)} (not built)"
+    return f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"

@@ -1,0 +1,69 @@
+"""A plan as lines of plain text for a person. Pure; every dynamic string is escaped."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from belljar.plan.model import Plan
+from belljar.units import printable
+
+_WIDTH = 110
+_LABEL = 10
+
+
+def render_plan(plan: Plan, *, width: int = _WIDTH) -> tuple[str, ...]:
+    """What the cell can read, write, reach and consume, which walls stand between it and the host, and what is emulated."""
+    return tuple(line for block in _blocks(plan) for line in _wrapped(block, width))
+
+
+def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(label, text) pairs; a label that begins with a blank continues the one above; ("", "") is an empty line."""
+    yield ("policy", plan.policy.name)
+    yield ("risk", f"{plan.risk}: at least {plan.demanded_tier}")
+    yield (
+        "tier",
+        f"{plan.tier}, {'EMULATED (no hardware virtualisation)' if plan.emulated else 'with hardware virtualisation'}",
+    )
+    yield (
+        "image",
+        f"{plan.image.name} sha256:{plan.image.digest}" if plan.image else f"{plan.policy.image} (not built)",
+    )
+    yield ("as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}")
+    yield ("", "")
+    yield ("", "The cell can, at its worst,")
+    radius = plan.blast_radius
+    for label, sentences in (("read", radius.read), ("write", radius.write), ("reach", radius.reach)):
+        yield from _labelled(label, sentences)
+    yield from _labelled(
+        "consume", (f"{bound.what}: {bound.most} — held by {', '.join(bound.enforced_by)}" for bound in plan.bounds)
+    )
+    yield ("", "")
+    yield ("", "Between it and this host, outermost first:")
+    for number, layer in enumerate(plan.layers, 1):
+        yield (f"{number}", f"{layer.name} ({layer.state}) — {layer.what}; enforced by {layer.enforced_by}")
+    if plan.warnings:
+        yield ("", "")
+        yield from _labelled("note", plan.warnings)
+
+
+def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for index, sentence in enumerate(sentences):
+        yield (label if index == 0 else " ", sentence)
+
+
+def _wrapped(block: tuple[str, str], width: int) -> list[str]:
+    label, text = block
+    if not text:
+        return [""]
+    if not label:
+        return [printable(text)]
+    head = f"  {label.strip():<{_LABEL}}"
+    return textwrap.wrap(
+        printable(text),
+        width,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
