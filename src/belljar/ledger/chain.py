@@ -37,10 +37,11 @@ def canonical(value: object) -> bytes:
         # rest, and this is four times faster.
         if text.isascii():
             return text.encode("ascii")
+    anything: Any = value  # The library itself refuses what is not JSON.
     try:
-        return rfc8785.dumps(value)
+        return rfc8785.dumps(anything)
     except rfc8785.CanonicalizationError:
-        return rfc8785.dumps(_encodable(value))
+        return rfc8785.dumps(_encodable(anything))
 
 
 def parse_canonical(line: bytes) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, list | tuple) and all(map(_is_plain, value))
 
 
-def _encodable(value: object) -> object:
+def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON, whatever it is
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):

@@ -51,6 +51,7 @@ class Checker:
     root: int
     run_dir: Path
     expected_key: str | None
+    expected_run: str | None
     tree: MerkleTree = field(default_factory=MerkleTree)
     prev: str = NO_LINE
     mono_ns: int = 0
@@ -224,6 +225,8 @@ class Checker:
             raise LedgerError(
                 f"signed by key {checkpoint.key}, not by {self.expected_key}, which is expected", where=where
             )
+        if self.expected_run is not None and checkpoint.run_id != self.expected_run:
+            raise LedgerError(f"of run {checkpoint.run_id}, in the place of {self.expected_run}", where=where)
         if self.checkpoint is None:
             return
         if (checkpoint.key, checkpoint.run_id) != (self.checkpoint.key, self.checkpoint.run_id):

@@ -63,19 +63,20 @@ class Verification:
         return self.status is Status.VERIFIED or (self.status is Status.UNFINISHED and not strict)
 
 
-def verify(run_dir: Path, *, expected_key: str | None = None) -> Verification:
+def verify(run_dir: Path, *, expected_key: str | None = None, expected_run: str | None = None) -> Verification:
     """Verify a run directory. Memory: about 200 bytes per distinct body; the ledger may be of any size.
 
     Args:
         run_dir: the run directory. expected_key: the fingerprint that must have signed. Without it, a ledger forged
             as a whole and signed with another key is *not* found: compare `key`.
+        expected_run: the run id that it must be of: found under a name, a directory could hold another, genuine run.
 
     Raises:
         FileNotFoundError, NotADirectoryError, PermissionError: there is no such directory, or it can't be read.
     """
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        checker = Checker(root, run_dir, expected_key)
+        checker = Checker(root, run_dir, expected_key, expected_run)
         return _result(checker, _first_problem(checker))
     finally:
         os.close(root)

@@ -1,0 +1,280 @@
+"""`belljar ledger verify|show|export`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import click
+
+from belljar.units import parse_duration, printable
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from belljar.ledger import Line, Verification
+
+
+@click.group()
+def ledger() -> None:
+    """Verify, show or export the record of a run.
+
+    RUN is a run id, the beginning of one, `last`, or the path of a run directory.
+    """
+
+
+@ledger.command()
+@click.argument("run")
+@click.option(
+    "--key",
+    "fingerprint",
+    metavar="FINGERPRINT",
+    help="The key that must have signed. Default: this host's, if it has one.",
+)
+@click.option("--strict", is_flag=True, help="An unfinished run is a failure.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> None:
+    """Check every event, signature, body and file of RUN, offline.
+
+    \b
+    Exit code 0: nothing is wrong. 1: something is; the first bad line or file is named.
+    A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1 with --strict.
+    """
+    from belljar.ledger import verify as verify_run
+
+    path = _run_path(run)
+    expected, origin = _expected_key(fingerprint)
+    try:
+        result = verify_run(path, expected_key=expected, expected_run=None if _is_path(run) else path.name)
+    except OSError as error:
+        raise click.BadParameter(printable(f"{path}: {error.strerror}"), param_hint="RUN") from error
+    if as_json:
+        click.echo(json.dumps(_as_json(result, path, origin, strict=strict), indent=2))
+    else:
+        _print_verification(result, path, origin)
+    click.get_current_context().exit(0 if result.ok(strict=strict) else 1)
+
+
+@ledger.command()
+@click.argument("run")
+@click.option(
+    "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind or kinds that begin so (`exec`). Repeatable."
+)
+@click.option("--cell", metavar="ID", help="Only events of the cell whose id begins so.")
+@click.option("--since", metavar="TIME", help="Only from a time on: 2026-11-20T21:53:46Z, or so long ago: 10m.")
+@click.option("--grep", metavar="TEXT", help="Only events whose line holds this text; case doesn't matter.")
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many events.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, beyond ASCII escaped.")
+def show(
+    run: str,
+    kinds: tuple[str, ...],
+    cell: str | None,
+    since: str | None,
+    grep: str | None,
+    limit: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Print the events of RUN. Does not verify them."""
+    from itertools import islice
+
+    path, after = _run_path(run), _since(since)
+    wanted = (
+        (number, event)
+        for number, event in _lines(path)
+        if _is_wanted(event, kinds=kinds, cell=cell, after=after, grep=grep)
+    )
+    for number, event in islice(wanted, limit):
+        if isinstance(event, ValueError):
+            click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
+        elif as_json:
+            click.echo(json.dumps(_dump(event)))
+        else:
+            click.echo(_row(event))
+
+
+@ledger.command()
+@click.argument("run")
+@click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file. Default: standard output."
+)
+def export(run: str, output: Path | None) -> None:
+    """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when written to a terminal."""
+    path = _run_path(run)
+    if output is None:
+        _export(path, sys.stdout.buffer, escape=sys.stdout.isatty())
+        return
+    try:
+        with output.open("xb") as file:
+            _export(path, file, escape=False)
+    except FileExistsError as error:
+        raise click.BadParameter(printable(f"{output} exists; name a new file"), param_hint="-o") from error
+
+
+def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
+    from belljar.ledger.chain import canonical
+
+    for number, event in _lines(path):
+        if isinstance(event, ValueError):
+            click.echo(f"line {number}: left out: {printable(str(event))}", err=True)
+            continue
+        value = _dump(event)
+        target.write((json.dumps(value).encode() if escape else canonical(value)) + b"\n")
+    target.flush()
+
+
+# --- what is meant
+
+
+def _is_path(ref: str) -> bool:
+    return "/" in ref or ref in {".", ".."}
+
+
+def _run_path(ref: str) -> Path:
+    from belljar.host.home import belljar_home
+    from belljar.ledger.listing import find_run
+
+    try:
+        return find_run(belljar_home(), ref)
+    except OSError as error:
+        raise click.BadParameter(f"{printable(str(error))}; `belljar runs` lists them", param_hint="RUN") from error
+
+
+def _expected_key(fingerprint: str | None) -> tuple[str | None, str]:
+    """The key to compare with, and where we know it from."""
+    from belljar.host.home import belljar_home
+    from belljar.ledger.keys import local_fingerprint, parse_fingerprint
+
+    if fingerprint is None:
+        local = local_fingerprint(belljar_home())
+        return local, "this host's key" if local else ""
+    try:
+        return parse_fingerprint(fingerprint), "the key given"
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--key") from error
+
+
+def _since(text: str | None) -> datetime | None:
+    from datetime import UTC, datetime, timedelta
+
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_duration(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"{printable(text)} is neither a time (2026-11-20T21:53:46Z) nor a duration (10m)", param_hint="--since"
+        ) from error
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
+    from belljar.errors import LedgerError
+    from belljar.ledger.listing import read_lines
+
+    try:
+        yield from read_lines(path)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise LedgerError(
+            f"the ledger can't be read: {error.strerror}", where=str(path), mend="is it a run directory?"
+        ) from error
+
+
+def _is_wanted(
+    event: Line | ValueError, *, kinds: tuple[str, ...], cell: str | None, after: datetime | None, grep: str | None
+) -> bool:
+    from datetime import datetime
+
+    if isinstance(event, ValueError):
+        return True
+    if kinds and not any(event.kind == kind or event.kind.startswith(f"{kind}.") for kind in kinds):
+        return False
+    if cell is not None and not (event.cell or "").startswith(cell):
+        return False
+    if after is not None and datetime.fromisoformat(event.time) < after:
+        return False
+    return grep is None or grep.casefold() in json.dumps(_dump(event), ensure_ascii=False).casefold()
+
+
+# --- what is shown
+
+
+def _dump(event: Line) -> dict[str, Any]:
+    value = event.model_dump(mode="json")
+    for body in value["bodies"]:
+        if body["stored_sha256"] is None:
+            del body["stored_sha256"]
+    return value
+
+
+def _row(event: Line) -> str:
+    mark = "·" if event.trust == "host-observed" else "g"
+    cell = printable(event.cell or "-")[:12]
+    details = "  ".join(_field(name, value) for name, value in event.data.items())
+    bodies = "  ".join(
+        f"[{body.name} {body.kept_bytes}"
+        + (f" of {body.total_bytes}" if body.kept_bytes != body.total_bytes else "")
+        + " B]"
+        for body in event.bodies
+    )
+    return (
+        f"{event.seq:>6}  {event.time[11:23]}  {cell:<12}  {mark} {event.kind.value:<20}  {details}  {bodies}".rstrip()
+    )
+
+
+def _field(name: str, value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"{printable(name, max_chars=64)}={printable(text, max_chars=160)}"
+
+
+def _as_json(result: Verification, path: Path, origin: str, *, strict: bool) -> dict[str, Any]:
+    return {
+        "ok": result.ok(strict=strict),
+        "status": result.status.value,
+        "problem": {"where": result.problem.where, "what": result.problem.what} if result.problem else None,
+        "warnings": list(result.warnings),
+        "run_id": result.run_id,
+        "path": str(path),
+        "key": result.key,
+        "key_compared_with": origin or None,
+        "events": result.events,
+        "signed_events": result.signed_events,
+        "checkpoints": result.checkpoints,
+        "bodies": result.bodies,
+        "root": result.root,
+    }
+
+
+def _print_verification(result: Verification, path: Path, origin: str) -> None:
+    title = {"verified": "verified", "unfinished": "unfinished, and nothing is wrong with what is there", "bad": "BAD"}
+    click.echo(f"{printable(str(path))}: {title[result.status.value]}")
+    if result.problem:
+        click.echo(f"  {printable(result.problem.where)}: {printable(result.problem.what)}")
+    for warning in result.warnings:
+        click.echo(f"  warning: {printable(warning)}")
+    click.echo(
+        f"  {result.events} events ({result.signed_events} signed), {result.checkpoints} checkpoints, {result.bodies} bodies"
+    )
+    if result.key:
+        click.echo(f"  signed by {result.key}")
+    if result.key and not result.problem:
+        known = (
+            f"that is {origin}"
+            if origin
+            else "compared with no known key: a forgery signed with another key would pass; give --key"
+        )
+        click.echo(f"  {known}")
+    if result.problem and origin == "this host's key" and "expected" in result.problem.what:
+        click.echo(
+            "  → if it was made elsewhere, get that host's fingerprint by a way you trust and pass it with --key"
+        )

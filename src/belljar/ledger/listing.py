@@ -1,0 +1,184 @@
+"""Finding runs and reading their events without judging them: for lists and for people. `verify` is what judges."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import LedgerError
+from belljar.events import Kind
+from belljar.ledger.checker import parse_line
+from belljar.ledger.files import open_beneath, raw_lines, walk_files
+from belljar.ledger.manifest import MANIFEST, MANIFEST_PART
+from belljar.ledger.rundir import RUNS
+from belljar.ledger.schema import MAX_LINE_BYTES, Line
+from belljar.ledger.writer import LEDGER, is_being_written
+
+_TAIL_BYTES: Final = 256 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """What a list says of a run, taken from its first and its last event, unverified.
+
+    `outcome`: as recorded (`completed`, `failed`, `interrupted`), else `running`, `unfinished` (its process died) or `broken` (its
+    ledger can't be read).
+    """
+
+    run_id: str
+    path: Path
+    started: str | None
+    kind: str
+    what: str
+    outcome: str
+    exit_code: int | None
+    size_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON object."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def run_ids(home: Path) -> list[str]:
+    """The names of the run directories under `home`, oldest first."""
+    try:
+        with os.scandir(home / RUNS) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+
+
+def find_run(home: Path, ref: str) -> Path:
+    """The run directory that `ref` means: a run id, the beginning of just one, `last`, or a path.
+
+    Raises:
+        FileNotFoundError: none is meant, or more than one is. The message says which.
+    """
+    if "/" in ref or ref in {".", ".."}:
+        if not Path(ref).is_dir():
+            raise FileNotFoundError(f"there is no run directory {ref}")
+        return Path(ref)
+    known = run_ids(home)
+    if ref == "last":
+        if not known:
+            raise FileNotFoundError(f"there are no runs under {home / RUNS}")
+        return home / RUNS / known[-1]
+    meant = [ref] if ref in known else [name for name in known if name.startswith(ref)]
+    if len(meant) != 1:
+        raise FileNotFoundError(
+            f"{ref} is the beginning of {len(meant)} runs" if meant else f"there is no run {ref} under {home / RUNS}"
+        )
+    return home / RUNS / meant[0]
+
+
+def list_runs(home: Path) -> list[RunSummary]:
+    """All runs under `home`, oldest first; broken ones too."""
+    return [summarise(home / RUNS / name) for name in run_ids(home)]
+
+
+def summarise(run_dir: Path) -> RunSummary:
+    """One run for a list. Raises nothing for a broken one."""
+    size_bytes = sum(_size_of(run_dir / path) for path in _files_of(run_dir))
+    try:
+        first, last, alive = _first_event(run_dir), _last_event(run_dir), is_being_written(run_dir)
+    except (OSError, ValueError, LedgerError):
+        return RunSummary(
+            run_id=run_dir.name,
+            path=run_dir,
+            started=None,
+            kind="",
+            what="",
+            outcome="broken",
+            exit_code=None,
+            size_bytes=size_bytes,
+        )
+    started = first.data if first.kind is Kind.RUN_STARTED else {}
+    sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
+    outcome, exit_code = "running" if alive else "unfinished", None
+    if sealed and last is not None and last.kind is Kind.RUN_FINISHED:
+        outcome, exit_code = last.data["outcome"], last.data["exit_code"]
+    what = started.get("what") or " ".join(started.get("argv", []))
+    return RunSummary(
+        run_id=run_dir.name,
+        path=run_dir,
+        started=first.time,
+        kind=str(started.get("kind", "")),
+        what=str(what),
+        outcome=outcome,
+        exit_code=exit_code,
+        size_bytes=size_bytes,
+    )
+
+
+def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
+    """(line number, the event, or why it is none). Data that moved to a body stays `{"$body": "data"}`.
+
+    Raises:
+        OSError, LedgerError: there is no ledger to read, or a line is too long to go on.
+    """
+    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open_beneath(root, LEDGER) as file:
+            for number, raw, complete in raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER):
+                yield number, _event_or_why(raw, complete=complete)
+    finally:
+        os.close(root)
+
+
+def read_events(run_dir: Path) -> Iterator[Line]:
+    """The events, for reports. Raises as `read_lines`; skips lines that are none: verify first."""
+    return (event for _, event in read_lines(run_dir) if isinstance(event, Line))
+
+
+def _event_or_why(raw: bytes, *, complete: bool) -> Line | ValueError:
+    if not complete:
+        return ValueError("incomplete: the event being written when the run ended")
+    try:
+        return parse_line(raw)
+    except ValueError as error:
+        return error
+
+
+def _first_event(run_dir: Path) -> Line:
+    _, event = next(read_lines(run_dir), (0, ValueError("no events")))
+    if isinstance(event, ValueError):
+        raise event
+    return event
+
+
+def _last_event(run_dir: Path) -> Line | None:
+    """The last line, if it is an event; found from the end, so that a list of large runs stays quick."""
+    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open_beneath(root, LEDGER) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read(_TAIL_BYTES).split(b"\n")
+    finally:
+        os.close(root)
+    if len(lines) < 2 or lines[-1]:
+        return None
+    event = _event_or_why(lines[-2], complete=True)
+    return event if isinstance(event, Line) else None
+
+
+def _files_of(run_dir: Path) -> list[str]:
+    try:
+        root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        return list(walk_files(root))
+    except (OSError, LedgerError):
+        return []
+    finally:
+        os.close(root)
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
