@@ -1,0 +1,171 @@
+"""`belljar run`: an Inspect evaluation in cells."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from belljar.units import format_duration, format_size, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from belljar.harness.evaluate import RunOutcome
+    from belljar.report.samples import Row, RunFindings
+
+_COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    options_metavar="TASK [--policy FILE|PRESET] [--json] [INSPECT OPTIONS…]",
+)
+@click.option(
+    "--policy",
+    default="",
+    metavar="FILE|PRESET",
+    help="The policy of every cell; it beats the task's own. Default: the task's, else high.",
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object on standard output; everything else goes to standard error.",
+)
+@click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
+def run(
+    policy: str,
+    as_json: bool,  # noqa: FBT001 - click passes options by name
+    inspect_args: tuple[str, ...],
+) -> int:
+    """Run an Inspect evaluation in cells, one for each sample.
+
+    TASK is a file, file@task or package/task. All other options are those of `inspect eval` (--model, --limit,
+    --epochs, -T name=value, …); `inspect eval --help` lists them. The sandbox that the task names is replaced by a
+    cell, or the run is refused and says why.
+
+    \b
+    Ends with a table of the samples and the run directory. Exit codes: 0 all contained · 1 evaluation errors
+      2 containment evidence missing or breached · 3 this host can't · 4 the policy or the task is wrong
+
+    \b
+    Examples:
+      belljar run examples/escape_artist/task.py
+      belljar run task.py@ctf --policy policy.yaml --model openai/gpt-4o --limit 10
+    """
+    from belljar.harness.evaluate import RunRequest, run_evaluation
+
+    outcome = run_evaluation(RunRequest(inspect_args=inspect_args, policy=policy, quiet=as_json))
+    if as_json:
+        click.echo(json.dumps(_as_json(outcome), indent=2))
+    else:
+        show(outcome)
+    return outcome.findings.exit_code
+
+
+def _as_json(outcome: RunOutcome) -> dict[str, object]:
+    from belljar.report.samples import as_json
+
+    return {"run_id": outcome.run_id, "run_dir": str(outcome.path), **as_json(outcome.findings)}
+
+
+def show(outcome: RunOutcome) -> None:
+    """The table, what the transcript does not show, and where the evidence is."""
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
+    findings = outcome.findings
+    console.print()
+    console.print(table(findings))
+    for line in remarks(findings):
+        console.print(line, markup=False)
+    console.print(f"\n{summary(findings)}", markup=False, style=_COLOURS[findings.verdict.value])
+    console.print(f"run {outcome.run_id}: {outcome.path}", markup=False)
+
+
+def table(findings: RunFindings) -> Table:
+    """One line per sample."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name, right in (
+        ("sample", 0),
+        ("score", 0),
+        ("verdict", 0),
+        ("cell", 0),
+        ("commands", 1),
+        ("in", 1),
+        ("out", 1),
+        ("time", 1),
+        ("destroyed", 0),
+        ("note", 0),
+    ):
+        shown.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in findings.rows:
+        shown.add_row(*(cell if name == "verdict" else _escaped(cell) for name, cell in _cells(row)))
+    return shown
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(printable(text, max_chars=200))
+
+
+def _cells(row: Row) -> list[tuple[str, str]]:
+    transcript, verdict = row.transcript, row.verdict.value
+    epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
+    return [
+        ("sample", f"{transcript.sample}{epoch}"),
+        ("score", " ".join(transcript.scores.values()) or ("error" if transcript.error else "-")),
+        ("verdict", f"[{_COLOURS[verdict]}]{verdict}[/]"),
+        ("cell", " ".join(cell.cell_id for cell in row.cells) or "none"),
+        ("commands", str(row.commands)),
+        ("in", format_size(row.bytes_in)),
+        ("out", format_size(row.bytes_out)),
+        ("time", format_duration(row.lasted_s)),
+        ("destroyed", "proven" if row.destroyed else "NOT PROVEN"),
+        ("note", "; ".join((*row.reasons, *transcript.notes))),
+    ]
+
+
+def remarks(findings: RunFindings) -> list[str]:
+    """What a reader of the transcript alone would not know."""
+    rows = findings.rows
+    counts = {
+        "raised, so that the transcript has no event of them": sum(len(row.difference.raised) for row in rows),
+        "made by the harness on its own behalf, without an event": sum(len(row.difference.silent) for row in rows),
+        "in a person's terminal": sum(len(row.difference.terminal) for row in rows),
+    }
+    lines = [f"  {count} operation(s) {what}" for what, count in counts.items() if count]
+    missing = sum(row.difference.missing_bytes for row in rows)
+    if missing:
+        lines.append(
+            f"  {format_size(missing)} of output in {sum(row.difference.shortened for row in rows)} operation(s) that the transcript cut"
+        )
+    if lines:
+        lines.insert(0, "\nOn record in the ledger, but not in the transcript:")
+    lines += [
+        f"stray cell {cell.cell_id}: sample {printable(cell.sample) or '-'}, no sample in the log"
+        for cell in findings.strays
+    ]
+    lines += [f"problem: {printable(problem)}" for problem in findings.problems]
+    lines += [f"error: {printable(error)}" for error in findings.errors]
+    lines += [
+        f"error: sample {printable(row.transcript.sample)}: {printable(row.transcript.error, max_chars=300)}"
+        for row in rows
+        if row.transcript.error
+    ]
+    return lines
+
+
+def summary(findings: RunFindings) -> str:
+    """One line that says how it went."""
+    counts = [f"{sum(row.verdict.value == verdict for row in findings.rows)} {verdict}" for verdict in _COLOURS]
+    emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
+    where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
+    return f"{findings.verdict.value}: {len(findings.rows)} sample(s), {', '.join(counts)}{where}"

@@ -1,0 +1,138 @@
+"""Which policy a sample's cell gets: from what Inspect hands us to a `LoadedPolicy`. Reads policy files, decides
+purely.
+
+Order, first hit wins: the policy the operator gave to `belljar run --policy`; the task's or sample's own (`("belljar",
+"policy.yaml")`); `$BELLJAR_POLICY`; the preset `high`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from belljar.errors import PolicyError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.policy import LoadedPolicy
+
+DEFAULT_POLICY: Final = "high"
+POLICY_VARIABLE: Final = "BELLJAR_POLICY"
+METADATA_PREFIX: Final = "SAMPLE_METADATA_"
+_NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
+_REFERENCE: Final = re.compile(rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})")
+
+
+class BelljarConfig(BaseModel):
+    """A sandbox configuration as Inspect keeps it in its log: a policy and what is changed in it.
+
+    `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
+    same name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: str = ""
+    image: str | None = None
+    user: str | None = None
+    workdir: str | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+    def changes(self) -> dict[str, Any]:
+        """The policy fields this configuration replaces."""
+        given = {"image": self.image, "user": self.user, "workdir": self.workdir}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def as_config(config: BaseModel | str | None) -> BelljarConfig:
+    """What Inspect hands a provider → `BelljarConfig`. Raises `PolicyError` for the configuration of another provider.
+    """
+    if config is None:
+        return BelljarConfig()
+    if isinstance(config, str):
+        return BelljarConfig(policy=config)
+    if isinstance(config, BelljarConfig):
+        return config
+    raise PolicyError(
+        f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
+        where="the task's sandbox",
+        mend='name a policy instead: sandbox=("belljar", "policy.yaml")',
+    )
+
+
+def choose_policy(config: BelljarConfig, *, forced: str = "") -> str:
+    """The file or preset to load; `forced` is the operator's."""
+    return forced or config.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
+
+
+def load(config: BaseModel | str | None, *, forced: str = "") -> LoadedPolicy:
+    """Load the policy for a sandbox configuration, with its changes made. Raises `PolicyError`."""
+    from belljar.policy import resolve_policy
+
+    ours = as_config(config)
+    loaded = resolve_policy(choose_policy(ours, forced=forced))
+    changes = ours.changes()
+    if ours.env:
+        changes["env"] = {**loaded.policy.env, **dict(ours.env)}
+    return with_changes(loaded, changes) if changes else loaded
+
+
+def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
+    """The same policy with some fields replaced, checked again as if it had been written so. Raises `PolicyError`."""
+    model = type(loaded.policy)
+    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
+    try:
+        changed = model.model_validate({**fields, **changes}, strict=False)
+    except ValueError as error:
+        raise PolicyError(
+            f"the policy can't take what the task asks for: {printable(str(error), max_chars=600)}",
+            where=str(loaded.source),
+            mend="change the task's sandbox, or give --policy",
+        ) from error
+    return replace(loaded, policy=changed)
+
+
+def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
+    """A sample's metadata as the variables Inspect defines for it: `SAMPLE_METADATA_<KEY>`, upper case, spaces as
+    underscores.
+    """
+    return {f"{METADATA_PREFIX}{key.replace(' ', '_').upper()}": str(value) for key, value in metadata.items()}
+
+
+def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
+    """The policy with `${SAMPLE_METADATA_…}` in the values of `env` expanded for one sample. Raises `PolicyError` for
+    an unknown reference without default.
+    """
+    variables = metadata_variables(metadata)
+    env = {name: expand(value, variables, where=f"env.{name}") for name, value in loaded.policy.env.items()}
+    return loaded if env == dict(loaded.policy.env) else with_changes(loaded, {"env": env})
+
+
+def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
+    """Replace `$NAME`, `${NAME}` and `${NAME:-default}` where NAME begins with `SAMPLE_METADATA_`; `$$` before such a
+    name keeps it literally.
+
+    Any other dollar sign is left as it is: a policy's values are not a shell's.
+    """
+
+    def put(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        name, operator, default = match[1] or match[4], match[2], match[3]
+        found = variables.get(name)
+        if found or (found is not None and operator != ":-"):
+            return found
+        if operator:
+            return default
+        raise PolicyError(
+            f"{name} is not in this sample's metadata",
+            where=where,
+            mend=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
+        )
+
+    return _REFERENCE.sub(put, value)

@@ -1,0 +1,182 @@
+"""A cell's door: a unix socket in the store through which its owner's user opens a terminal in it (`belljar attach`).
+
+A cell lives in the process that made it and its channel belongs to that process's event loop. So the terminal is
+served there, by a task of the sample's own task group (Inspect's public `background`), started with the first
+operation after the sample began. The socket listens from the moment the cell stands: whoever knocks earlier waits in
+its backlog. Nothing of the guest can reach the socket, and only the same user (or root) may open it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio.abc import SocketAttribute, SocketListener, SocketStream
+
+from belljar.errors import BelljarError
+from belljar.harness.door_wire import DoorError, FrameKind, FrameReader, Opening, frame, frames, read_opening, read_size
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell import Cell, RunningCommand
+
+DOORS: Final = "doors"
+MAX_GUESTS: Final = 8
+_RECEIVE_BYTES: Final = 1 << 16
+_OPENING_S: Final = 10.0
+_LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
+
+
+def doors_directory(home: Path | None) -> Path:
+    """Where the doors of this user's cells are."""
+    from belljar.host.home import belljar_home
+
+    return (home or belljar_home()) / DOORS
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A name for a socket that fits into the 107 bytes the kernel allows, however deep the store is."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+class Door:
+    """One cell's door."""
+
+    def __init__(self, path: Path, listening: socket.socket) -> None:
+        self.path = path
+        self.released = False
+        self._listening = listening
+        self._served = False
+
+    @classmethod
+    def for_cell(cls, cell: Cell, *, home: Path | None) -> Door:
+        """A door that listens and is not yet served. The caller closes it."""
+        path = doors_directory(home) / cell.id
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        with short_path(path) as name:
+            listening.bind(name)
+            Path(name).chmod(0o600)
+        listening.listen(MAX_GUESTS)
+        return cls(path, listening)
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        self._listening.close()
+        self.path.unlink(missing_ok=True)
+
+    def open_in_sample(self, cell: Cell) -> None:
+        """Serve the door for as long as the running sample lasts. Does nothing when no sample runs here (yet), or it
+        is served already.
+        """
+        if self._served:
+            return
+        from inspect_ai.util import background
+
+        try:
+            background(self.serve, cell)
+        except RuntimeError:
+            return
+        self._served = True
+
+    async def serve(self, cell: Cell) -> None:
+        """Let guests in until cancelled. Their errors end their own visit only."""
+        limit = anyio.CapacityLimiter(MAX_GUESTS)
+
+        async def visit(stream: SocketStream) -> None:
+            async with stream, limit:
+                with contextlib.suppress(
+                    OSError, DoorError, BelljarError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError
+                ):
+                    await self._visit(stream, cell)
+
+        async with await SocketListener.from_socket(self._listening.dup()) as listener:
+            await listener.serve(visit)
+
+    async def _visit(self, stream: SocketStream, cell: Cell) -> None:
+        if not may_enter(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610 - anyio's typed attributes, not Django's
+            return
+        incoming = _incoming(stream)
+        with anyio.fail_after(_OPENING_S):
+            kind, payload = await anext(incoming)
+        if kind is FrameKind.RELEASE:
+            self.released = True
+            await stream.send(frame(FrameKind.EXIT, b"0"))
+        elif kind is FrameKind.OPEN:
+            await _terminal(stream, incoming, cell, read_opening(payload))
+
+
+async def _terminal(
+    stream: SocketStream, incoming: AsyncIterator[tuple[FrameKind, bytes]], cell: Cell, opening: Opening
+) -> None:
+    from belljar.channel import PtySize
+
+    try:
+        async with cell.open_exec(
+            opening.argv or _LOGIN_SHELL,
+            user=opening.user,
+            env={"TERM": opening.term},
+            pty=PtySize(rows=opening.rows, cols=opening.cols),
+        ) as running:
+            status = await _relay(stream, incoming, running)
+    except BelljarError as error:
+        await stream.send(frame(FrameKind.EXIT, f"1 {printable(error.what)}".encode()))
+        return
+    await stream.send(frame(FrameKind.EXIT, status.encode()))
+
+
+async def _relay(
+    stream: SocketStream, incoming: AsyncIterator[tuple[FrameKind, bytes]], running: RunningCommand
+) -> str:
+    """Both ways until the command ends or the guest leaves."""
+    status = "1 the connection was closed"
+    async with anyio.create_task_group() as tasks:
+
+        async def listen() -> None:
+            async for kind, payload in incoming:
+                if kind is FrameKind.INPUT:
+                    await running.send_stdin(payload)
+                elif kind is FrameKind.RESIZE:
+                    await running.resize(*read_size(payload))
+                elif kind is FrameKind.INPUT_END:
+                    await running.close_stdin()
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(listen)
+        async for _, chunk in running:
+            for piece in frames(FrameKind.OUTPUT, chunk):
+                await stream.send(piece)
+        output = await running.wait()
+        status = f"{output.returncode} {printable(output.why_not_started)}".strip()
+        tasks.cancel_scope.cancel()
+    return status
+
+
+async def _incoming(stream: SocketStream) -> AsyncIterator[tuple[FrameKind, bytes]]:
+    reader = FrameReader()
+    while True:
+        try:
+            chunk = await stream.receive(_RECEIVE_BYTES)
+        except (anyio.EndOfStream, anyio.BrokenResourceError):
+            return
+        for received in reader.feed(chunk):
+            yield received
+
+
+def may_enter(peer: socket.socket) -> bool:
+    """Only the user who owns the cell, and root. The directory's mode says the same; this is the second lock."""
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid = struct.unpack("3i", credentials)[1]
+    return uid in {0, os.geteuid()}

@@ -1,0 +1,265 @@
+"""`belljar run`: an Inspect evaluation with cells, its record, and what the record says afterwards.
+
+Inspect's own command line parses Inspect's options and its own `eval` runs the tasks, in this process: whatever the
+installed version can do, this can. What Belljar adds: the tasks' sandboxes are replaced before anything runs,
+Inspect's log goes into the run directory, and when it is over the log is held against the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from belljar.errors import BelljarError, HostError, LedgerError, PolicyError
+from belljar.harness.lifecycle import say
+from belljar.harness.session import CellSource, RealCells, Session, session_scope
+from belljar.report.cells import gather_cells
+from belljar.report.lines import read_events
+from belljar.report.samples import RunFindings, as_json, find_rows
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from inspect_ai import Task
+
+    from belljar.ledger import RunDirectory
+
+_PREFIX: Final = "INSPECT_EVAL"
+FINDINGS: Final = "findings.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What to run. `inspect_args` are the task and Inspect's options, as typed; `policy` a file or preset, "" for the
+    task's own.
+    """
+
+    inspect_args: Sequence[str]
+    policy: str = ""
+    quiet: bool = False
+    home: Path | None = None
+    source: CellSource = field(default_factory=RealCells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """What came of it."""
+
+    findings: RunFindings
+    run_id: str
+    path: Path
+
+
+def run_evaluation(request: RunRequest) -> RunOutcome:
+    """Run an evaluation from start to sealed run directory.
+
+    Raises:
+        PolicyError, HostError, CellError, LedgerError: it was refused, or could not begin; nothing of the guest ran.
+        click.UsageError: options that Inspect does not know.
+    """
+    if request.policy:
+        _check_policy(request.policy)
+    context = inspect_context(request)
+    tasks = load_tasks(context, forced=bool(request.policy))
+    what = ", ".join(task.name for task in tasks)
+    session = Session(forced_policy=_absolute(request.policy), home=request.home, source=request.source)
+    with (
+        request.source.start_run("run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what) as run,
+        session_scope(session),
+    ):
+        session.run = run
+        with _termination_as_interrupt():
+            interrupted = _invoke(context, tasks, run, quiet=request.quiet)
+        if session.refusal is not None:
+            raise session.refusal
+        findings = _findings(run, session)
+        run.write_json(FINDINGS, as_json(findings))
+        run.finish(
+            "interrupted" if interrupted else "failed" if findings.exit_code else "completed",
+            exit_code=findings.exit_code,
+        )
+    return RunOutcome(findings=_verified(findings, run), run_id=run.run_id, path=run.path)
+
+
+def _check_policy(policy: str) -> None:
+    from belljar.policy import resolve_policy
+
+    resolve_policy(policy)
+
+
+def _absolute(policy: str) -> str:
+    """Inspect changes directory for a task: a file must be found from anywhere."""
+    path = Path(policy)
+    return str(path.resolve()) if policy and path.exists() else policy
+
+
+def inspect_context(request: RunRequest) -> click.Context:
+    """Inspect's own parse of its options. Raises `click.UsageError`, `HostError` when Inspect is not installed."""
+    try:
+        from inspect_ai._cli.eval import eval_command
+        from inspect_ai._util.dotenv import init_dotenv
+    except ImportError as error:
+        raise HostError("Inspect AI is not installed", mend="pip install 'belljar[inspect]'") from error
+    init_dotenv()
+    context = eval_command.make_context("belljar run", list(request.inspect_args), auto_envvar_prefix=_PREFIX)
+    for option, mend in _TAKEN.items():
+        if _was_given(context, option):
+            raise click.UsageError(f"--{option.replace('_', '-')} can't be used with belljar run: {mend}", context)
+    return context
+
+
+_TAKEN: Final = {
+    "sandbox": "the sandbox is Belljar's; --policy says what it may be",
+    "log_dir": "the log goes into the run directory",
+    "detach": "the cells live in this process",
+    "json_output": "use belljar's --json",
+}
+
+
+def _was_given(context: click.Context, option: str) -> bool:
+    return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+
+
+def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
+    """The tasks named on the command line, with their sandboxes replaced; a model named there beats the tasks' own.
+
+    Raises `PolicyError` for a task that can't be loaded or whose sandbox a cell can't stand in for.
+    """
+    from inspect_ai._cli.eval import parse_run_config
+    from inspect_ai._cli.util import parse_cli_config
+    from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
+    from inspect_ai._eval.task.util import task_run_dir
+
+    params = context.params
+    configured = parse_run_config(params["run_config"]) if params.get("run_config") else {}
+    specs = list(params["tasks"] or configured.get("tasks") or [])
+    if not specs:
+        raise click.UsageError("which task? Name a file, file@task or package/task", context)
+    with _explained(", ".join(specs)):
+        tasks = inspect_load_tasks(
+            specs, {**configured.get("task_args", {}), **parse_cli_config(params["t"], params["task_config"])}
+        )
+    if not tasks:
+        raise PolicyError(
+            "no task was found there", where=printable(", ".join(specs)), mend="name a file, file@task or package/task"
+        )
+    named_model = params.get("model") or params.get("model_spec") or configured.get("model")
+    for task in tasks:
+        for note in adapt(task, directory=Path(task_run_dir(task)), forced=forced):
+            say(f"belljar: {note}")
+        if named_model:
+            task.model = None
+    return tasks
+
+
+def adapt(task: Task, *, directory: Path, forced: bool) -> list[str]:
+    """As `adapt.adapt_task`; imported late, it needs Inspect."""
+    from belljar.harness.adapt import adapt_task
+
+    return adapt_task(task, directory=directory, forced=forced)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """A task's file is its author's: what goes wrong in it is told as an input error."""
+    try:
+        yield
+    except (BelljarError, click.ClickException):
+        raise
+    except Exception as error:
+        message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+        raise PolicyError(
+            f"the task can't be loaded: {printable(str(message), max_chars=800)}",
+            where=printable(what),
+            mend="try: inspect list tasks",
+        ) from error
+
+
+def _invoke(context: click.Context, tasks: list[Task], run: RunDirectory, *, quiet: bool) -> bool:
+    """Hand the tasks to Inspect's `eval` command; True when a person interrupted it. Its errors are told; what ran
+    until then is on record.
+    """
+    context.params |= {"tasks": tuple(tasks), "log_dir": str(run.inspect_log_dir), "t": (), "task_config": None}
+    if not _was_given(context, "display"):
+        context.params["display"] = "none" if quiet else "rich" if sys.stdout.isatty() else "plain"
+    from inspect_ai._util.error import PrerequisiteError
+
+    try:
+        with _standard_output_to_error() if quiet else contextlib.nullcontext():
+            context.command.invoke(context)
+    except PrerequisiteError as error:
+        say(f"belljar: inspect: {_plain(error.message)}")
+    except (KeyboardInterrupt, click.Abort):
+        return True
+    return False
+
+
+def _plain(message: Any) -> str:  # noqa: ANN401 - a rich renderable
+    from rich.text import Text
+
+    return printable(Text.from_markup(str(message)).plain, max_chars=2000)
+
+
+@contextlib.contextmanager
+def _standard_output_to_error() -> Iterator[None]:
+    """Standard output belongs to `--json`: what Inspect and a task print goes to standard error, at the level of
+    descriptors.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextlib.contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that cells are destroyed and the ledger is sealed."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _findings(run: RunDirectory, session: Session) -> RunFindings:
+    from belljar.harness.transcript import read_transcripts
+
+    transcripts, errors = read_transcripts(run.inspect_log_dir)
+    if not transcripts and not errors:
+        errors = ["the evaluation did not run"]
+    problems = [error.what for error in session.breaches]
+    return find_rows(transcripts, gather_cells(read_events(run.path)), problems=problems, errors=errors)
+
+
+def _verified(findings: RunFindings, run: RunDirectory) -> RunFindings:
+    """The findings hold only if the sealed record does."""
+    from dataclasses import replace
+
+    from belljar.ledger import verify
+
+    try:
+        verification = verify(run.path)
+    except LedgerError as error:
+        return replace(findings, problems=(*findings.problems, error.what))
+    if verification.ok(strict=True):
+        return findings
+    why = verification.problem or verification.status.value
+    return replace(findings, problems=(*findings.problems, f"the ledger does not verify: {why}"))

@@ -1,0 +1,49 @@
+"""Which sample a cell is made for, as Inspect knows it at that moment. Reads Inspect's active sample, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from belljar.events import JsonValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleIdentity:
+    """A sample's names. `uuid` is what Inspect's log calls the sample's run; "" when there is no running sample
+    (direct use of the provider).
+    """
+
+    sample: str
+    epoch: int
+    task: str
+    uuid: str = ""
+    eval_id: str = ""
+
+    def data(self) -> dict[str, JsonValue]:
+        """As an event's data."""
+        return {
+            "sample": self.sample,
+            "epoch": self.epoch,
+            "task": self.task,
+            "uuid": self.uuid,
+            "eval_id": self.eval_id,
+        }
+
+
+def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
+    """The identity of the sample that Inspect is starting in this context."""
+    from inspect_ai.log._samples import sample_active
+
+    active = sample_active()
+    named = str(metadata.get("__sample_id__", ""))
+    if active is None:
+        return SampleIdentity(sample=named or "-", epoch=1, task=task_name)
+    return SampleIdentity(
+        sample=named or str(active.sample.id),
+        epoch=active.epoch,
+        task=active.task,
+        uuid=active.sample_uuid,
+        eval_id=active.eval_id,
+    )

@@ -1,0 +1,106 @@
+"""The acts around a sample's cell that are not the cell's own: its run directory, template, holding and cleaning up."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from belljar.errors import BelljarError, CellError
+from belljar.harness.session import Session
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.harness.provider import BelljarSandboxEnvironment
+
+_LOOK_EVERY_S: Final = 2.0
+
+
+def enter(session: Session) -> None:
+    """Count a user of the session in; the first opens a run directory unless `belljar run` gave one."""
+    opened_before = session.run is not None
+    run = session.ensure_run()
+    session.users += 1
+    if not opened_before:
+        say(f"belljar: recording into {run.path}")
+
+
+def leave(session: Session, *, failed: bool) -> None:
+    """Count a user out; the last closes the run directory that `enter` opened."""
+    session.users = max(0, session.users - 1)
+    if not session.users:
+        session.close_own_run("failed" if failed else "completed")
+
+
+def refused(error: BelljarError) -> Exception:
+    """An error of ours as Inspect shows errors of set-up: without a traceback."""
+    from inspect_ai._util.error import PrerequisiteError
+    from rich.markup import escape
+
+    return PrerequisiteError(escape("\n".join(printable(line) for line in str(error).splitlines())))
+
+
+async def hold(session: Session) -> None:
+    """`--no-sandbox-cleanup`: keep the cells while someone may want to look into them.
+
+    A cell dies with the process that owns it, by design. So this process stays, serves the cells' doors, and ends the
+    wait at Ctrl-C, SIGTERM, `inspect sandbox cleanup belljar [ID]`, or when the last cell's lifetime is over; then the
+    cells are destroyed as always.
+    """
+    from belljar.harness.provider import login_command
+
+    say(f"belljar: {len(session.live)} cell(s) kept. They die with this process; Ctrl-C destroys them.")
+    for environment in session.live.values():
+        say(
+            f"  {environment.cell.id}  sample {printable(environment.who.sample)}  {login_command(environment.cell.id, None)}"
+        )
+    async with anyio.create_task_group() as tasks:
+        for environment in list(session.live.values()):
+            tasks.start_soon(environment.door.serve, environment.cell)
+        tasks.start_soon(_until_signal, tasks.cancel_scope)
+        while session.live:
+            for environment in list(session.live.values()):
+                if environment.door.released or not await _answers(environment):
+                    await environment.close(outcome="completed")
+            await anyio.sleep(_LOOK_EVERY_S)
+        tasks.cancel_scope.cancel()
+
+
+async def _answers(environment: BelljarSandboxEnvironment) -> bool:
+    try:
+        await environment.cell.ping()
+    except CellError:
+        return False
+    return True
+
+
+async def _until_signal(scope: anyio.CancelScope) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+async def clean(cell_id: str | None) -> None:
+    """Release held cells (all, or one) and reap what crashed owners left behind. Prints what it did."""
+    from belljar.harness.release import release_doors
+
+    released = await anyio.to_thread.run_sync(release_doors, cell_id)
+    for name in released:
+        say(f"belljar: {name} released; its owner destroys it")
+    from belljar.isolation import reap
+
+    for reaped in await reap(None, cell_id=cell_id):
+        say(f"belljar: {reaped}")
+
+
+def say(text: str) -> None:
+    """A line for the person at the terminal; standard output stays the results'."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,289 @@
+"""The sandbox provider that Inspect calls. Thin: each method turns Inspect's words into the cell's, and back.
+
+The signatures and errors are Inspect's contract (`inspect_ai.util.SandboxEnvironment`). `exec` must keep exactly these
+eight parameters: Inspect counts them.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
+
+import anyio
+from inspect_ai.util import (
+    ExecResult,
+    OutputLimitExceededError,
+    SandboxConnection,
+    SandboxEnvironment,
+    SandboxEnvironmentConfigType,
+    SandboxEnvironmentLimits,
+    SandboxUnavailableError,
+)
+from pydantic import BaseModel
+from typing_extensions import override
+
+from belljar.errors import BelljarError, CellError
+from belljar.events import Actor, Event, Kind
+from belljar.harness import config as configs
+from belljar.harness import lifecycle, results
+from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
+from belljar.harness.door import Door
+from belljar.harness.identity import SampleIdentity, identify
+from belljar.harness.session import Session, current_session
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell import Cell
+
+logger = logging.getLogger(__name__)
+
+_POLLING_INTERVAL_S: Final = 0.2
+_UNAVAILABLE: Final = "the machine is not running and cannot take commands"
+"""What the model may read when its cell is gone: nothing of the host, nothing of the cause."""
+
+
+class BelljarSandboxEnvironment(SandboxEnvironment):
+    """One sample's cell, seen through Inspect's interface."""
+
+    @override
+    @classmethod
+    def default_concurrency(cls) -> int | None:
+        """As many cells as this host carries if each uses all that the default policy allows."""
+        cpus, available_bytes = host_cpus_and_memory()
+        resources = configs.load(None, forced=current_session().forced_policy).policy.resources
+        return cells_at_once(
+            cpus=cpus,
+            available_bytes=available_bytes,
+            memory_bytes=resources.memory_bytes,
+            disk_bytes=resources.disk_bytes,
+        )
+
+    @override
+    @classmethod
+    def config_files(cls) -> list[str]:
+        """A policy beside the task is found by these names."""
+        return ["belljar.yaml", "belljar.yml"]
+
+    @override
+    @classmethod
+    def is_docker_compatible(cls) -> bool:
+        """No: a Dockerfile or compose file promises what a cell does not keep. `belljar run` honours what can be
+        honoured, and says so.
+        """
+        return False
+
+    @override
+    @classmethod
+    def config_deserialize(cls, config: dict[str, Any]) -> BaseModel:
+        """A configuration from an Inspect log."""
+        return configs.BelljarConfig.model_validate(config)
+
+    @override
+    @classmethod
+    async def task_init(cls, task_name: str, config: SandboxEnvironmentConfigType | None) -> None:
+        """Once per configuration: check the policy and this host, and make the template. Refuses here what would fail
+        later.
+        """
+        session = current_session()
+        lifecycle.enter(session)
+        try:
+            loaded = configs.load(config, forced=session.forced_policy)
+            await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
+        except BelljarError as error:
+            lifecycle.leave(session, failed=True)
+            session.refusal = session.refusal or error
+            raise lifecycle.refused(error) from error
+        except BaseException:
+            lifecycle.leave(session, failed=True)
+            raise
+
+    @override
+    @classmethod
+    async def sample_init(
+        cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Open the sample's cell: a clone of the template, renewed, recorded."""
+        session = current_session()
+        loaded = configs.for_sample(configs.load(config, forced=session.forced_policy), metadata)
+        who = identify(task_name, metadata)
+        stack = AsyncExitStack()
+        try:
+            cell = await stack.enter_async_context(
+                session.source.open_cell(loaded, run=session.ensure_run(), home=session.home)
+            )
+            environment = cls(cell, session=session, who=who, stack=stack)
+            stack.callback(environment._forget)
+            session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=cell.id, actor=Actor.HARNESS))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await stack.aclose()
+            raise
+        session.live[cell.id] = environment
+        return {"default": environment}
+
+    @override
+    @classmethod
+    async def sample_cleanup(
+        cls,
+        task_name: str,
+        config: SandboxEnvironmentConfigType | None,
+        environments: dict[str, SandboxEnvironment],
+        interrupted: bool,
+    ) -> None:
+        """Destroy the sample's cell, with proof, whatever happened to the sample."""
+        for environment in environments.values():
+            await environment.as_type(BelljarSandboxEnvironment).close(
+                outcome="interrupted" if interrupted else "completed"
+            )
+
+    @override
+    @classmethod
+    async def task_cleanup(cls, task_name: str, config: SandboxEnvironmentConfigType | None, cleanup: bool) -> None:
+        """Destroy what is left; with `--no-sandbox-cleanup` keep it first for as long as someone wants to look."""
+        session = current_session()
+        try:
+            if session.users == 1 and session.live and not cleanup:
+                await lifecycle.hold(session)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for environment in list(session.live.values()):
+                    await environment.close(outcome="completed" if not cleanup else "interrupted")
+                lifecycle.leave(session, failed=bool(session.breaches))
+
+    @override
+    @classmethod
+    async def cli_cleanup(cls, id: str | None) -> None:
+        """`inspect sandbox cleanup belljar [ID]`: release held cells and remove what crashed owners left."""
+        await lifecycle.clean(id)
+
+    def __init__(self, cell: Cell, *, session: Session, who: SampleIdentity, stack: AsyncExitStack) -> None:
+        super().__init__()
+        self.cell = cell
+        self.who = who
+        self._session = session
+        self._stack = stack
+        self._closed = False
+        self.door = Door.for_cell(cell, home=session.home)
+
+    @override
+    async def exec(
+        self,
+        cmd: list[str],
+        input: str | bytes | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        user: str | None = None,
+        timeout: int | None = None,
+        timeout_retry: bool = True,
+        concurrency: bool = True,
+    ) -> ExecResult[str]:
+        """Run a command in the cell.
+
+        A command that timed out is never run again, whatever `timeout_retry` says: it ran, and may have had effects.
+        Retries are for a provider whose transport hangs; this one's can't without ending the cell. `concurrency`
+        throttles local subprocesses: there are none.
+        """
+        self.door.open_in_sample(self.cell)
+        limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
+        try:
+            output = await self.cell.exec(
+                cmd,
+                input=input.encode() if isinstance(input, str) else input,
+                env=env or {},
+                cwd=cwd or "",
+                user=user,
+                timeout_s=timeout,
+                max_output_bytes=limit_bytes,
+                keep="tail",
+            )
+        except CellError as error:
+            raise self._unavailable(error) from None
+        return results.to_result(
+            output, cmd, limit_bytes=limit_bytes, user=user, timeout_s=timeout or self.cell.plan.limits.exec_timeout_s
+        )
+
+    @override
+    async def write_file(self, file: str, contents: str | bytes) -> None:
+        """Write a file as the default user; parents are made, the target changes whole or not at all."""
+        self.door.open_in_sample(self.cell)
+        try:
+            await self.cell.write_file(file, contents.encode() if isinstance(contents, str) else contents)
+        except CellError as error:
+            raise self._unavailable(error) from None
+
+    @overload
+    async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002 - Inspect's signature
+
+    @overload
+    async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
+
+    @override
+    async def read_file(self, file: str, text: bool = True) -> str | bytes:
+        """Read a regular file as the default user."""
+        from belljar.channel import FileTooLarge
+
+        self.door.open_in_sample(self.cell)
+        try:
+            contents = await self.cell.read_file(file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
+        except FileTooLarge:
+            raise OutputLimitExceededError(
+                limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None
+            ) from None
+        except CellError as error:
+            raise self._unavailable(error) from None
+        return contents.decode("utf-8") if text else contents
+
+    @override
+    async def connection(self, *, user: str | None = None) -> SandboxConnection:
+        """A command that opens a terminal in this cell, from another shell of the same user on this host, as long as
+        the cell lives.
+        """
+        if self._closed:
+            raise ConnectionError(f"cell {self.cell.id} is gone")
+        self.door.open_in_sample(self.cell)
+        return SandboxConnection(type="belljar", command=login_command(self.cell.id, user), container=self.cell.id)
+
+    @override
+    def default_polling_interval(self) -> float:
+        """Seconds between two looks of Inspect's polling services."""
+        return _POLLING_INTERVAL_S
+
+    async def close(self, *, outcome: str) -> None:
+        """Destroy the cell and record how its sample ended. Can't be cancelled; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._stack.aclose()
+            except BelljarError as error:
+                self._session.breaches.append(error)
+                raise
+            finally:
+                finished = Event(
+                    kind=Kind.SAMPLE_FINISHED,
+                    data={**self.who.data(), "outcome": outcome},
+                    cell_id=self.cell.id,
+                    actor=Actor.HARNESS,
+                )
+                self._session.record(finished)
+
+    def _forget(self) -> None:
+        self._session.live.pop(self.cell.id, None)
+        self.door.close()
+
+    def _unavailable(self, error: CellError) -> SandboxUnavailableError:
+        """The cell is gone. The operator reads why in the log and the ledger; the model reads only that."""
+        logger.warning("cell %s of sample %s: %s", self.cell.id, printable(self.who.sample), printable(str(error)))
+        return SandboxUnavailableError(_UNAVAILABLE)
+
+
+def login_command(cell_id: str, user: str | None) -> str:
+    """What a person types to get a terminal in a cell."""
+    script = Path(sys.executable).with_name("belljar")
+    launcher = [str(script)] if script.exists() else [sys.executable, "-m", "belljar"]
+    return shlex.join([*launcher, "attach", cell_id, *(["--user", user] if user else [])])

@@ -1,0 +1,160 @@
+"""What the ledger says of each cell, gathered from its events. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from belljar.events import Kind
+
+
+class Action(StrEnum):
+    """What was asked of a cell; the words are those of Inspect's transcript."""
+
+    EXEC = "exec"
+    READ = "read_file"
+    WRITE = "write_file"
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """One operation as the ledger has it. `outcome` is the kind of the event that ended it, None when it was cut off.
+    """
+
+    op: int
+    action: Action
+    what: str
+    user: str = ""
+    pty: bool = False
+    outcome: Kind | None = None
+    status: str = ""
+    code: int | None = None
+    output_bytes: int = 0
+    dropped_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class CellFindings:
+    """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
+    (output, files).
+    """
+
+    cell_id: str
+    tier: str = ""
+    emulated: bool = False
+    task: str = ""
+    sample: str = ""
+    epoch: int = 1
+    uuid: str = ""
+    outcome: str = ""
+    operations: dict[int, Operation] = field(default_factory=dict)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    limits: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    started: datetime | None = None
+    ended: datetime | None = None
+    destroyed: bool = False
+    clean: bool = False
+    survivors: list[str] = field(default_factory=list)
+
+    @property
+    def commands(self) -> int:
+        """How many commands were run."""
+        return sum(operation.action is Action.EXEC for operation in self.operations.values())
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds from the first event of the cell to its last."""
+        return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
+
+
+_STARTS = {Kind.EXEC_STARTED: Action.EXEC, Kind.FILE_READ_STARTED: Action.READ, Kind.FILE_WRITE_STARTED: Action.WRITE}
+_ENDS = {
+    Kind.EXEC_COMPLETED,
+    Kind.EXEC_FAILED,
+    Kind.EXEC_TIMED_OUT,
+    Kind.FILE_READ_COMPLETED,
+    Kind.FILE_READ_FAILED,
+    Kind.FILE_WRITE_COMPLETED,
+    Kind.FILE_WRITE_FAILED,
+}
+
+
+def gather_cells(lines: Iterable[Mapping[str, Any]]) -> dict[str, CellFindings]:
+    """The cells of a run, by id, in the order in which they appear."""
+    cells: dict[str, CellFindings] = {}
+    for line in lines:
+        cell_id = line["cell"]
+        if cell_id is not None:
+            cell = cells.setdefault(cell_id, CellFindings(cell_id=cell_id))
+            _add(cell, Kind(line["kind"]), line["data"], datetime.fromisoformat(line["time"]), line["bodies"])
+    return cells
+
+
+def _add(
+    cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Iterable[Mapping[str, Any]]
+) -> None:
+    cell.started = cell.started or time
+    cell.ended = time
+    if kind in _STARTS:
+        _add_start(cell, _STARTS[kind], data)
+    elif kind in _ENDS:
+        _add_end(cell, kind, data, bodies)
+    elif kind is Kind.EXEC_INPUT:
+        cell.bytes_in += _count(data.get("bytes"))
+    else:
+        _add_fact(cell, kind, data)
+
+
+def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any]) -> None:
+    what = shlex.join(data["argv"]) if action is Action.EXEC else str(data["path"])
+    operation = Operation(
+        op=data["op"], action=action, what=what, user=str(data.get("user", "")), pty=bool(data.get("pty"))
+    )
+    cell.operations[operation.op] = operation
+    if action is Action.WRITE:
+        cell.bytes_in += _count(data.get("bytes"))
+
+
+def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Iterable[Mapping[str, Any]]) -> None:
+    operation = cell.operations.get(data["op"])
+    if operation is None:
+        cell.failures.append(f"operation {data['op']} ended without a start")
+        return
+    operation.outcome = kind
+    operation.status, operation.code = str(data.get("status", "")), data.get("code")
+    operation.output_bytes = _count(data.get("stdout_bytes")) + _count(data.get("stderr_bytes"))
+    operation.dropped_bytes = _count(data.get("stdout_dropped_bytes")) + _count(data.get("stderr_dropped_bytes"))
+    if kind is Kind.FILE_READ_COMPLETED:
+        operation.output_bytes = _count(data.get("bytes"))
+    cell.bytes_out += operation.output_bytes
+    cell.bytes_in += sum(_count(body.get("total_bytes")) for body in bodies if body.get("name") == "stdin")
+
+
+def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
+    match kind:
+        case Kind.CELL_PLANNED:
+            cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
+        case Kind.SAMPLE_STARTED:
+            cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
+            cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
+        case Kind.SAMPLE_FINISHED:
+            cell.outcome = str(data.get("outcome", ""))
+        case Kind.LIMIT_HIT:
+            cell.limits.append(str(data["limit"]))
+        case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
+            cell.failures.append(str(data["reason"]))
+        case Kind.CELL_DESTROYED:
+            cell.destroyed, cell.clean = True, bool(data["clean"])
+            cell.survivors.extend(str(survivor) for survivor in data["survivors"])
+        case _:
+            pass
+
+
+def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value
+    return int(value) if isinstance(value, int | str) and str(value).isdigit() else 0

@@ -1,0 +1,194 @@
+"""Ledger + transcript → one row per sample and a verdict for the run. Pure: the only place where *contained* is
+decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from belljar.report.cells import CellFindings
+from belljar.report.reconcile import Call, Difference, reconcile
+
+
+class Verdict(StrEnum):
+    """What the evidence says of a sample, worst last."""
+
+    CONTAINED = "contained"
+    VOID = "void"
+    BREACHED = "breached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """One sample as the harness's log has it. `lowered` is a verdict that a scorer reached from the host's side; it
+    can only make ours worse.
+    """
+
+    task: str
+    sample: str
+    epoch: int
+    uuid: str
+    scores: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+    calls: tuple[Call, ...] = ()
+    lowered: Verdict = Verdict.CONTAINED
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One sample in the table."""
+
+    transcript: Transcript
+    cells: tuple[CellFindings, ...]
+    difference: Difference
+    verdict: Verdict
+    reasons: tuple[str, ...]
+
+    @property
+    def commands(self) -> int:
+        """Commands run in all of its cells."""
+        return sum(cell.commands for cell in self.cells)
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes that went into its cells."""
+        return sum(cell.bytes_in for cell in self.cells)
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes that came out of its cells."""
+        return sum(cell.bytes_out for cell in self.cells)
+
+    @property
+    def lasted_s(self) -> float:
+        """Seconds that its cells lived, together."""
+        return sum(cell.lasted_s for cell in self.cells)
+
+    @property
+    def destroyed(self) -> bool:
+        """Every cell's destruction is proven."""
+        return bool(self.cells) and all(cell.destroyed and cell.clean for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFindings:
+    """The run as a whole. `strays` are cells of no sample; `problems` concern the run and void it."""
+
+    rows: tuple[Row, ...]
+    strays: tuple[CellFindings, ...]
+    problems: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its samples; void if there is none, or the record as a whole is in doubt."""
+        verdicts = [row.verdict for row in self.rows]
+        if self.problems or not verdicts:
+            verdicts.append(Verdict.VOID)
+        return max(verdicts, key=list(Verdict).index)
+
+    @property
+    def failed(self) -> bool:
+        """The evaluation itself had errors."""
+        return bool(self.errors) or any(row.transcript.error for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached. The worse news wins."""
+        if not self.rows and self.errors and not self.strays and not self.problems:
+            return 1
+        return 2 if self.verdict is not Verdict.CONTAINED else 1 if self.failed else 0
+
+
+def find_rows(
+    transcripts: Sequence[Transcript],
+    cells: Mapping[str, CellFindings],
+    *,
+    problems: Sequence[str] = (),
+    errors: Sequence[str] = (),
+) -> RunFindings:
+    """Join the harness's samples with the ledger's cells and judge each."""
+    by_uuid: dict[str, list[CellFindings]] = {}
+    for cell in cells.values():
+        by_uuid.setdefault(cell.uuid, []).append(cell)
+    rows = [_row(transcript, by_uuid.pop(transcript.uuid, [])) for transcript in transcripts]
+    strays = tuple(cell for left in by_uuid.values() for cell in left)
+    unclean = [reason for cell in strays for reason in _faults(cell)]
+    return RunFindings(rows=tuple(rows), strays=strays, problems=(*problems, *unclean), errors=tuple(errors))
+
+
+def _row(transcript: Transcript, cells: Sequence[CellFindings]) -> Row:
+    difference = reconcile(transcript.calls, cells)
+    reasons = [reason for cell in cells for reason in _faults(cell)]
+    if not cells:
+        reasons.append("no cell is on record for this sample")
+    if difference.unfounded:
+        reasons.append(f"{len(difference.unfounded)} call(s) of the transcript never reached a cell")
+    breached = any(cell.survivors for cell in cells) or transcript.lowered is Verdict.BREACHED
+    verdict = (
+        Verdict.BREACHED
+        if breached
+        else Verdict.VOID
+        if reasons or transcript.lowered is Verdict.VOID
+        else Verdict.CONTAINED
+    )
+    if transcript.lowered is not Verdict.CONTAINED:
+        reasons.append(f"a scorer says {transcript.lowered.value}")
+    return Row(
+        transcript=transcript, cells=tuple(cells), difference=difference, verdict=verdict, reasons=tuple(reasons)
+    )
+
+
+def _faults(cell: CellFindings) -> list[str]:
+    if not cell.destroyed:
+        return [f"cell {cell.cell_id}: its destruction is not on record"]
+    if not cell.clean:
+        return [f"cell {cell.cell_id}: its destruction left {', '.join(cell.survivors) or 'something'}"]
+    return []
+
+
+def as_json(findings: RunFindings) -> dict[str, Any]:
+    """The findings as JSON values, for `--json` and for the run directory."""
+    return {
+        "verdict": findings.verdict.value,
+        "exit_code": findings.exit_code,
+        "problems": list(findings.problems),
+        "errors": list(findings.errors),
+        "samples": [_row_json(row) for row in findings.rows],
+        "stray_cells": [cell.cell_id for cell in findings.strays],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    difference = row.difference
+    return {
+        "task": row.transcript.task,
+        "sample": row.transcript.sample,
+        "epoch": row.transcript.epoch,
+        "scores": dict(row.transcript.scores),
+        "error": row.transcript.error,
+        "notes": list(row.transcript.notes),
+        "verdict": row.verdict.value,
+        "reasons": list(row.reasons),
+        "cells": [cell.cell_id for cell in row.cells],
+        "tier": row.cells[0].tier if row.cells else "",
+        "emulated": any(cell.emulated for cell in row.cells),
+        "commands": row.commands,
+        "bytes_in": row.bytes_in,
+        "bytes_out": row.bytes_out,
+        "lasted_s": round(row.lasted_s, 3),
+        "destroyed": row.destroyed,
+        "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
+        "not_in_transcript": {
+            "raised": len(difference.raised),
+            "terminal": len(difference.terminal),
+            "silent": len(difference.silent),
+            "shortened": difference.shortened,
+            "missing_bytes": difference.missing_bytes,
+        },
+        "only_in_transcript": len(difference.unfounded),
+    }

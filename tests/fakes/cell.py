@@ -1,0 +1,217 @@
+# ruff: noqa: ANN401, SIM105
+"""A cell that is a directory and subprocesses of this host: for the harness's own tests, where what isolates does not matter. Never a sandbox."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+
+from belljar.cell.output import ExecOutput
+from belljar.channel import FileTooLarge
+from belljar.errors import CellError
+from belljar.events import Event, Kind, MemoryRecorder
+from belljar.policy import LoadedPolicy
+
+_numbers = itertools.count(1)
+
+
+class FakeRun:
+    """A run directory in memory."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.path = Path("/nowhere")
+        self.recorder = MemoryRecorder()
+        self.outcome = ""
+        self.closed = False
+
+    def finish(self, outcome: str, *, exit_code: int | None) -> None:
+        """As the real one."""
+        self.outcome = outcome
+
+
+class FakeCell:
+    """Runs commands by subprocess in a directory of its own."""
+
+    def __init__(self, policy: LoadedPolicy, directory: Path, run: FakeRun) -> None:
+        self.id = f"fake{next(_numbers):04d}"
+        self.policy = policy
+        self.directory = directory
+        self.run = run
+        self.dead = False
+        self.destroyed = False
+        resources = policy.policy.resources
+        self.plan = SimpleNamespace(limits=resources, workdir=str(directory), user=policy.policy.user or "root")
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes | None = None,  # noqa: A002 - as the real one
+        env: Mapping[str, str] | None = None,
+        cwd: str = "",
+        user: str | None = None,
+        timeout_s: float | None = None,
+        max_output_bytes: int | None = None,
+        keep: str = "head",
+    ) -> ExecOutput:
+        """As the real one."""
+        self._alive()
+        try:
+            identity = _identity(user or self.plan.user)
+        except KeyError:
+            return ExecOutput(returncode=126, stdout=b"", stderr=b"", not_started_errno=errno.ENOENT, stage="user")
+        where = self.directory / cwd
+        if not where.is_dir():
+            return ExecOutput(returncode=126, stdout=b"", stderr=b"", not_started_errno=errno.ENOENT, stage="cwd")
+        try:
+            process = await anyio.open_process(
+                list(argv),
+                cwd=where,
+                env={**os.environ, **self.policy.policy.env, **(env or {})},
+                start_new_session=True,
+                **identity,
+            )
+        except OSError as error:
+            return ExecOutput(returncode=127, stdout=b"", stderr=b"", not_started_errno=error.errno, stage="exec")
+        out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
+        timed_out = True
+        async with anyio.create_task_group() as tasks:
+            with anyio.move_on_after(timeout_s or self.plan.limits.exec_timeout_s):
+                async with anyio.create_task_group() as streams:
+                    streams.start_soon(_collect, process.stdout, out["stdout"])
+                    streams.start_soon(_collect, process.stderr, out["stderr"])
+                    streams.start_soon(_feed, process.stdin, input or b"")
+                    await process.wait()
+                timed_out = False
+            with _quiet():
+                if timed_out:
+                    os.killpg(process.pid, signal.SIGKILL)
+            with anyio.CancelScope(shield=True):
+                code = await process.wait()
+            tasks.cancel_scope.cancel()
+        await process.aclose()
+        cap = self.plan.limits.output_bytes
+        limit = min(cap, max_output_bytes or cap)
+        kept = {name: bytes(data[:cap][-limit:] if keep == "tail" else data[:limit]) for name, data in out.items()}
+        return ExecOutput(
+            returncode=code if code >= 0 else 128 - code,
+            stdout=kept["stdout"],
+            stderr=kept["stderr"],
+            timed_out=timed_out,
+            output_cap_reached=any(len(data) > cap for data in out.values()),
+            stdout_dropped_bytes=len(out["stdout"]) - len(kept["stdout"]),
+        )
+
+    async def write_file(self, path: str, contents: bytes, **_: Any) -> None:
+        """As the real one."""
+        self._alive()
+        target = self.directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(contents)
+
+    async def read_file(self, path: str, *, max_bytes: int, **_: Any) -> bytes:
+        """As the real one."""
+        self._alive()
+        target = self.directory / path
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
+        if not target.exists():
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+        contents = target.read_bytes()
+        if len(contents) > max_bytes:
+            raise FileTooLarge(path, size_bytes=len(contents), max_bytes=max_bytes, head=b"")
+        return contents
+
+    async def ping(self, **_: Any) -> float:
+        """As the real one."""
+        self._alive()
+        return 0.0
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise CellError("the cell died: /secret/host/path", where=f"cell {self.id}")
+
+
+class FakeCells:
+    """A `CellSource` of fake cells. `prepared` and `opened` remember the policies; `prepare_error` is raised by `prepare`."""
+
+    def __init__(self) -> None:
+        self.runs: list[FakeRun] = []
+        self.prepared: list[LoadedPolicy] = []
+        self.opened: list[FakeCell] = []
+        self.prepare_error: Exception | None = None
+        self.destroy_error: Exception | None = None
+
+    @contextmanager
+    def start_run(self, kind: str, argv: list[str], *, home: Path | None, what: str = "") -> Iterator[Any]:
+        """As the real one."""
+        run = FakeRun(kind)
+        self.runs.append(run)
+        yield run
+        run.closed = True
+
+    async def prepare(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> None:
+        """As the real one."""
+        self.prepared.append(policy)
+        if self.prepare_error is not None:
+            raise self.prepare_error
+
+    @asynccontextmanager
+    async def open_cell(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> AsyncIterator[Any]:
+        """As the real one."""
+        directory = Path(tempfile.mkdtemp(prefix="fake-cell-"))
+        cell = FakeCell(policy, directory, run)
+        self.opened.append(cell)
+        try:
+            yield cell
+        finally:
+            shutil.rmtree(directory)
+            cell.destroyed = True
+            run.recorder.record(
+                Event(
+                    kind=Kind.CELL_DESTROYED,
+                    cell_id=cell.id,
+                    data={"clean": self.destroy_error is None, "survivors": [], "duration_ms": 0},
+                )
+            )
+        if self.destroy_error is not None:
+            raise self.destroy_error
+
+
+def _identity(user: str) -> dict[str, Any]:
+    if user in {"root", "0"} or os.geteuid() != 0:
+        return {}
+    entry = pwd.getpwnam(user)
+    return {"user": entry.pw_uid, "group": entry.pw_gid}
+
+
+async def _collect(stream: Any, into: bytearray) -> None:
+    async for chunk in stream:
+        into += chunk
+
+
+async def _feed(stream: Any, contents: bytes) -> None:
+    with _quiet():
+        await stream.send(contents)
+    await stream.aclose()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, anyio.BrokenResourceError):
+        pass
