@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import tarfile
-import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Final, Protocol
 
 from belljar.errors import HostError
-from belljar.image.tools import failed, started, tool
+from belljar.image.tools import drained, failed, started, tool
 
 # Data is stored as it is: a guest without hardware virtualisation decompresses at a tenth of the speed (design/0007). Inodes and
 # fragments are small and read once.
@@ -39,7 +37,7 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     Raises `HostError` when the packer is missing, fails or finds no space.
     """
     argv = [tool("sqfstar"), *_COMPRESSION, *_BLOCK, "-mkfs-time", str(made_s), "-exit-on-error", "-no-progress", "-quiet", str(into)]
-    with started(argv, stdin=subprocess.PIPE) as process, _drained(process) as complaint:
+    with started(argv, stdin=subprocess.PIPE) as process, drained(process) as complaint:
         try:
             _write(members, process)
         except BrokenPipeError:
@@ -72,22 +70,6 @@ def write_member(member: Member, sink: IO[bytes]) -> None:
     if written != member.info.size:
         raise ValueError(f"an entry of {member.info.size} bytes gave {written}")
     sink.write(bytes(-written % tarfile.BLOCKSIZE))
-
-
-@contextmanager
-def _drained(process: subprocess.Popen[bytes]) -> Iterator[bytearray]:
-    """The process's standard error, read as it comes so that it never blocks; the last 16 KiB are kept."""
-    kept = bytearray()
-
-    def read() -> None:
-        while process.stderr is not None and (chunk := process.stderr.read1(65536)):  # type: ignore[attr-defined]
-            kept.extend(chunk)
-            del kept[:-16384]
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    yield kept
-    reader.join(timeout=5)
 
 
 def _packing_failed(argv: list[str], status: int, complaint: bytes) -> HostError:

@@ -6,8 +6,9 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -73,6 +74,32 @@ def run_tool(
 
 
 @contextmanager
+def drained(
+    process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None
+) -> Iterator[bytearray]:
+    """The process's standard error, read as it comes so that it never blocks; the last 16 KiB are kept.
+
+    `on_line` gets each line, from another thread; lines longer than 4 KiB come in pieces.
+    """
+    kept = bytearray()
+
+    def read() -> None:
+        while process.stderr is not None and (line := process.stderr.readline(_KEPT_STDERR_BYTES)):
+            kept.extend(line)
+            del kept[:-16384]
+            if on_line is not None:
+                on_line(line.decode("utf-8", "replace").rstrip())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        yield kept
+    finally:
+        kill_group(process)
+        reader.join(timeout=5)
+
+
+@contextmanager
 def started(
     argv: Sequence[str],
     *,
@@ -81,8 +108,12 @@ def started(
     stderr: int | IO[bytes] = subprocess.PIPE,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    grace_s: float = 0,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running tool in a process group of its own; the group is killed if it outlives the block."""
+    """A running tool in a process group of its own; the group is killed if it outlives the block.
+
+    With `grace_s`, it is asked to end first, for tools that have something to clean up.
+    """
     process = subprocess.Popen(
         list(argv),
         stdin=stdin,
@@ -96,11 +127,15 @@ def started(
         try:
             yield process
         finally:
-            kill_group(process)
+            kill_group(process, grace_s=grace_s)
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
     """Kill the tool and whatever it started in its process group, and reap it. Harmless when it has ended."""
+    if grace_s and process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
     # The group may outlive its leader; until the leader is reaped its number can't be used again, so look before reaping.
     if process.returncode is None:
         try:
