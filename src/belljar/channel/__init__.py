@@ -3,3 +3,27 @@
 Lives here: `wire` (bytes ↔ frames ↔ events, every length, id and state checked) and `client` (operations over a stream).
 Must not: believe the guest; hold more than the bound per operation; know what a cell or a VM is.
 """
+
+from belljar.channel.client import GuestClient
+from belljar.channel.frames import RenewedBit, Stage, Stream
+from belljar.channel.messages import Configured, Ready, Renewed, Welcome
+from belljar.channel.operations import Patience, RunningExec
+from belljar.channel.outcomes import ExecOutcome, ExecRequest, ExecStatus, FileTooLarge, PtySize
+
+__all__ = [
+    "Configured",
+    "ExecOutcome",
+    "ExecRequest",
+    "ExecStatus",
+    "FileTooLarge",
+    "GuestClient",
+    "Patience",
+    "PtySize",
+    "Ready",
+    "Renewed",
+    "RenewedBit",
+    "RunningExec",
+    "Stage",
+    "Stream",
+    "Welcome",
+]

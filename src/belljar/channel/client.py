@@ -1,0 +1,380 @@
+"""The host's client of a guest agent: commands and files in a guest, over one stream, many at once, without a background task.
+
+An operation that waits pumps the connection for all (see `pump`). At most `max_ops` operations run at once; more queue, first come, first served.
+Everything here raises `CellError` when the cell died or its guest broke the protocol (`ProtocolViolation`); then every operation does, at once,
+and the client is of no more use. Works under asyncio and trio; belongs to the event loop that it was first used in.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, Self, TypeAlias, TypeVar
+
+import anyio
+
+from belljar.channel import frames
+from belljar.channel.frames import Outcome, Stream
+from belljar.channel.messages import Configured, GuestEvent, Pong, Ready, Renewed, Welcome
+from belljar.channel.operations import DEFAULT_PATIENCE, Operation, Patience, RunningExec, live_operation
+from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge, file_error
+from belljar.channel.output import Keep, KeptOutput
+from belljar.channel.pipe import BytePipe, SocketPipe
+from belljar.channel.pump import SEND_DEADLINE_S, Pump
+from belljar.channel.wire import HostConnection
+from belljar.errors import CellError
+from belljar.units import format_duration, printable
+
+DEFAULT_MAX_OPS: Final = 64
+Contents: TypeAlias = bytes | AsyncIterable[bytes]
+OnOutput: TypeAlias = Callable[[Stream, bytes], None]
+_SMALL_INPUT_BYTES: Final = 64 << 10
+_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed)
+
+
+@dataclass(slots=True)
+class _Connection:
+    """The mailbox of the connection's own frames: the last answer of each kind."""
+
+    waiters: set[anyio.Event] = field(default_factory=set)
+    answers: dict[type[GuestEvent], GuestEvent] = field(default_factory=dict)
+    pings_sent: int = 0
+    pongs_seen: int = 0
+
+    def deliver(self, event: GuestEvent) -> None:
+        self.answers[type(event)] = event
+        self.pongs_seen += isinstance(event, Pong)
+
+
+class GuestClient:
+    """Owns the stream: `aclose` (or leaving `async with`) closes it.
+
+    Args:
+        stream: to the guest agent; bytes in, bytes out.
+        max_ops: operations at once, lowered to what the guest agent takes.
+        patience: how long the host waits beyond the guest's own timeouts.
+    """
+
+    def __init__(
+        self,
+        stream: BytePipe,
+        *,
+        max_ops: int = DEFAULT_MAX_OPS,
+        patience: Patience = DEFAULT_PATIENCE,
+        send_deadline_s: float = SEND_DEADLINE_S,
+    ) -> None:
+        self._connection = _Connection()
+        self._pump = Pump(stream, self._connection, send_deadline_s=send_deadline_s)
+        self._patience = patience
+        self._max_ops = max_ops
+        self._slots: anyio.Semaphore | None = None
+
+    @classmethod
+    def from_socket(
+        cls, sock: socket.socket, *, max_ops: int = DEFAULT_MAX_OPS, patience: Patience = DEFAULT_PATIENCE
+    ) -> Self:
+        """A client over a connected stream socket, which it owns from now on."""
+        return cls(SocketPipe(sock), max_ops=max_ops, patience=patience)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the stream. Every operation that runs or queues gets a `CellError`."""
+        await self._pump.close()
+
+    @property
+    def failure(self) -> CellError | None:
+        """What ended the connection, or None while it lives as far as anyone has looked."""
+        return self._pump.failure
+
+    # ---- the connection
+
+    async def wait_ready(self, *, timeout_s: float) -> Ready:
+        """Wait until a freshly booted guest's agent says READY. Raises `CellError` when it doesn't in time."""
+        return await self._answer(Ready, timeout_s, "did not become ready")
+
+    async def hello(self, *, timeout_s: float = 10.0) -> Welcome:
+        """Shake hands; once per connection, before anything else. Raises `CellError` when the guest agent doesn't answer in time."""
+        await self._pump.send(lambda: self._pump.wire.send_hello(os.urandom(frames.NONCE_BYTES)))
+        welcome = await self._answer(Welcome, timeout_s, "did not answer HELLO")
+        self._slots = anyio.Semaphore(min(self._max_ops, welcome.max_ops), fast_acquire=True)
+        return welcome
+
+    async def configure(
+        self,
+        *,
+        memory_max_bytes: int,
+        disk_bytes: int,
+        disk_inodes: int,
+        processes: int,
+        hostname: str,
+        warm_paths: Sequence[str] = (),
+        timeout_s: float = 60.0,
+    ) -> Configured:
+        """Have the workload's container built, for a template. Raises `CellError` when the guest says that it can't, or doesn't answer in time."""
+        payload = frames.config_payload(
+            memory_max_bytes=memory_max_bytes,
+            disk_bytes=disk_bytes,
+            disk_inodes=disk_inodes,
+            processes=processes,
+            hostname=hostname,
+            warm_paths=warm_paths,
+        )
+        self._connection.answers.pop(Configured, None)
+        await self._pump.send(lambda: self._pump.wire.send_config(payload))
+        configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
+        if configured.errno:
+            why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
+            raise CellError(f"the guest could not build the workload's container: {why}", where="channel, CONFIG")
+        return configured
+
+    async def renew(
+        self, *, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str, timeout_s: float = 10.0
+    ) -> Renewed:
+        """Make a restored guest a new machine; needed before the first operation. The answer says what was done: the caller judges what is missing.
+
+        `seed` is 32 to 512 random bytes, `machine_id` 32 hexadecimal digits, `boot_id` a UUID of 36 characters.
+        """
+        payload = frames.renew_payload(
+            realtime_ns=realtime_ns, seed=seed, machine_id=machine_id, boot_id=boot_id, hostname=hostname
+        )
+        self._connection.answers.pop(Renewed, None)
+        await self._pump.send(lambda: self._pump.wire.send_renew(payload))
+        return await self._answer(Renewed, timeout_s, "did not answer RENEW")
+
+    async def ping(self, *, timeout_s: float = 10.0) -> float:
+        """Seconds to the guest agent and back. Raises `CellError` when it doesn't answer in time; the connection stays."""
+        began = anyio.current_time()
+        mine = 0
+
+        def make() -> bytes:
+            nonlocal mine
+            mine = self._connection.pings_sent = self._connection.pings_sent + 1
+            return self._pump.wire.send_ping(mine)
+
+        await self._pump.send(make)
+        await self._within(lambda: self._connection.pongs_seen >= mine, timeout_s, "did not answer a PING")
+        return anyio.current_time() - began
+
+    async def _answer(self, kind: type[_Answer], timeout_s: float, what: str) -> _Answer:
+        await self._within(lambda: kind in self._connection.answers, timeout_s, what)
+        answer = self._connection.answers[kind]
+        if not isinstance(answer, kind):
+            raise RuntimeError("an answer under another's name")
+        return answer
+
+    async def _within(self, ready: Callable[[], bool], timeout_s: float, what: str) -> None:
+        with anyio.move_on_after(timeout_s):
+            await self._pump.wait_until(self._connection, ready)
+            return
+        what = f"the guest agent {what} within {format_duration(timeout_s)}"
+        raise CellError(what, where="channel", mend="Open a new cell; look at this one's console.")
+
+    # ---- commands
+
+    async def exec(
+        self,
+        request: ExecRequest,
+        *,
+        input: Contents | None = None,  # noqa: A002 - the word of subprocess and of the harness
+        keep: Keep = "head",
+        keep_bytes: int | None = None,
+        on_output: OnOutput | None = None,
+    ) -> ExecOutcome:
+        """Run a command to its end. A command that fails, or can't be started, is a result.
+
+        Args:
+            request: what to run. Standard input is open when `request.stdin` or an `input` is given, and ends after `input`.
+            input: sent within the guest's window while the output is read; what the command doesn't read is dropped.
+            keep: which end of each stream is returned. For "head" the guest drops what is beyond the request's limits; for "tail" all of it comes to
+                the host, which holds at most about twice what it returns.
+            keep_bytes: return at most so much of each stream, when that is less than the request's limits.
+            on_output: called in this task with every chunk that comes. What it raises ends the command and reaches the caller.
+
+        Cancelled, or when it raises, the command's whole tree has been killed in the guest. Raises `ValueError` and `OSError(E2BIG)` for a request
+        that can't be sent, `CellError`.
+        """
+        limits = (request.max_stdout_bytes, request.max_stderr_bytes)
+        kept = {
+            stream: KeptOutput(keep, limit if keep_bytes is None else min(limit, keep_bytes))
+            for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
+        }
+        if keep == "tail":
+            request = replace(request, max_stdout_bytes=frames.NO_CAP, max_stderr_bytes=frames.NO_CAP)
+        async with self._exec_operation(replace(request, stdin=request.stdin or input is not None)) as operation:
+            async with _feeding(operation, input if input is not None else b""):
+                while (chunk := await operation.next_chunk()) is not None:
+                    if on_output is not None:
+                        on_output(*chunk)
+                    kept[chunk[0]].feed(chunk[1])
+            (stdout, lost_stdout), (stderr, lost_stderr) = kept[Stream.STDOUT].finish(), kept[Stream.STDERR].finish()
+            return RunningExec(operation).outcome(kept=(stdout, stderr), dropped=(lost_stdout, lost_stderr))
+
+    @asynccontextmanager
+    async def open_exec(self, request: ExecRequest) -> AsyncIterator[RunningExec]:
+        """Run a command and talk to it. The guest may be a window (1 MiB) ahead of who iterates, no more. Leaving the block kills what still runs."""
+        async with self._exec_operation(request) as operation:
+            yield RunningExec(operation)
+
+    @asynccontextmanager
+    async def _exec_operation(self, request: ExecRequest) -> AsyncIterator[Operation]:
+        body = _exec_body(request)
+
+        def make(wire: HostConnection) -> tuple[int, bytes]:
+            return wire.start_exec(
+                body,
+                stdin_open=request.stdin,
+                pty=request.pty is not None,
+                stdout_cap=request.max_stdout_bytes,
+                stderr_cap=request.max_stderr_bytes,
+            )
+
+        deadline_s = math.inf if request.timeout_s is None else request.timeout_s + self._patience.grace_s
+        async with self._slot(), live_operation(self._pump, self._patience, make, deadline_s=deadline_s) as operation:
+            yield operation
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        self._pump.check()
+        if self._slots is None:
+            raise RuntimeError("hello() comes first")
+        async with self._slots:
+            yield
+
+    # ---- files
+
+    async def write_file(
+        self,
+        path: str,
+        contents: Contents,
+        *,
+        user: str = "",
+        cwd: str = "",
+        mode: int | None = None,
+        owner: str = "",
+        append: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Write a file: parents are made, and the target changes only when all is written.
+
+        Args:
+            path: relative paths resolve against `cwd`. mode: None keeps an existing file's, else 0644 under the umask. owner: "" is `user`.
+
+        Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path; `TimeoutError`; `ValueError`; `CellError`.
+        """
+        body = frames.write_body(user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append)
+        async with self._file_operation(lambda wire: wire.start_write(body), timeout_s) as operation:
+            await _feed(operation, contents)
+            while await operation.next_chunk() is not None:
+                pass
+            _judge(operation, path, timeout_s)
+
+    async def read_file(
+        self, path: str, *, user: str = "", cwd: str = "", max_bytes: int, timeout_s: float | None = None
+    ) -> bytes:
+        """Read a regular file of at most `max_bytes`.
+
+        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path; `FileTooLarge`; `TimeoutError`;
+        `ValueError`; `CellError`.
+        """
+        body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
+        contents = bytearray()
+        async with self._file_operation(
+            lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s
+        ) as operation:
+            while (chunk := await operation.next_chunk()) is not None:
+                contents += chunk[1]
+            result = operation.ended()
+            if result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE:
+                size_bytes = max(operation.size_bytes, max_bytes + 1)
+                raise FileTooLarge(path, max_bytes=max_bytes, size_bytes=size_bytes, head=bytes(contents))
+            _judge(operation, path, timeout_s)
+        return bytes(contents)
+
+    @asynccontextmanager
+    async def _file_operation(
+        self, make: Callable[[HostConnection], tuple[int, bytes]], timeout_s: float | None
+    ) -> AsyncIterator[Operation]:
+        deadline_s = math.inf if timeout_s is None else timeout_s
+        async with self._slot(), live_operation(self._pump, self._patience, make, deadline_s=deadline_s) as operation:
+            yield operation
+
+
+def _exec_body(request: ExecRequest) -> bytes:
+    if request.timeout_s is not None and not request.timeout_s > 0:
+        raise ValueError(f"a timeout of {request.timeout_s} s; it must be more than 0, or None for none")
+    return frames.exec_body(
+        argv=request.argv,
+        env=request.env,
+        cwd=request.cwd,
+        user=request.user,
+        timeout_ms=0 if request.timeout_s is None else max(1, math.ceil(request.timeout_s * 1000)),
+        stdout_cap=request.max_stdout_bytes,
+        stderr_cap=request.max_stderr_bytes,
+        stdin_open=request.stdin,
+        pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
+    )
+
+
+@asynccontextmanager
+async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[None]:
+    """Send standard input while the block reads output. A small input is sent first: it fits the window and needs no second task."""
+    if isinstance(contents, bytes) and len(contents) <= _SMALL_INPUT_BYTES:
+        await operation.send_stdin(contents)
+        await operation.close_stdin()
+        yield
+        return
+    trouble: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_feed, operation, contents)
+            yield
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        trouble = _first(group)
+    if trouble is not None:
+        raise trouble
+
+
+async def _feed(operation: Operation, contents: Contents) -> None:
+    """Send all of the contents, then the end. A generator that the operation did not outlive is closed."""
+    if isinstance(contents, bytes):
+        await operation.send_stdin(contents)
+    else:
+        async for chunk in contents:
+            if not await operation.send_stdin(chunk):
+                break
+        if isinstance(contents, AsyncGenerator):
+            await contents.aclose()
+    await operation.close_stdin()
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error that a person is told (the group is our own doing): a real one rather than a cancellation."""
+    leaves: list[BaseException] = []
+    groups: list[BaseException] = [group]
+    while groups:
+        error = groups.pop()
+        if isinstance(error, BaseExceptionGroup):
+            groups += error.exceptions
+        else:
+            leaves.append(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
+
+
+def _judge(operation: Operation, path: str, timeout_s: float | None) -> None:
+    """Return for a success, raise what a failed file operation means."""
+    result = operation.ended()
+    if result.outcome is Outcome.EXITED:
+        return
+    if operation.overdue:
+        raise TimeoutError(f"the guest took longer than {format_duration(timeout_s or 0)} for {path!r}")
+    raise file_error(result, path)

@@ -1,0 +1,249 @@
+"""The protocol's numbers and the host's encoders, exactly as `design/0002-channel.md` has them. Pure functions, no state.
+
+Encoders raise `ValueError` for what can't be said in the protocol (a NUL in an argument, a number out of range) and `OSError(E2BIG)` for a request
+over `MAX_REQUEST_BYTES`: those are the caller's, never the guest's.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum, IntFlag
+from typing import Final
+
+PROTOCOL_VERSION: Final = 1
+MAX_PAYLOAD_BYTES: Final = 65_536
+MAX_DATA_BYTES: Final = MAX_PAYLOAD_BYTES - 1  # a DATA payload begins with its stream number
+MAX_REQUEST_BYTES: Final = 4 << 20
+MAX_TEXT_BYTES: Final = 4_096  # every string that the guest sends
+OUTPUT_WINDOW_BYTES: Final = 1 << 20
+MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
+NO_CAP: Final = (1 << 64) - 1
+KEEP_MODE: Final = 0xFFFF_FFFF
+NONCE_BYTES: Final = 16
+
+HEADER: Final = struct.Struct("<IBBHI")
+_U32: Final = struct.Struct("<I")
+_EXEC_HEAD: Final = struct.Struct("<IQQQHH")
+_CONFIG_HEAD: Final = struct.Struct("<QQQI")
+
+
+class FrameType(IntEnum):
+    """Every frame of version 1."""
+
+    READY = 0x01
+    HELLO = 0x02
+    WELCOME = 0x03
+    CONFIG = 0x04
+    CONFIGURED = 0x05
+    RENEW = 0x06
+    RENEWED = 0x07
+    PING = 0x08
+    PONG = 0x09
+    FATAL = 0x0A
+    PART = 0x10
+    START = 0x11
+    DATA = 0x12
+    EOF = 0x13
+    CREDIT = 0x14
+    SIGNAL = 0x15
+    RESIZE = 0x16
+    STARTED = 0x17
+    RESULT = 0x18
+
+
+class OpKind(IntEnum):
+    """What an operation does."""
+
+    EXEC = 1
+    READ = 2
+    WRITE = 3
+
+
+class Outcome(IntEnum):
+    """How an operation ended; the meaning of RESULT's `code`."""
+
+    EXITED = 0
+    SIGNALED = 1
+    NOT_STARTED = 2
+    IO_FAILED = 3
+
+
+class ResultFlag(IntFlag):
+    """What else the guest saw."""
+
+    TIMED_OUT = 1
+    KILLED = 2
+    OUT_OF_MEMORY = 4
+    CAP_REACHED = 8
+
+
+class Stage(IntEnum):
+    """Where an operation failed."""
+
+    NONE = 0
+    USER = 1
+    CWD = 2
+    EXEC = 3
+    FORK = 4
+    OPEN = 5
+    READ = 6
+    WRITE = 7
+    RENAME = 8
+    REQUEST = 9
+    CREDENTIALS = 10
+
+
+class RenewedBit(IntFlag):
+    """What a restored guest has made new."""
+
+    RNG = 1
+    CLOCK = 2
+    MACHINE_ID = 4
+    BOOT_ID = 8
+    HOSTNAME = 16
+
+
+class Stream(IntEnum):
+    """The numbers of an operation's streams."""
+
+    STDIN = 0
+    STDOUT = 1
+    STDERR = 2
+
+
+class SignalScope(IntEnum):
+    """Whom a SIGNAL reaches."""
+
+    MAIN_PROCESS = 0
+    WHOLE_TREE = 1
+
+
+def frame(kind: FrameType, op: int, payload: bytes | memoryview = b"") -> bytes:
+    """One frame. The payload is at most `MAX_PAYLOAD_BYTES`."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a payload of {len(payload)} bytes; a frame holds at most {MAX_PAYLOAD_BYTES}")
+    return b"".join((HEADER.pack(len(payload), kind, 0, 0, op), payload))
+
+
+def data_frame(op: int, stream: int, content: bytes | memoryview) -> bytes:
+    """A DATA frame of 1 to `MAX_DATA_BYTES` bytes."""
+    if not 1 <= len(content) <= MAX_DATA_BYTES:
+        raise ValueError(f"DATA of {len(content)} bytes; 1 to {MAX_DATA_BYTES} are allowed")
+    return b"".join((HEADER.pack(len(content) + 1, FrameType.DATA, 0, 0, op), bytes((stream,)), content))
+
+
+def text_bytes(value: str | bytes, what: str) -> bytes:
+    """A name, path, argument or variable as bytes. Raises `ValueError` when it holds a NUL, which no Linux interface can carry."""
+    raw = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")
+    if b"\0" in raw:
+        raise ValueError(f"{what} holds a NUL byte")
+    return raw
+
+
+def counted(value: bytes) -> bytes:
+    """The protocol's `str`: a length and that many bytes."""
+    return _U32.pack(len(value)) + value
+
+
+def counted_list(values: Iterable[bytes]) -> bytes:
+    """A count and that many `str`."""
+    items = [counted(value) for value in values]
+    return _U32.pack(len(items)) + b"".join(items)
+
+
+def exec_body(
+    *,
+    argv: Sequence[str | bytes],
+    env: Mapping[str, str],
+    cwd: str,
+    user: str,
+    timeout_ms: int,
+    stdout_cap: int,
+    stderr_cap: int,
+    stdin_open: bool,
+    pty: tuple[int, int] | None,
+) -> bytes:
+    """The request of an exec. `timeout_ms` 0 is none; `pty` is (rows, columns)."""
+    if not argv:
+        raise ValueError("argv is empty; name the program to run")
+    flags = (1 if stdin_open else 0) | (2 if pty is not None else 0)
+    rows, columns = pty or (0, 0)
+    return b"".join(
+        (
+            _pack(_EXEC_HEAD, flags, timeout_ms, stdout_cap, stderr_cap, rows, columns),
+            counted(text_bytes(user, "user")),
+            counted(text_bytes(cwd, "cwd")),
+            counted_list(text_bytes(argument, f"argv[{index}]") for index, argument in enumerate(argv)),
+            counted_list(_variable(name, value) for name, value in env.items()),
+        )
+    )
+
+
+def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
+    """The request of a file read."""
+    return _U32.pack(0) + _place(user, cwd, path) + _pack(struct.Struct("<Q"), max_bytes)
+
+
+def write_body(*, user: str, cwd: str, path: str, mode: int | None, owner: str, append: bool) -> bytes:
+    """The request of a file write; parents are made. `mode` None keeps an existing file's."""
+    if mode is not None and not 0 <= mode <= 0o7777:
+        raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
+    head = _U32.pack(1 if append else 0) + _place(user, cwd, path)
+    return head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
+
+
+def config_payload(
+    *,
+    memory_max_bytes: int,
+    disk_bytes: int,
+    disk_inodes: int,
+    processes: int,
+    hostname: str,
+    warm_paths: Sequence[str],
+) -> bytes:
+    """The payload of CONFIG."""
+    head = _pack(_CONFIG_HEAD, memory_max_bytes, disk_bytes, disk_inodes, processes)
+    paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)
+    return head + counted(text_bytes(hostname, "hostname")) + paths
+
+
+def renew_payload(*, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str) -> bytes:
+    """The payload of RENEW. Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length."""
+    if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
+        raise ValueError("RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters")
+    texts = (text_bytes(machine_id, "machine id"), text_bytes(boot_id, "boot id"), text_bytes(hostname, "hostname"))
+    return _pack(struct.Struct("<Q"), realtime_ns) + counted(seed) + b"".join(counted(text) for text in texts)
+
+
+def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:
+    """PARTs as needed, then START. Raises `OSError(E2BIG)` when the body is over `MAX_REQUEST_BYTES`."""
+    if len(body) > MAX_REQUEST_BYTES:
+        message = f"a request of {len(body)} bytes (arguments, environment and paths); at most {MAX_REQUEST_BYTES} fit"
+        raise OSError(errno.E2BIG, message)
+    view, last = memoryview(body), max(0, len(body) - MAX_DATA_BYTES)
+    parts = [
+        frame(FrameType.PART, op, view[at : min(at + MAX_PAYLOAD_BYTES, last)])
+        for at in range(0, last, MAX_PAYLOAD_BYTES)
+    ]
+    return b"".join((*parts, frame(FrameType.START, op, bytes((kind,)) + view[last:])))
+
+
+def _pack(layout: struct.Struct, *values: int) -> bytes:
+    try:
+        return layout.pack(*values)
+    except struct.error as error:
+        raise ValueError(f"a number does not fit the protocol: {error}") from error
+
+
+def _place(user: str, cwd: str, path: str) -> bytes:
+    if not path:
+        raise ValueError("the path is empty")
+    return b"".join(counted(text_bytes(text, what)) for text, what in ((user, "user"), (cwd, "cwd"), (path, "path")))
+
+
+def _variable(name: str, value: str) -> bytes:
+    if not name or "=" in name:
+        raise ValueError(f"{name!r} is not a name for an environment variable")
+    return text_bytes(f"{name}={value}", f"environment variable {name}")

@@ -1,0 +1,244 @@
+"""One live operation as the task that started it sees it: its mailbox, its streams, and its end by every road.
+
+Ends: RESULT; the host's deadline (then the tree is killed, and a guest that still gives no RESULT ends the connection); the caller leaves or is
+cancelled (the same kill, shielded and bounded); the connection dies. So an operation never outlives the block that opened it, and its
+slot is free afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+from belljar.channel import frames
+from belljar.channel.frames import SignalScope, Stream
+from belljar.channel.messages import Data, GuestEvent, Result, Started
+from belljar.channel.outcomes import ExecOutcome, outcome_of
+from belljar.channel.pump import Pump
+from belljar.channel.wire import HostConnection
+from belljar.errors import CellError
+
+_CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the host waits beyond what the guest was told: `grace_s` after the guest's timeout, then `kill_s` for a killed operation's RESULT."""
+
+    grace_s: float = 10.0
+    kill_s: float = 10.0
+
+
+DEFAULT_PATIENCE: Final = Patience()
+
+
+class Operation:
+    """A live operation's mailbox and its verbs.
+
+    Output that nobody took is held as one buffer per stream, so that the window bounds the memory, however small the guest's frames are.
+    """
+
+    def __init__(self, pump: Pump, patience: Patience) -> None:
+        self.waiters: set[anyio.Event] = set()
+        self.result: Result | None = None
+        self.size_bytes = 0
+        self.overdue = False
+        self._pump = pump
+        self._patience = patience
+        self._op = 0
+        self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
+        self._credit_owed = 0
+        self._discards = False
+        self._deadline = math.inf
+
+    def deliver(self, event: GuestEvent) -> None:
+        """Take what the guest sent."""
+        if isinstance(event, Data):
+            if self._discards:
+                self._credit_owed += len(event.content)
+            else:
+                self._arrived[event.stream] += event.content
+        elif isinstance(event, Result):
+            self.result = event
+            self._pump.forget(self._op)
+        elif isinstance(event, Started):
+            self.size_bytes = event.info
+
+    async def start(self, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float) -> None:
+        """Send the request; the host's deadline counts from here."""
+
+        def begin() -> bytes:
+            self._op, message = make(self._pump.wire)
+            self._pump.register(self._op, self)
+            return message
+
+        await self._pump.send(begin)
+        self._deadline = anyio.current_time() + deadline_s
+
+    async def send_stdin(self, content: bytes) -> bool:
+        """Send all of it as the guest grants credit. False when the operation ended before all was sent: the rest is nobody's any more."""
+        left = memoryview(content)
+        while left and self.result is None:
+            await self._wait(lambda: self.result is not None or self._pump.wire.stdin_credit(self._op) > 0)
+            left = left[await self._send_some(left) :]
+        return not left
+
+    async def _send_some(self, left: memoryview) -> int:
+        sent = 0
+
+        def one_frame() -> bytes:
+            nonlocal sent
+            sent = min(len(left), self._pump.wire.stdin_credit(self._op), frames.MAX_DATA_BYTES)
+            return self._pump.wire.send_data(self._op, left[:sent]) if sent else b""
+
+        await self._pump.send(one_frame)
+        return sent
+
+    async def close_stdin(self) -> None:
+        """End standard input; more than once does nothing."""
+        await self._pump.send(lambda: self._pump.wire.send_eof(self._op))
+
+    async def send_signal(self, signo: int, scope: SignalScope) -> None:
+        """Send a signal; nothing happens when the operation has ended."""
+        await self._pump.send(lambda: self._pump.wire.send_signal(self._op, signo, scope))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell the terminal's new size."""
+        await self._pump.send(lambda: self._pump.wire.send_resize(self._op, rows, cols))
+
+    async def next_chunk(self) -> tuple[Stream, bytes] | None:
+        """All that has arrived of one stream, or None after the last. Taking it is what lets the guest send more."""
+        await self._return_credit()
+        await self._wait(lambda: self.result is not None or any(self._arrived.values()))
+        for stream, arrived in self._arrived.items():
+            if arrived:
+                self._arrived[stream] = bytearray()
+                self._credit_owed += len(arrived)
+                return stream, bytes(arrived)
+        return None
+
+    def ended(self) -> Result:
+        """The guest's RESULT. Raises `RuntimeError` before it has come."""
+        if self.result is None:
+            raise RuntimeError("the operation has not ended: take its output to the end, or wait for it")
+        return self.result
+
+    async def _return_credit(self) -> None:
+        if self.result is None and self._credit_owed >= _CREDIT_BATCH_BYTES:
+            await self._pump.send(self._credit_frame)
+
+    def _credit_frame(self) -> bytes:
+        owed, self._credit_owed = self._credit_owed, 0
+        return self._pump.wire.send_credit(self._op, owed)
+
+    async def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait within the host's deadline; at the deadline kill the tree; when that has no effect, give the guest up."""
+        with anyio.move_on_at(self._deadline):
+            await self._pump.wait_until(self, ready)
+            return
+        if self.overdue:
+            self._give_up()
+            self._pump.check()
+        self.overdue = True
+        self._deadline = anyio.current_time() + self._patience.kill_s
+        await self.send_signal(signal.SIGKILL, SignalScope.WHOLE_TREE)
+        await self._wait(ready)
+
+    def _give_up(self) -> None:
+        what = f"the guest agent did not end an operation within {self._patience.kill_s:g} s of being told to kill it"
+        self._pump.fail(
+            CellError(what, where=f"channel, operation {self._op}", mend="The guest is wedged; open a new cell.")
+        )
+
+    async def finish(self) -> None:
+        """Make sure that it is over: when it is not, kill its tree and wait for RESULT.
+
+        Bounded, shielded from cancellation, and never raises `CellError`: a connection that dies meanwhile tells whoever comes next.
+        """
+        try:
+            if self._op and self.result is None:
+                with suppress(CellError), anyio.move_on_after(self._patience.kill_s, shield=True):
+                    await self._kill()
+        finally:
+            if self._op and self.result is None:
+                self._give_up()
+            self._pump.forget(self._op)
+
+    async def _kill(self) -> None:
+        self._discard_output()
+        await self.send_signal(signal.SIGKILL, SignalScope.WHOLE_TREE)
+        while self.result is None:
+            await self._return_credit()
+            await self._pump.wait_until(self, self._over_or_in_debt)
+
+    def _over_or_in_debt(self) -> bool:
+        return self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES
+
+    def _discard_output(self) -> None:
+        self._discards = True
+        for stream, arrived in self._arrived.items():
+            self._credit_owed += len(arrived)
+            self._arrived[stream] = bytearray()
+
+
+class RunningExec:
+    """A command that runs, made by `GuestClient.open_exec`. Iterate it for `(stream, bytes)`, then `wait`. One task iterates; others may send."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self._dropped = {Stream.STDOUT: 0, Stream.STDERR: 0}
+
+    async def send_stdin(self, content: bytes) -> None:
+        """Send bytes to its standard input; waits while the guest's window is full. Raises `BrokenPipeError` when the command has ended."""
+        if not await self._operation.send_stdin(content):
+            raise BrokenPipeError("the command has ended and reads no more")
+
+    async def close_stdin(self) -> None:
+        """End its standard input. Its output goes on; closing again does nothing."""
+        await self._operation.close_stdin()
+
+    async def signal(self, signo: int, *, whole_tree: bool = False) -> None:
+        """Send a signal to its main process, or to everything it started. Nothing happens when it has ended."""
+        scope = SignalScope.WHOLE_TREE if whole_tree else SignalScope.MAIN_PROCESS
+        await self._operation.send_signal(signo, scope)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        """Tell its terminal the new size, each 1 to 65,535; nothing happens without a terminal."""
+        await self._operation.resize(rows, cols)
+
+    def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        return self
+
+    async def __anext__(self) -> tuple[Stream, bytes]:
+        if (chunk := await self._operation.next_chunk()) is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def wait(self) -> ExecOutcome:
+        """Its outcome, when it has ended. Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies first."""
+        while (chunk := await self._operation.next_chunk()) is not None:
+            self._dropped[chunk[0]] += len(chunk[1])
+        return self.outcome(kept=(b"", b""), dropped=(self._dropped[Stream.STDOUT], self._dropped[Stream.STDERR]))
+
+    def outcome(self, *, kept: tuple[bytes, bytes], dropped: tuple[int, int]) -> ExecOutcome:
+        """The outcome with what the caller kept and dropped. Raises `RuntimeError` before the command has ended."""
+        return outcome_of(self._operation.ended(), kept=kept, dropped=dropped, overdue=self._operation.overdue)
+
+
+@asynccontextmanager
+async def live_operation(
+    pump: Pump, patience: Patience, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float
+) -> AsyncIterator[Operation]:
+    """Start an operation; it is over when the block is left, however it is left."""
+    operation = Operation(pump, patience)
+    try:
+        await operation.start(make, deadline_s=deadline_s)
+        yield operation
+    finally:
+        await operation.finish()

@@ -1,0 +1,173 @@
+"""Who reads the socket when there is no background task: whichever operation waits.
+
+The first waiter *leads*: it reads, lets the wire check, and hands each event to the mailbox it belongs to. The others *follow*: each waits on an
+event of its own, which is set when something arrived for it or when it should lead. A leader that has what it wants, or is
+cancelled, passes the lead on.
+The invariant: whenever somebody waits, somebody leads or has been woken to lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import anyio
+
+from belljar.channel.messages import Credit, Data, Eof, Fatal, GuestEvent, Result, Started
+from belljar.channel.pipe import BytePipe
+from belljar.channel.wire import HostConnection
+from belljar.errors import CellError, ProtocolViolation
+from belljar.units import printable
+
+SEND_DEADLINE_S: Final = 30.0
+_READ_BYTES: Final = 256 << 10
+_MEND_DEAD: Final = "Open a new cell; this one's console and ledger say what it did last."
+
+
+class Mailbox(Protocol):
+    """Where the events of an operation, or of the connection, go."""
+
+    waiters: set[anyio.Event]
+
+    def deliver(self, event: GuestEvent) -> None:
+        """Take one event. Must not block or raise."""
+        ...
+
+
+class Pump:
+    """One stream, its wire and its mailboxes."""
+
+    def __init__(self, stream: BytePipe, connection: Mailbox, *, send_deadline_s: float = SEND_DEADLINE_S) -> None:
+        self.wire = HostConnection()
+        self.failure: CellError | None = None
+        self._stream = stream
+        self._connection = connection
+        self._operations: dict[int, Mailbox] = {}
+        self._followers: dict[anyio.Event, None] = {}
+        self._lead: anyio.CancelScope | None = None
+        self._send_lock = anyio.Lock(fast_acquire=True)
+        self._send_deadline_s = send_deadline_s
+
+    def check(self) -> None:
+        """Raise what ended the connection, if it has ended: a `CellError` of the caller's own."""
+        if self.failure is not None:
+            raise type(self.failure)(
+                self.failure.what, where=self.failure.where, mend=self.failure.mend
+            ) from self.failure
+
+    def fail(self, error: CellError) -> None:
+        """End the connection for everyone who waits and everyone to come. The first reason stays."""
+        if self.failure is None:
+            self.failure = error
+        for event in self._followers:
+            event.set()
+        if self._lead is not None:
+            self._lead.cancel()
+
+    def register(self, op: int, mailbox: Mailbox) -> None:
+        """From now on the operation's events go to `mailbox`."""
+        self._operations[op] = mailbox
+
+    def forget(self, op: int) -> None:
+        """The operation is over."""
+        self._operations.pop(op, None)
+
+    async def close(self) -> None:
+        """End the connection from this side."""
+        self.fail(CellError("the channel to the guest agent was closed", where="channel", mend="Open a new cell."))
+        await self._stream.aclose()
+
+    async def send(self, make: Callable[[], bytes]) -> None:
+        """Send what `make` returns. It is called when it is this sender's turn, so that the wire's state and the bytes keep one order.
+
+        Once it was called, cancellation waits (at most the send deadline): half a frame would end the conversation. Raises `CellError` when the
+        connection has ended, also when the guest did not read within the deadline.
+        """
+        async with self._send_lock:
+            self.check()
+            message = make()
+            if message:
+                await self._send_whole(message)
+        self.check()
+
+    async def _send_whole(self, message: bytes) -> None:
+        sent = False
+        try:
+            with anyio.move_on_after(self._send_deadline_s, shield=True):
+                await self._stream.send(message)
+                sent = True
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._fail_gone()
+        finally:
+            if not sent and self.failure is None:
+                self.fail(
+                    CellError("the guest agent did not read what was sent to it", where="channel", mend=_MEND_DEAD)
+                )
+
+    async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
+        """Return when `ready()`; it is asked whenever something arrived for `mailbox`. Raises `CellError` when the connection ends first."""
+        while not ready():
+            self.check()
+            if self._lead is not None:
+                await self._follow(mailbox)
+            else:
+                await self._read_for_all(ready)
+
+    async def _read_for_all(self, ready: Callable[[], bool]) -> None:
+        try:
+            with anyio.CancelScope() as self._lead:
+                while not ready() and self.failure is None:
+                    await self._read_once()
+        finally:
+            self._lead = None
+            self._pass_lead()
+
+    async def _follow(self, mailbox: Mailbox) -> None:
+        news = anyio.Event()
+        self._followers[news] = None
+        mailbox.waiters.add(news)
+        try:
+            await news.wait()
+        finally:
+            del self._followers[news]
+            mailbox.waiters.discard(news)
+            # Woken to lead and cancelled, or woken for its own sake: if nobody leads now, the next one must.
+            self._pass_lead()
+
+    def _pass_lead(self) -> None:
+        if self._lead is None:
+            for event in self._followers:
+                event.set()
+                return
+
+    async def _read_once(self) -> None:
+        try:
+            received = await self._stream.receive(_READ_BYTES)
+        except (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._fail_gone()
+            return
+        try:
+            events = self.wire.feed(received)
+        except ProtocolViolation as violation:
+            self.fail(violation)
+            return
+        for event in events:
+            self._dispatch(event)
+
+    def _dispatch(self, event: GuestEvent) -> None:
+        if isinstance(event, Fatal):
+            said = printable(event.detail, max_chars=300)
+            self.fail(CellError(f"the guest agent gave up: {said}", where="channel", mend=_MEND_DEAD))
+            return
+        mailbox: Mailbox | None = self._connection
+        if isinstance(event, Data | Result | Credit | Eof | Started):
+            mailbox = self._operations.get(event.op)
+        if mailbox is not None:
+            mailbox.deliver(event)
+            for waiter in mailbox.waiters:
+                waiter.set()
+
+    def _fail_gone(self) -> None:
+        self.fail(
+            CellError("the cell is gone: its channel was closed from the other end", where="channel", mend=_MEND_DEAD)
+        )

@@ -1,0 +1,398 @@
+"""The host's end of the connection, without any I/O: bytes in → checked events out, requests in → bytes out.
+
+The guest is hostile. `feed` accepts exactly what `design/0002-channel.md` allows at this moment of the conversation; anything else raises
+`ProtocolViolation` and poisons the connection for good. Memory is bounded: at most one incomplete frame is kept between two calls, and an operation's
+output by the credit and the caps that the host itself gave.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from belljar.channel import frames
+from belljar.channel.frames import HEADER, FrameType, OpKind, Outcome, RenewedBit, ResultFlag, Stage, Stream
+from belljar.channel.messages import (
+    Configured,
+    Credit,
+    Data,
+    Eof,
+    Fatal,
+    GuestEvent,
+    Pong,
+    Ready,
+    Renewed,
+    Result,
+    Started,
+    Welcome,
+)
+from belljar.channel.payloads import Payload, violated
+from belljar.errors import ProtocolViolation
+
+_DATA: Final = int(FrameType.DATA)
+_RESULT: Final = struct.Struct("<BBHiQQQ")
+_MAX_COUNT: Final = (1 << 63) - 1
+_MAX_ERRNO: Final = 4_095
+_MAX_SIGNAL: Final = 64
+_FLAG_BITS: Final = 15
+_RENEWED_BITS: Final = 31
+_OP_LIMIT: Final = (1 << 32) - 1
+
+
+@dataclass(slots=True)
+class _LiveOp:
+    """What the host must remember of an operation to check the guest's next frame."""
+
+    kind: OpKind
+    stdin_open: bool
+    stdin_credit: int
+    caps_left: dict[int, int]
+    """Output streams that have not ended → bytes that may still come."""
+    output_credit: int = frames.OUTPUT_WINDOW_BYTES
+    started: bool = False
+
+
+class HostConnection:
+    """One connection's state. Not thread-safe; one owner feeds it and sends what it returns, in order."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._violation: ProtocolViolation | None = None
+        self._ended = False
+        self._ready: Ready | None = None
+        self._nonce: bytes | None = None
+        self._welcome: Welcome | None = None
+        self._awaits_configured = False
+        self._awaits_renewed = False
+        self._renewed = False
+        self._pings: deque[int] = deque()
+        self._live: dict[int, _LiveOp] = {}
+        self._next_op = 1
+        self._on_connection: Mapping[int, Callable[[Payload], GuestEvent]] = {
+            FrameType.READY: self._on_ready,
+            FrameType.WELCOME: self._on_welcome,
+            FrameType.CONFIGURED: self._on_configured,
+            FrameType.RENEWED: self._on_renewed,
+            FrameType.PONG: self._on_pong,
+            FrameType.FATAL: self._on_fatal,
+        }
+        self._on_operation: Mapping[int, Callable[[int, _LiveOp, Payload], GuestEvent]] = {
+            FrameType.EOF: self._on_eof,
+            FrameType.CREDIT: self._on_credit,
+            FrameType.STARTED: self._on_started,
+            FrameType.RESULT: self._on_result,
+        }
+
+    @property
+    def live_ops(self) -> int:
+        """Operations that have no RESULT yet."""
+        return len(self._live)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of an incomplete frame; at most a header and a full payload between two calls of `feed`."""
+        return len(self._pending)
+
+    def is_live(self, op: int) -> bool:
+        """Whether the operation was started and has no RESULT yet."""
+        return op in self._live
+
+    def stdin_credit(self, op: int) -> int:
+        """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin is closed."""
+        state = self._live.get(op)
+        return state.stdin_credit if state is not None and state.stdin_open else 0
+
+    # ---- guest → host
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[GuestEvent]:
+        """Take bytes as they came, in pieces of any size; return the events they complete.
+
+        Raises `ProtocolViolation` for the first thing the protocol forbids, and again for every later call.
+        """
+        if self._violation is not None:
+            raise ProtocolViolation(self._violation.what, where=self._violation.where, mend=self._violation.mend)
+        if self._ended:
+            return []
+        self._pending += data
+        try:
+            return self._take_frames()
+        except ProtocolViolation as violation:
+            self._violation = violation
+            self._pending = bytearray()
+            self._live.clear()
+            raise
+
+    def _take_frames(self) -> list[GuestEvent]:
+        pending, at, events = self._pending, 0, list[GuestEvent]()
+        end = len(pending)
+        with memoryview(pending) as view:
+            while end - at >= HEADER.size and not self._ended:
+                length, kind, flags, reserved, op = HEADER.unpack_from(pending, at)
+                if length > frames.MAX_PAYLOAD_BYTES or flags or reserved:
+                    violated(f"a frame header with length {length}, flags {flags}, reserved {reserved}", kind, op)
+                start, at_next = at + HEADER.size, at + HEADER.size + length
+                if at_next > end:
+                    break
+                if kind == _DATA:
+                    events.append(self._on_data(op, view, start, at_next))
+                else:
+                    events.append(self._on_frame(kind, op, bytes(view[start:at_next])))
+                at = at_next
+        if self._ended:
+            self._pending = bytearray()
+        elif at:
+            del pending[:at]
+        return events
+
+    def _on_frame(self, kind: int, op: int, raw: bytes) -> GuestEvent:
+        payload = Payload(raw, kind=kind, op=op)
+        if (on_connection := self._on_connection.get(kind)) is not None:
+            if op:
+                violated("a connection frame that names an operation", kind, op)
+            event = on_connection(payload)
+        elif (on_operation := self._on_operation.get(kind)) is not None:
+            event = on_operation(op, self._live_op(kind, op), payload)
+        else:
+            violated("a frame of a type that a guest may not send", kind, op)
+        payload.end()
+        return event
+
+    def _live_op(self, kind: int, op: int) -> _LiveOp:
+        state = self._live.get(op)
+        if state is None:
+            violated("a frame for an operation that is not live", kind, op)
+        return state
+
+    def _on_ready(self, payload: Payload) -> Ready:
+        if self._ready is not None or self._welcome is not None:
+            payload.violated("a READY that comes twice or after WELCOME")
+        self._ready = Ready(version=self._version(payload), build=payload.text())
+        return self._ready
+
+    def _on_welcome(self, payload: Payload) -> Welcome:
+        if self._nonce is None or self._welcome is not None:
+            payload.violated("a WELCOME that nobody asked for")
+        version = self._version(payload)
+        if payload.take(frames.NONCE_BYTES) != self._nonce:
+            payload.violated("a WELCOME with another nonce than HELLO's")
+        max_ops, window = payload.u32(), payload.u32()
+        if max_ops == 0 or not 1 <= window <= frames.MAX_STDIN_WINDOW_BYTES:
+            payload.violated(f"a WELCOME that grants {max_ops} operations and a stdin window of {window} bytes")
+        self._welcome = Welcome(version=version, max_ops=max_ops, stdin_window_bytes=window)
+        return self._welcome
+
+    def _version(self, payload: Payload) -> int:
+        version = payload.u16()
+        if version != frames.PROTOCOL_VERSION:
+            payload.violated(
+                f"the guest agent speaks version {version} of the protocol, this host {frames.PROTOCOL_VERSION}"
+            )
+        return version
+
+    def _on_configured(self, payload: Payload) -> Configured:
+        if not self._awaits_configured:
+            payload.violated("a CONFIGURED that nobody asked for")
+        self._awaits_configured = False
+        code = payload.u32()
+        if code > _MAX_ERRNO:
+            payload.violated(f"errno {code}")
+        return Configured(errno=code, detail=payload.text())
+
+    def _on_renewed(self, payload: Payload) -> Renewed:
+        if not self._awaits_renewed:
+            payload.violated("a RENEWED that nobody asked for")
+        self._awaits_renewed, self._renewed = False, True
+        done = payload.u32()
+        if done & ~_RENEWED_BITS:
+            payload.violated(f"done bits {done:#x}")
+        return Renewed(done=RenewedBit(done), detail=payload.text())
+
+    def _on_pong(self, payload: Payload) -> Pong:
+        cookie = payload.u64()
+        if not self._pings or self._pings.popleft() != cookie:
+            payload.violated("a PONG that answers no PING, or out of order")
+        return Pong(cookie=cookie)
+
+    def _on_fatal(self, payload: Payload) -> Fatal:
+        self._ended = True
+        return Fatal(detail=payload.text())
+
+    def _on_data(self, op: int, view: memoryview, start: int, end: int) -> Data:
+        state, count = self._live_op(_DATA, op), end - start - 1
+        if count < 1:
+            violated("DATA without a byte in it", _DATA, op)
+        stream = view[start]
+        left = state.caps_left.get(stream)
+        if left is None or not state.started:
+            violated(f"DATA of stream {stream} that has not begun, has ended or does not exist", _DATA, op)
+        if count > state.output_credit or count > left:
+            violated(f"{count} bytes where {min(state.output_credit, left)} were granted", _DATA, op)
+        state.output_credit -= count
+        state.caps_left[stream] = left - count
+        return Data(op=op, stream=Stream(stream), content=bytes(view[start + 1 : end]))
+
+    def _on_eof(self, op: int, state: _LiveOp, payload: Payload) -> Eof:
+        stream = payload.u8()
+        if stream not in state.caps_left or not state.started:
+            payload.violated(f"EOF of stream {stream} that has not begun, has ended or does not exist")
+        del state.caps_left[stream]
+        return Eof(op=op, stream=Stream(stream))
+
+    def _on_credit(self, op: int, state: _LiveOp, payload: Payload) -> Credit:
+        granted, window = payload.u32(), self._welcome.stdin_window_bytes if self._welcome else 0
+        if granted == 0 or state.stdin_credit + granted > window:
+            payload.violated(f"{granted} bytes of credit on top of {state.stdin_credit}; the window is {window}")
+        state.stdin_credit += granted
+        return Credit(op=op, granted_bytes=granted)
+
+    def _on_started(self, op: int, state: _LiveOp, payload: Payload) -> Started:
+        info = payload.u64()
+        if state.started or info > _MAX_COUNT or (info and state.kind is not OpKind.READ):
+            payload.violated(f"a STARTED that comes twice or with info {info}")
+        state.started = True
+        return Started(op=op, info=info)
+
+    def _on_result(self, op: int, state: _LiveOp, payload: Payload) -> Result:
+        outcome, flags, stage, code, stdout_dropped, stderr_dropped, duration = _RESULT.unpack(
+            payload.take(_RESULT.size)
+        )
+        if outcome > Outcome.IO_FAILED or flags & ~_FLAG_BITS or stage > Stage.CREDENTIALS:
+            payload.violated(f"outcome {outcome}, flags {flags:#x}, stage {stage}")
+        if max(stdout_dropped, stderr_dropped, duration) > _MAX_COUNT:
+            payload.violated("a count that can't be")
+        _check_ending(state, Outcome(outcome), code, payload)
+        del self._live[op]
+        return Result(
+            op=op,
+            outcome=Outcome(outcome),
+            flags=ResultFlag(flags),
+            stage=Stage(stage),
+            code=code,
+            stdout_dropped_bytes=stdout_dropped,
+            stderr_dropped_bytes=stderr_dropped,
+            duration_ns=duration,
+            detail=payload.text(),
+        )
+
+    # ---- host → guest
+
+    def send_hello(self, nonce: bytes) -> bytes:
+        """HELLO, once per connection, with a fresh random nonce of 16 bytes."""
+        if self._nonce is not None or len(nonce) != frames.NONCE_BYTES:
+            raise RuntimeError("HELLO is sent once, with a nonce of 16 bytes")
+        self._nonce = bytes(nonce)
+        return frames.frame(FrameType.HELLO, 0, frames.PROTOCOL_VERSION.to_bytes(2, "little") + nonce)
+
+    def send_config(self, payload: bytes) -> bytes:
+        """CONFIG, with what `frames.config_payload` made; one at a time."""
+        self._in_order(holds=not self._awaits_configured)
+        message = frames.frame(FrameType.CONFIG, 0, payload)
+        self._awaits_configured = True
+        return message
+
+    def send_renew(self, payload: bytes) -> bytes:
+        """RENEW, with what `frames.renew_payload` made; one at a time."""
+        self._in_order(holds=not self._awaits_renewed)
+        message = frames.frame(FrameType.RENEW, 0, payload)
+        self._awaits_renewed = True
+        return message
+
+    def send_ping(self, cookie: int) -> bytes:
+        """PING. Answers come in the order of the questions."""
+        self._in_order()
+        message = frames.frame(FrameType.PING, 0, cookie.to_bytes(8, "little"))
+        self._pings.append(cookie)
+        return message
+
+    def start_exec(
+        self, body: bytes, *, stdin_open: bool, pty: bool, stdout_cap: int, stderr_cap: int
+    ) -> tuple[int, bytes]:
+        """A new exec: its id and its PARTs and START. The flags and caps are those in the body; with `pty` there is no stderr."""
+        caps = (
+            {int(Stream.STDOUT): stdout_cap}
+            if pty
+            else {int(Stream.STDOUT): stdout_cap, int(Stream.STDERR): stderr_cap}
+        )
+        return self._start(OpKind.EXEC, body, caps, stdin_open=stdin_open)
+
+    def start_read(self, body: bytes, *, max_bytes: int) -> tuple[int, bytes]:
+        """A new file read: its id and its frames."""
+        return self._start(OpKind.READ, body, {int(Stream.STDOUT): max_bytes}, stdin_open=False)
+
+    def start_write(self, body: bytes) -> tuple[int, bytes]:
+        """A new file write: its id and its frames; the contents follow as stdin."""
+        return self._start(OpKind.WRITE, body, {}, stdin_open=True)
+
+    def _start(self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool) -> tuple[int, bytes]:
+        self._in_order(holds=self._renewed)
+        if self._next_op > _OP_LIMIT:
+            raise RuntimeError("this connection has used up its operation ids; open a new cell")
+        op = self._next_op
+        message = frames.request_frames(op, kind, body)
+        window = self._welcome.stdin_window_bytes if self._welcome else 0
+        self._live[op] = _LiveOp(kind=kind, stdin_open=stdin_open, stdin_credit=window, caps_left=caps)
+        self._next_op += 1
+        return op, message
+
+    def send_data(self, op: int, content: bytes | memoryview) -> bytes:
+        """Stdin, at most `stdin_credit` and `MAX_DATA_BYTES`. Nothing (`b""`) when the operation died meanwhile."""
+        state = self._live.get(op)
+        if state is None:
+            return b""
+        if not state.stdin_open or len(content) > state.stdin_credit:
+            raise RuntimeError("stdin is closed, or more than its credit was to be sent")
+        message = frames.data_frame(op, Stream.STDIN, content)
+        state.stdin_credit -= len(content)
+        return message
+
+    def send_eof(self, op: int) -> bytes:
+        """The end of stdin. Nothing when it has ended or the operation died."""
+        state = self._live.get(op)
+        if state is None or not state.stdin_open:
+            return b""
+        state.stdin_open = False
+        return frames.frame(FrameType.EOF, op, bytes((Stream.STDIN,)))
+
+    def send_credit(self, op: int, taken_bytes: int) -> bytes:
+        """Let the guest send as many output bytes as were taken. Nothing when the operation died or 0 were taken."""
+        state = self._live.get(op)
+        if state is None or taken_bytes == 0:
+            return b""
+        if taken_bytes < 0 or state.output_credit + taken_bytes > frames.OUTPUT_WINDOW_BYTES:
+            raise RuntimeError("more output credit returned than was used")
+        state.output_credit += taken_bytes
+        return frames.frame(FrameType.CREDIT, op, taken_bytes.to_bytes(4, "little"))
+
+    def send_signal(self, op: int, signo: int, scope: frames.SignalScope) -> bytes:
+        """A signal, 1 to 64. Nothing when the operation died."""
+        if not 1 <= signo <= _MAX_SIGNAL:
+            raise ValueError(f"{signo} is not a signal; 1 to {_MAX_SIGNAL}")
+        return frames.frame(FrameType.SIGNAL, op, bytes((signo, scope))) if op in self._live else b""
+
+    def send_resize(self, op: int, rows: int, columns: int) -> bytes:
+        """A terminal's new size, each 1 to 65,535. Nothing when the operation died."""
+        if not (1 <= rows <= 0xFFFF and 1 <= columns <= 0xFFFF):
+            raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
+        return frames.frame(FrameType.RESIZE, op, struct.pack("<HH", rows, columns)) if op in self._live else b""
+
+    def _in_order(self, *, holds: bool = True) -> None:
+        if self._welcome is None or not holds:
+            raise RuntimeError("the order is HELLO and its answer, RENEW and its answer, then operations")
+
+
+def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
+    """An ending that can't be: a file operation with an exit status, a success that never started, a code out of its range."""
+    allowed = {
+        Outcome.EXITED: range(256) if state.kind is OpKind.EXEC else range(1),
+        Outcome.SIGNALED: range(1, _MAX_SIGNAL + 1),
+        Outcome.NOT_STARTED: range(1, _MAX_ERRNO + 1),
+        Outcome.IO_FAILED: range(1, _MAX_ERRNO + 1),
+    }[outcome]
+    if code not in allowed:
+        payload.violated(f"outcome {outcome.name} with code {code}")
+    never_started = outcome is Outcome.EXITED and not state.started and state.kind is not OpKind.WRITE
+    if never_started or (outcome is Outcome.NOT_STARTED and state.started):
+        payload.violated(f"outcome {outcome.name} of an operation that was {'' if state.started else 'not '}started")
