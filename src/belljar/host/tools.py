@@ -136,7 +136,8 @@ def write_json(file: Path, value: object) -> bool:
     """Put a cache file in place whole. False when it can't be written: a cache is never an error."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        for directory in (file.parent.parent, file.parent):
+            directory.mkdir(mode=0o711, parents=True, exist_ok=True)
         scratch.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
         scratch.replace(file)
     except OSError:

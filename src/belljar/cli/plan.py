@@ -1,0 +1,45 @@
+"""`belljar plan`: a policy's blast radius on this host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from belljar.plan import ImageFacts
+
+
+@click.command()
+@click.argument("policy", required=False, metavar="[POLICY|PRESET]")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole plan as one JSON object.")
+@click.option("--no-prove", is_flag=True, help="Don't boot a guest to prove KVM, even if that was never tried here.")
+def plan(policy: str | None, as_json: bool, no_prove: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand between it and this host.
+
+    POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is started. Exit code 0 when one could be made (once
+    its image is built), 3 when this host can't do what the policy demands, 4 when the policy is wrong.
+    """
+    from belljar.cli._facts import host_facts
+    from belljar.host import belljar_home
+    from belljar.plan import make_plan, render_plan
+    from belljar.policy import resolve_policy
+
+    loaded, home = resolve_policy(policy), belljar_home()
+    made = make_plan(loaded.policy, host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image))
+    click.echo(json.dumps(made.to_json(), indent=2) if as_json else "\n".join(render_plan(made)))
+
+
+def image_facts(home: Path, ref: str) -> ImageFacts | None:
+    """What the plan needs to know of the image; None when it isn't in the store."""
+    from belljar.errors import HostError
+    from belljar.image.store import Store
+    from belljar.plan import ImageFacts
+
+    try:
+        image = Store(home).find(ref)
+    except HostError:
+        return None
+    return ImageFacts(digest=image.digest, name=ref, user=image.user, workdir=image.workdir, env=dict(image.env))
