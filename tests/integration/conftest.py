@@ -1,0 +1,74 @@
+"""The command line as a user runs it, and what it may leave behind: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Belljar:
+    """Runs `belljar` with a store."""
+
+    home: Path
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """The environment of a command."""
+        return {**os.environ, "BELLJAR_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "200", **extra}
+
+    def __call__(self, *args: str, input: bytes = b"", timeout_s: float = 300, **extra: str) -> subprocess.CompletedProcess[bytes]:  # noqa: A002
+        """Run to the end."""
+        argv = [sys.executable, "-m", "belljar", *args]
+        return subprocess.run(argv, input=input, env=self.environment(**extra), capture_output=True, timeout=timeout_s, check=False)
+
+    def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
+        """Start and leave running."""
+        argv = [sys.executable, "-m", "belljar", *args]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=self.environment(**extra), start_new_session=True)
+
+    def runs(self) -> list[Path]:
+        """Run directories, oldest first."""
+        folder = self.home / "runs"
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+
+    def events(self, run: Path) -> list[dict[str, Any]]:
+        """The ledger's lines."""
+        return [json.loads(line) for line in (run / "ledger.jsonl").read_bytes().splitlines()]
+
+    def leftovers(self) -> list[str]:
+        """Cells that the journal still knows."""
+        folder = self.home / "journal"
+        return sorted(path.name for path in folder.glob("*.json")) if folder.is_dir() else []
+
+
+@pytest.fixture
+def belljar(home: Path) -> Belljar:
+    """The command line on the session's store."""
+    return Belljar(home)
+
+
+@pytest.fixture
+def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
+    """Gives the newest run directory; at the end its ledger must verify and the journal must be empty."""
+    before = set(belljar.runs())
+
+    def newest() -> Path:
+        new = [run for run in belljar.runs() if run not in before]
+        if not new:
+            pytest.fail("no run directory was made")
+        return new[-1]
+
+    yield newest
+    for run in set(belljar.runs()) - before:
+        verified = belljar("ledger", "verify", str(run))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert belljar.leftovers() == []

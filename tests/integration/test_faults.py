@@ -1,0 +1,229 @@
+"""Bad input and faults: each ends in one clear message, the right exit code, nothing left on the host, and a ledger that verifies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import copy_store
+from tests.integration.conftest import Belljar
+
+pytestmark = pytest.mark.vm
+
+Newest = Callable[[], Path]
+
+
+def _policy(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "policy.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def _wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 120) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what}: not within {within_s} s")
+        time.sleep(0.02)
+
+
+def _kinds(belljar: Belljar, run: Path) -> list[str]:
+    return [str(event["kind"]) for event in belljar.events(run)]
+
+
+def test_bad_policy_ends_with_4_and_names_the_place(belljar: Belljar, tmp_path: Path) -> None:
+    """A policy with an unknown key is refused: file, line, column, field and the nearest name."""
+    bad = _policy(tmp_path, "belljar: 1\nname: x\nrisk: high\nimgae: default\n")
+    ran = belljar("exec", bad, "--", "true")
+    message = ran.stderr.decode()
+    assert ran.returncode == 4
+    assert "policy.yaml:4:1" in message
+    assert "image" in message
+    assert belljar.leftovers() == []
+
+
+def test_missing_image_ends_with_3_and_the_refusal_is_recorded(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
+    """A policy that names an image that is not there is refused with the mend, and the refusal is in the ledger."""
+    policy = _policy(tmp_path, "belljar: 1\nname: x\nrisk: high\nimage: defualt\n")
+    ran = belljar("exec", policy, "--", "true")
+    assert ran.returncode == 3
+    assert "default" in ran.stderr.decode()
+    assert "policy.refused" in _kinds(belljar, clean_after())
+
+
+def test_qemu_missing_ends_with_3_and_the_mend(belljar: Belljar, tmp_path: Path) -> None:
+    """Without QEMU on the PATH the plan refuses and says how to get it."""
+    ran = belljar("exec", "--", "true", PATH=str(tmp_path))
+    assert ran.returncode == 3
+    assert "belljar setup" in ran.stderr.decode()
+
+
+def test_qemu_too_old_ends_with_3_and_names_both_versions(belljar: Belljar, tmp_path: Path) -> None:
+    """A QEMU older than 8.2 is refused: found and needed version are named."""
+    fake = tmp_path / "qemu-system-x86_64"
+    fake.write_text("#!/bin/sh\necho 'QEMU emulator version 7.2.18 (Debian 1:7.2+dfsg-7)'\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    ran = belljar("exec", "--", "true", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert ran.returncode == 3
+    assert "7.2" in ran.stderr.decode()
+    assert "8.2" in ran.stderr.decode()
+
+
+def test_critical_without_hardware_is_refused(belljar: Belljar) -> None:
+    """Risk critical runs under proven hardware virtualisation or not at all."""
+    facts = json.loads(belljar("doctor", "--json").stdout)
+    if facts["facts"]["kvm"]["state"] == "proven":
+        pytest.skip("this host has hardware virtualisation")
+    ran = belljar("exec", "critical", "--", "true")
+    assert ran.returncode == 3
+    assert b"KVM" in ran.stderr
+
+
+@pytest.mark.root
+def test_no_disk_space_for_a_template(prepared_home: Path, tmp_path: Path) -> None:
+    """A store without room for the template: one clear message, exit 3, and no half-made template."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    needed = sum(f.stat().st_size for name in ("images", "kernels") for f in (prepared_home / name).rglob("*") if f.is_file())
+    size = f"size={needed + (40 << 20)},mode=0711"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(mount)], check=True)
+    try:
+        small = Belljar(copy_store(prepared_home, mount / "store"))
+        ran = small("exec", "--", "true")
+        assert ran.returncode == 3, ran.stderr
+        assert "space" in ran.stderr.decode()
+        assert small.leftovers() == []
+        templates = mount / "store" / "templates"
+        assert not templates.exists() or not any(templates.glob("*/template.json"))
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
+    """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up and the record verifies."""
+    running = belljar.start("exec", "--", "sleep", "600")
+    _wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start")
+    os.kill(_vmm_of(running.pid), signal.SIGKILL)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 5, stderr
+    assert b"the cell died" in stderr
+    assert "cell.failed" in _kinds(belljar, clean_after())
+
+
+def test_workload_can_not_kill_what_holds_it(belljar: Belljar, clean_after: Newest) -> None:
+    """A workload that kills everything it can see, as root, ends itself, not the cell."""
+    script = "kill -9 -1; kill -9 1; for p in /proc/[0-9]*; do kill -9 ${p#/proc/}; done; echo still here"
+    ran = belljar("exec", "--user", "root", "--", "setsid", "sh", "-c", f"({script})& wait; echo end")
+    assert ran.returncode in {0, 137}, ran.stderr
+    assert _kinds(belljar, clean_after())[-2:] == ["cell.destroyed", "run.finished"]
+
+
+def test_output_flood_is_cut_and_counted(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
+    """Endless output: kept up to the policy's bound, the rest counted, the limit named in the ledger."""
+    policy = _policy(tmp_path, "belljar: 1\nname: flood\nrisk: high\nresources:\n  output: 64KiB\n")
+    ran = belljar("exec", policy, "--json", "--timeout", "3s", "--", "yes")
+    found = json.loads(ran.stdout)
+    assert ran.returncode == 124
+    assert len(found["stdout"]) == 64 << 10
+    assert found["stdout_dropped_bytes"] > 0
+    limits = {e["data"]["limit"] for e in belljar.events(clean_after()) if e["kind"] == "limit.hit"}
+    assert limits == {"output", "exec_timeout"}
+
+
+def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
+    """At its lifetime's end a cell is gone, whatever it does, and the message says why."""
+    policy = _policy(tmp_path, "belljar: 1\nname: short\nrisk: high\nresources:\n  lifetime: 10s\n  exec_timeout: 10s\n")
+    ran = belljar("exec", policy, "--timeout", "1h", "--", "sleep", "3600")
+    assert ran.returncode == 5, ran.stderr
+    assert b"lifetime" in ran.stderr
+    assert "cell.destroyed" in _kinds(belljar, clean_after())
+
+
+@pytest.mark.parametrize("round_number", range(8))
+def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_number: int) -> None:
+    """Ctrl-C at an arbitrary moment of planning, cloning, running or destroying: exit 130, a message, nothing left, a ledger that verifies."""
+    delay_s = random.Random(round_number).uniform(0.15, 2.0)  # noqa: S311 - a test's dice
+    running = belljar.start("exec", "--", "sleep", "600")
+    time.sleep(delay_s)
+    os.killpg(running.pid, signal.SIGINT)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode in {130, -signal.SIGINT}, (delay_s, stderr)
+    assert b"Traceback" not in stderr
+
+
+def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
+    """SIGKILL of the owner: its VMM dies with it, `ps` shows the orphan at most, `reap` leaves nothing, and the ledger verifies up to its last complete event."""
+    running = belljar.start("exec", "--", "sleep", "600")
+    _wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start")
+    vmm = _vmm_of(running.pid)
+    running.kill()
+    running.wait(timeout=30)
+    _wait_for(lambda: not Path(f"/proc/{vmm}").exists(), "the VMM's death", within_s=10)
+    reaped = belljar("reap", "--json")
+    assert reaped.returncode == 0, reaped.stderr
+    assert belljar.leftovers() == []
+    verified = belljar("ledger", "verify", str(belljar.runs()[-1]))
+    assert verified.returncode == 0, verified.stderr
+    assert b"unfinished" in verified.stdout + verified.stderr
+
+
+def test_two_runs_at_once(belljar: Belljar) -> None:
+    """Two commands at the same time get two cells and two records that verify, and see nothing of each other."""
+    both = [belljar.start("exec", "--", "sh", "-c", f"echo {n} > /tmp/mark; sleep 1; cat /tmp/mark") for n in (1, 2)]
+    outputs = [running.communicate(timeout=300) for running in both]
+    assert [out for out, _ in outputs] == [b"1\n", b"2\n"], outputs
+    for run in belljar.runs()[-2:]:
+        assert belljar("ledger", "verify", str(run)).returncode == 0
+    assert belljar.leftovers() == []
+
+
+def test_damaged_template_is_rebuilt(belljar: Belljar, clean_after: Newest) -> None:
+    """A template that was altered is noticed, rebuilt and said so; the cell never starts from it."""
+    assert belljar("exec", "--", "true").returncode == 0
+    for template in (belljar.home / "templates").iterdir():
+        if (template / "state").is_file():
+            content = bytearray((template / "state").read_bytes())
+            content[len(content) // 2] ^= 0xFF
+            (template / "state").chmod(0o600)
+            (template / "state").write_bytes(content)
+    ran = belljar("exec", "--", "echo", "fine")
+    assert (ran.returncode, ran.stdout) == (0, b"fine\n"), ran.stderr
+    assert "template.rejected" in _kinds(belljar, clean_after())
+
+
+def _kinds_of_newest(belljar: Belljar) -> list[str]:
+    runs = belljar.runs()
+    try:
+        return _kinds(belljar, runs[-1]) if runs else []
+    except (OSError, ValueError):
+        return []
+
+
+def _vmm_of(owner: int) -> int:
+    """The QEMU process below an owner."""
+    found: list[int] = []
+
+    def below(pid: int) -> None:
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text().startswith("qemu"):
+                found.append(int(child))
+            below(int(child))
+
+    _wait_for(lambda: (below(owner), bool(found))[1], "a VMM", within_s=30)
+    return found[0]
+
+
+def test_store_is_shared_by_hard_links_only(home: Path, prepared_home: Path) -> None:
+    """The session's store holds no link that a test could write the prepared store through: files are read-only."""
+    assert all(not f.stat().st_mode & 0o222 for f in (home / "images").rglob("rootfs.sqfs"))
+    assert shutil.disk_usage(home).free > 0
