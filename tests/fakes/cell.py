@@ -72,10 +72,10 @@ class FakeCell:
         try:
             identity = _identity(user or self.plan.user)
         except KeyError:
-            return ExecOutput(returncode=126, stdout=b"", stderr=b"", not_started_errno=errno.ENOENT, stage="user")
+            return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="user")
         where = self.directory / cwd
         if not where.is_dir():
-            return ExecOutput(returncode=126, stdout=b"", stderr=b"", not_started_errno=errno.ENOENT, stage="cwd")
+            return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="cwd")
         try:
             process = await anyio.open_process(
                 list(argv),
@@ -85,7 +85,7 @@ class FakeCell:
                 **identity,
             )
         except OSError as error:
-            return ExecOutput(returncode=127, stdout=b"", stderr=b"", not_started_errno=error.errno, stage="exec")
+            return ExecOutput(returncode=127, code=127, not_started_errno=error.errno, stage="exec")
         out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         timed_out = True
         async with anyio.create_task_group() as tasks:
@@ -108,6 +108,7 @@ class FakeCell:
         kept = {name: bytes(data[:cap][-limit:] if keep == "tail" else data[:limit]) for name, data in out.items()}
         return ExecOutput(
             returncode=code if code >= 0 else 128 - code,
+            code=abs(code),
             stdout=kept["stdout"],
             stderr=kept["stderr"],
             timed_out=timed_out,

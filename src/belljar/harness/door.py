@@ -9,10 +9,11 @@ its backlog. Nothing of the guest can reach the socket, and only the same user (
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,16 +21,19 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from belljar.errors import BelljarError
-from belljar.harness.door_wire import DoorError, FrameKind, FrameReader, Opening, frame, frames, read_opening, read_size
+from belljar.harness.door_wire import FrameKind, FrameReader, Opening, frame, frames, read_opening, read_size
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell import Cell, RunningCommand
 
+logger = logging.getLogger(__name__)
+
 DOORS: Final = "doors"
 MAX_GUESTS: Final = 8
 _RECEIVE_BYTES: Final = 1 << 16
 _OPENING_S: Final = 10.0
+_NOTHING: Final = (FrameKind.INPUT_END, b"")
 _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh)" -l')
 
 
@@ -97,10 +101,10 @@ class Door:
 
         async def visit(stream: SocketStream) -> None:
             async with stream, limit:
-                with contextlib.suppress(
-                    OSError, DoorError, BelljarError, anyio.BrokenResourceError, anyio.EndOfStream, TimeoutError
-                ):
+                try:
                     await self._visit(stream, cell)
+                except Exception as error:  # noqa: BLE001 - a visit that goes wrong must never end the sample it visits
+                    logger.info("a visit to cell %s ended: %s", cell.id, printable(str(error)))
 
         async with await SocketListener.from_socket(self._listening.dup()) as listener:
             await listener.serve(visit)
@@ -108,14 +112,14 @@ class Door:
     async def _visit(self, stream: SocketStream, cell: Cell) -> None:
         if not may_enter(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610 - anyio's typed attributes, not Django's
             return
-        incoming = _incoming(stream)
-        with anyio.fail_after(_OPENING_S):
-            kind, payload = await anext(incoming)
-        if kind is FrameKind.RELEASE:
-            self.released = True
-            await stream.send(frame(FrameKind.EXIT, b"0"))
-        elif kind is FrameKind.OPEN:
-            await _terminal(stream, incoming, cell, read_opening(payload))
+        async with contextlib.aclosing(_incoming(stream)) as incoming:
+            with anyio.fail_after(_OPENING_S):
+                kind, payload = await anext(incoming, _NOTHING)
+            if kind is FrameKind.RELEASE:
+                self.released = True
+                await stream.send(frame(FrameKind.EXIT, b"0"))
+            elif kind is FrameKind.OPEN:
+                await _terminal(stream, incoming, cell, read_opening(payload))
 
 
 async def _terminal(
@@ -164,7 +168,7 @@ async def _relay(
     return status
 
 
-async def _incoming(stream: SocketStream) -> AsyncIterator[tuple[FrameKind, bytes]]:
+async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:
     reader = FrameReader()
     while True:
         try:

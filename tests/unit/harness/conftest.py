@@ -1,0 +1,24 @@
+"""A session of fake cells around the provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from belljar.harness.session import Session, session_scope
+from tests.fakes.cell import FakeCells
+
+
+@pytest.fixture
+def cells() -> FakeCells:
+    """Where the session's cells come from."""
+    return FakeCells()
+
+
+@pytest.fixture
+def session(cells: FakeCells, tmp_path: Path) -> Iterator[Session]:
+    """The session that providers in this test use."""
+    with session_scope(Session(source=cells, home=tmp_path / "home")) as scoped:
+        yield scoped

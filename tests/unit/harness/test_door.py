@@ -1,0 +1,89 @@
+"""A cell's door."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.harness.door_wire import (
+    MAX_PAYLOAD_BYTES,
+    DoorError,
+    FrameKind,
+    FrameReader,
+    Opening,
+    frame,
+    frames,
+    read_opening,
+    read_size,
+    size_payload,
+)
+from belljar.harness.release import release_doors
+from belljar.harness.session import Session
+from tests.unit.harness.test_provider import close, open_environment
+
+
+@given(st.lists(st.tuples(st.sampled_from(FrameKind), st.binary(max_size=300))), st.integers(1, 64))
+def test_frames_survive_any_chopping(sent: list[tuple[FrameKind, bytes]], step: int) -> None:
+    """What is sent is read, whatever the chunks."""
+    wire = b"".join(frame(kind, payload) for kind, payload in sent)
+    reader = FrameReader()
+    received = [got for start in range(0, len(wire), step) for got in reader.feed(wire[start : start + step])]
+    assert received == sent
+
+
+@given(st.binary(max_size=4096))
+def test_garbage_is_an_error_or_frames_never_more_memory(garbage: bytes) -> None:
+    """A broken peer can't make the reader hold more than a frame."""
+    reader = FrameReader()
+    try:
+        for _, payload in reader.feed(garbage):
+            assert len(payload) <= MAX_PAYLOAD_BYTES
+    except DoorError:
+        pass
+
+
+@given(st.binary(max_size=200))
+def test_an_opening_is_read_or_refused(payload: bytes) -> None:
+    """Nothing but `DoorError`."""
+    try:
+        read_opening(payload)
+    except DoorError:
+        pass
+
+
+def test_openings_and_sizes_round_trip() -> None:
+    """As sent."""
+    opening = Opening(argv=("a", "b c"), user="root", rows=50, cols=132, term="xterm")
+    assert read_opening(opening.payload()) == opening
+    assert json.loads(opening.payload())["user"] == "root"
+    assert read_size(size_payload(50, 132)) == (50, 132)
+    assert b"".join(frames(FrameKind.OUTPUT, b"x" * (MAX_PAYLOAD_BYTES + 1))).count(b"D") == 2
+
+
+@pytest.mark.anyio
+async def test_a_held_cell_is_released_from_outside(session: Session) -> None:
+    """`inspect sandbox cleanup belljar` reaches the owner; nobody else's door answers."""
+    environment = await open_environment()
+    assert environment.door.path.stat().st_mode & 0o777 == 0o600
+    assert environment.door.path.parent.stat().st_mode & 0o777 == 0o700
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(environment.door.serve, environment.cell)
+        released = await anyio.to_thread.run_sync(release_doors, None, session.home)
+        tasks.cancel_scope.cancel()
+    assert released == [environment.cell.id]
+    assert environment.door.released
+    await close(environment)
+
+
+@pytest.mark.anyio
+async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
+    """What a crashed owner left is cleaned up by the next who looks."""
+    environment = await open_environment()
+    environment.door._listening.close()
+    assert await anyio.to_thread.run_sync(release_doors, environment.cell.id, session.home) == []
+    assert not environment.door.path.exists()
+    await close(environment)

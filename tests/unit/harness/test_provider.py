@@ -1,0 +1,196 @@
+"""The provider over fake cells: Inspect's contract, as far as it does not need isolation."""
+
+from __future__ import annotations
+
+import inspect
+
+import anyio
+import pytest
+from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
+from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
+from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+
+from belljar.errors import ContainmentBreach, PolicyError
+from belljar.events import Kind
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.session import Session
+from tests.fakes.cell import FakeCells, FakeRun
+
+pytestmark = pytest.mark.anyio
+
+
+async def open_environment(metadata: dict[str, str] | None = None) -> BelljarSandboxEnvironment:
+    environments = await BelljarSandboxEnvironment.sample_init("task", None, {"__sample_id__": "s1", **(metadata or {})})
+    assert list(environments) == ["default"]
+    return environments["default"].as_type(BelljarSandboxEnvironment)
+
+
+async def close(environment: BelljarSandboxEnvironment) -> None:
+    await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=False)
+
+
+async def test_inspect_finds_the_provider_by_its_name() -> None:
+    """The entry point's module registers it."""
+    import belljar.harness._registry  # noqa: F401 - loading it is what the entry point does
+
+    assert registry_find_sandboxenv("belljar") is BelljarSandboxEnvironment
+
+
+async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Session) -> None:
+    """With a ninth parameter Inspect would silently stop passing `concurrency`."""
+    environment = await open_environment()
+    assert len(inspect.signature(environment.exec).parameters) == 8
+    await close(environment)
+
+
+async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cells: FakeCells) -> None:
+    """Started before the first command, finished after the destruction, in the same ledger."""
+    environment = await open_environment()
+    await environment.exec(["true"])
+    await close(environment)
+    assert cells.opened[0].destroyed
+    assert not session.live
+    assert session.run is not None
+    assert session.run.recorder.kinds() == [Kind.SAMPLE_STARTED, Kind.CELL_DESTROYED, Kind.SAMPLE_FINISHED]  # type: ignore[attr-defined]
+
+
+async def test_results(session: Session) -> None:
+    """Exit codes, streams, environment, input and directory arrive as given."""
+    environment = await open_environment()
+    result = await environment.exec(["sh", "-c", 'echo "$X"; cat; pwd; echo e >&2; exit 7'], input="in\n", env={"X": "x"}, cwd="/tmp")
+    assert (result.success, result.returncode, result.stderr) == (False, 7, "e\n")
+    assert result.stdout == "x\nin\n/tmp\n"
+    await close(environment)
+
+
+async def test_what_cannot_start(session: Session) -> None:
+    """A missing program and an unknown user are results; a file that may not be executed is an error."""
+    environment = await open_environment()
+    missing = await environment.exec(["no-such-program"])
+    assert (missing.returncode, missing.success) == (127, False)
+    assert "no-such-program" in missing.stderr
+    stranger = await environment.exec(["true"], user="nobody-here")
+    assert not stranger.success
+    assert "nobody-here" in stranger.stderr
+    with pytest.raises(PermissionError, match="passwd"):
+        await environment.exec(["/etc/passwd"])
+    nowhere = await environment.exec(["true"], cwd="not-there")
+    assert not nowhere.success
+    await close(environment)
+
+
+async def test_a_timeout_tells_what_was_said_until_then(session: Session) -> None:
+    """`truncated_output` is what Inspect shows the model. The command is not run again."""
+    environment = await open_environment()
+    with pytest.raises(TimeoutError) as caught:
+        await environment.exec(["sh", "-c", "echo started >>log; echo so far; sleep 30"], timeout=1)
+    assert getattr(caught.value, "truncated_output", "") == "so far\n"
+    assert await environment.read_file("log") == "started\n"
+    await close(environment)
+
+
+async def test_output_over_inspects_limit_keeps_the_tail(session: Session) -> None:
+    """Never more than the limit in encoded bytes, even when each broken byte becomes three."""
+    environment = await open_environment()
+    with override_max_exec_output_size(64):
+        result = await environment.exec(["sh", "-c", "head -c 100 /dev/zero | tr '\\0' '\\377'; printf END"])
+    assert result.stdout.endswith("END")
+    assert len(result.stdout.encode()) <= 64
+    await close(environment)
+
+
+async def test_output_over_the_policys_bound_is_an_error(session: Session) -> None:
+    """What the policy drops can't be shown as if it were all."""
+    environment = await open_environment()
+    with pytest.raises(OutputLimitExceededError) as caught:
+        await environment.exec(["sh", "-c", "head -c 11000000 /dev/zero"])
+    assert caught.value.truncated_output
+    await close(environment)
+
+
+async def test_files(session: Session) -> None:
+    """Text keeps its newlines, bytes stay bytes, limits are read when the call is made."""
+    environment = await open_environment()
+    await environment.write_file("a/b.txt", "one\r\ntwo\n")
+    assert await environment.read_file("a/b.txt") == "one\r\ntwo\n"
+    await environment.write_file("c", b"\xc3\x28")
+    assert await environment.read_file("c", text=False) == b"\xc3\x28"
+    with pytest.raises(UnicodeDecodeError):
+        await environment.read_file("c")
+    with override_max_read_file_size(1024), pytest.raises(OutputLimitExceededError, match="limit of 1 KiB was exceeded"):
+        await environment.write_file("d", "x" * 2048)
+        await environment.read_file("d")
+    with pytest.raises(FileNotFoundError, match="nothing-here"):
+        await environment.read_file("nothing-here")
+    await close(environment)
+
+
+async def test_a_dead_cell_is_unavailable_and_tells_the_model_nothing(session: Session, cells: FakeCells) -> None:
+    """The cause of death holds host paths: it goes to the operator's log only."""
+    environment = await open_environment()
+    cells.opened[0].dead = True
+    for call in (environment.exec(["true"]), environment.read_file("x"), environment.write_file("x", "")):
+        with pytest.raises(SandboxUnavailableError) as caught:
+            await call
+        assert "/secret" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+    await close(environment)
+
+
+async def test_a_connection_is_a_command_as_long_as_the_cell_lives(session: Session) -> None:
+    """Inspect shows the command to the operator."""
+    environment = await open_environment()
+    connection = await environment.connection(user="root")
+    assert connection.type == "belljar"
+    assert f"attach {environment.cell.id} --user root" in connection.command
+    await close(environment)
+    with pytest.raises(ConnectionError):
+        await environment.connection()
+
+
+async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(session: Session, cells: FakeCells) -> None:
+    """One run directory for the whole batch, opened by the first, closed by the last."""
+    await BelljarSandboxEnvironment.task_init("startup", None)
+    await BelljarSandboxEnvironment.task_init("startup", "critical")
+    assert [loaded.source for loaded in cells.prepared] == ["preset:high", "preset:critical"]
+    assert len(cells.runs) == 1
+    environment = await open_environment()
+    await BelljarSandboxEnvironment.task_cleanup("shutdown", None, cleanup=True)
+    assert cells.opened[0].destroyed, "a cell that its sample left behind is destroyed"
+    run: FakeRun = cells.runs[0]
+    assert not run.closed
+    await BelljarSandboxEnvironment.task_cleanup("shutdown", "critical", cleanup=True)
+    assert (run.closed, run.outcome) == (True, "completed")
+    assert not environment.door.path.exists()
+
+
+async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells: FakeCells) -> None:
+    """The error is Inspect's own for set-up, and `belljar run` finds ours in the session."""
+    from inspect_ai._util.error import PrerequisiteError
+
+    cells.prepare_error = PolicyError("risk critical needs hardware", mend="use another host")
+    with pytest.raises(PrerequisiteError) as caught:
+        await BelljarSandboxEnvironment.task_init("startup", None)
+    assert "risk critical needs hardware" in str(caught.value.message)
+    assert session.refusal is cells.prepare_error
+    assert cells.runs[0].closed
+
+
+async def test_a_breach_is_raised_and_remembered(session: Session, cells: FakeCells) -> None:
+    """Destruction that left something ends the sample with an error, and the run can't count as contained."""
+    environment = await open_environment()
+    cells.destroy_error = ContainmentBreach("destruction left: a process")
+    with pytest.raises(ContainmentBreach):
+        await close(environment)
+    assert session.breaches == [cells.destroy_error]
+    assert not session.live
+
+
+async def test_cleanup_is_shielded_from_cancellation(session: Session, cells: FakeCells) -> None:
+    """An interrupted sample's cell is destroyed all the same."""
+    environment = await open_environment()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=True)
+    assert cells.opened[0].destroyed
