@@ -293,9 +293,9 @@ class GuestClient:
             while (chunk := await operation.next_chunk()) is not None:
                 contents += chunk[1]
             result = operation.ended()
-            if result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE:
+            if len(contents) > max_bytes or (result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE):
                 size_bytes = max(operation.size_bytes, max_bytes + 1)
-                raise FileTooLarge(path, max_bytes=max_bytes, size_bytes=size_bytes, head=bytes(contents))
+                raise FileTooLarge(path, max_bytes=max_bytes, size_bytes=size_bytes, head=bytes(contents[:max_bytes]))
             _judge(operation, path, timeout_s)
         return bytes(contents)
 

@@ -320,7 +320,7 @@ class HostConnection:
 
     def start_read(self, body: bytes, *, max_bytes: int) -> tuple[int, bytes]:
         """A new file read: its id and its frames."""
-        return self._start(OpKind.READ, body, {int(Stream.STDOUT): max_bytes}, stdin_open=False)
+        return self._start(OpKind.READ, body, {int(Stream.STDOUT): max_bytes + 1}, stdin_open=False)
 
     def start_write(self, body: bytes) -> tuple[int, bytes]:
         """A new file write: its id and its frames; the contents follow as stdin."""
@@ -384,15 +384,17 @@ class HostConnection:
 
 
 def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
-    """An ending that can't be: a file operation with an exit status, a success that never started, a code out of its range."""
-    allowed = {
-        Outcome.EXITED: range(256) if state.kind is OpKind.EXEC else range(1),
+    """An ending that can't be: a code out of its range, a file operation with an exit status, a success that never started."""
+    is_exec = state.kind is OpKind.EXEC
+    codes = {
+        Outcome.EXITED: range(256 if is_exec else 1),
         Outcome.SIGNALED: range(1, _MAX_SIGNAL + 1),
         Outcome.NOT_STARTED: range(1, _MAX_ERRNO + 1),
-        Outcome.IO_FAILED: range(1, _MAX_ERRNO + 1),
-    }[outcome]
-    if code not in allowed:
+        Outcome.IO_FAILED: range(0 if is_exec else 1, 0 if is_exec else _MAX_ERRNO + 1),
+    }
+    if code not in codes[outcome]:
         payload.violated(f"outcome {outcome.name} with code {code}")
-    never_started = outcome is Outcome.EXITED and not state.started and state.kind is not OpKind.WRITE
-    if never_started or (outcome is Outcome.NOT_STARTED and state.started):
+    if (outcome is Outcome.EXITED and not state.started) or (
+        outcome is Outcome.NOT_STARTED and state.started and is_exec
+    ):
         payload.violated(f"outcome {outcome.name} of an operation that was {'' if state.started else 'not '}started")
