@@ -15,6 +15,7 @@ from belljar.image.tools import drained, failed, started, tool
 # fragments are small and read once.
 _COMPRESSION: Final = ("-comp", "lz4", "-noD", "-noF")
 _BLOCK: Final = ("-b", "128K")
+_ROOT: Final = ("-root-mode", "755", "-root-uid", "0", "-root-gid", "0")
 
 
 class Member(Protocol):
@@ -34,9 +35,12 @@ class Member(Protocol):
 def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     """Write `members` as a squashfs file `into`; equal members give equal bytes. `made_s` is the file system's own time stamp.
 
+    An entry for the root directory (".") is left out: it is always root's, mode 0755. Directories come before what is in them.
+
     Raises `HostError` when the packer is missing, fails or finds no space.
     """
-    argv = [tool("sqfstar"), *_COMPRESSION, *_BLOCK, "-mkfs-time", str(made_s), "-exit-on-error", "-no-progress", "-quiet", str(into)]
+    times = ("-mkfs-time", str(made_s), "-root-time", str(made_s))
+    argv = [tool("sqfstar"), *_COMPRESSION, *_BLOCK, *_ROOT, *times, "-exit-on-error", "-no-progress", "-quiet", str(into)]
     with started(argv, stdin=subprocess.PIPE) as process, drained(process) as complaint:
         try:
             _write(members, process)
@@ -53,7 +57,8 @@ def _write(members: Iterable[Member], process: subprocess.Popen[bytes]) -> None:
         raise ValueError("the packer was started without an input")
     with process.stdin as sink:
         for member in members:
-            write_member(member, sink)
+            if member.info.name != ".":
+                write_member(member, sink)
         sink.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
