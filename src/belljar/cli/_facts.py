@@ -18,6 +18,9 @@ def host_facts(home: Path, *, prove: bool, again: bool = False) -> HostFacts:
 
 def _prove(home: Path) -> KvmProof:
     from belljar.image.kernel import current_kernel
+
+    # The kernel first: without one there is nothing to try, and the error says so.
+    kernel = current_kernel(home)
     from belljar.isolation.microvm.prove import kvm_proof
 
-    return kvm_proof(current_kernel(home), home)()
+    return kvm_proof(kernel, home)()

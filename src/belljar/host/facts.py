@@ -12,7 +12,7 @@ from typing import Final
 from belljar.host import cgroups
 from belljar.host.home import belljar_home
 from belljar.host.kvm import ProveKvm, kvm_fact, proof_key
-from belljar.host.model import HostFacts, ToolFact, UsernsFact
+from belljar.host.model import HostFacts, UsernsFact
 from belljar.host.tools import SEARCH_PATH, tool_facts, tools_for
 
 _MIB: Final = 1 << 20
@@ -38,7 +38,8 @@ def gather_facts(
     arch, is_root = platform.machine(), os.geteuid() == 0
     tools = tool_facts(tools_for(arch), home / "facts" / "tools.json")
     cpu_model, kernel_release = _cpu_model(proc), platform.release()
-    key = proof_key(kernel_release=kernel_release, vmm_version=_vmm_version(tools), cpu_model=cpu_model)
+    vmm = next(tool for tool in tools if tool.needed)
+    key = proof_key(kernel_release=kernel_release, vmm_version=vmm.version, cpu_model=cpu_model)
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
     total_mib, available_mib = _memory_mib(proc, found)
@@ -55,7 +56,7 @@ def gather_facts(
         memory_available_mib=available_mib,
         disk_free_mib=_disk_free_mib(home),
         home=str(home),
-        kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm, again=prove_again),
+        kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again),
         userns=_userns(proc, is_root=is_root),
         cgroup=cgroups.cgroup_fact(found, is_root=is_root),
         tools=tools,
@@ -92,10 +93,6 @@ def _cpu_model(proc: Path) -> str:
     return next(
         (" ".join(value.split()) for name, _, value in lines if name.strip() == "model name"), platform.machine()
     )
-
-
-def _vmm_version(tools: tuple[ToolFact, ...]) -> str:
-    return next((tool.version for tool in tools if tool.needed), "")
 
 
 def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from belljar.host.model import KvmFact, KvmState
 from belljar.host.tools import read_json, write_json
 
 DEVICE: Final = Path("/dev/kvm")
-_HOW: Final = "run `belljar doctor`, which boots a guest under it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +47,7 @@ def kvm_fact(
     if remembered is not None:
         return remembered
     if prove is None:
-        return KvmFact(
-            state=KvmState.UNPROVEN, reason=f"{device} is there, but no guest has booted under it yet: {_HOW}"
-        )
+        return KvmFact(state=KvmState.UNPROVEN, reason=f"{device} is there, but no guest has booted under it yet")
     try:
         proof = prove()
     except BelljarError as exc:

@@ -259,7 +259,7 @@ def _checked_path(path: str, what: str) -> PurePosixPath:
 def _read_workdir(value: object) -> str:
     path = _checked_path(_text(value, "a working directory"), "a working directory")
     if not path.is_absolute():
-        raise ValueError(f"{quoted(value)} is relative; a working directory is absolute, as in `/work`")
+        raise ValueError(f"{quoted(value)} is relative; a working directory is absolute, as in `/home/user`")
     return "/" + str(path).lstrip("/")
 
 

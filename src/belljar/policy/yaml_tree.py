@@ -280,7 +280,7 @@ class _Builder:
                 return True
         self.tree.marks[path] = mark
         if value is None:
-            return self.problem(mark, path, "is empty: write a value, or leave the field out")
+            return self.problem(self.tree.keys.get(path, mark), path, "is empty: write a value, or leave the field out")
         return True
 
     def _open(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped

@@ -1,0 +1,78 @@
+"""Gathering."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.host import HostFacts, gather_facts
+from belljar.host.facts import parse_meminfo, parse_os_release
+
+
+def test_facts_are_of_this_machine_and_quick(tmp_path: Path) -> None:
+    """Real values, JSON-able, and cheap once the tools' versions are known."""
+    facts = gather_facts(tmp_path / "store")
+    assert (facts.arch, facts.kernel_release, facts.uid) == (os.uname().machine, os.uname().release, os.geteuid())
+    assert facts.cpus >= 1
+    assert 0 < facts.memory_available_mib <= facts.memory_total_mib
+    assert facts.disk_free_mib > 0
+    assert HostFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    fastest = min(_timed(tmp_path / "store") for _ in range(5))
+    assert fastest < 0.25
+
+
+def _timed(home: Path) -> float:
+    started = time.perf_counter()
+    gather_facts(home)
+    return time.perf_counter() - started
+
+
+def test_a_store_that_can_not_be_written_is_no_error() -> None:
+    """Facts are only remembered there."""
+    assert gather_facts(Path("/proc/nowhere/store")).home == "/proc/nowhere/store"
+
+
+def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ubuntu's AppArmor switch and a count of 0, with what an administrator can do."""
+    from belljar.host import facts
+
+    (tmp_path / "sys/user").mkdir(parents=True)
+    (tmp_path / "sys/kernel").mkdir(parents=True)
+    (tmp_path / "sys/user/max_user_namespaces").write_text("10\n")
+    (tmp_path / "sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
+    monkeypatch.setattr(facts, "_userns_trial", lambda: "making a user namespace failed: denied")
+    restricted = facts._userns(tmp_path, is_root=False)
+    assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
+    (tmp_path / "sys/user/max_user_namespaces").write_text("0\n")
+    assert "max_user_namespaces is 0" in facts._userns(tmp_path, is_root=True).reason
+
+
+@pytest.mark.parametrize(
+    ("text", "distro"),
+    [
+        ('ID=debian\nVERSION_ID="12"\n', ("debian", "12")),
+        ("# ID=no\nNAME=x\n", ("", "")),
+        ("ID='arch'\n", ("arch", "")),
+    ],
+)
+def test_os_release_is_read(text: str, distro: tuple[str, str]) -> None:
+    """With quotes or without, and with what is missing left empty."""
+    assert parse_os_release(text) == distro
+
+
+@given(st.text())
+def test_any_text_is_no_error(text: str) -> None:
+    """A strange /proc or /etc is read for what it holds."""
+    parse_os_release(text)
+    assert all(amount >= 0 for amount in parse_meminfo(text).values())
+
+
+def test_meminfo_is_in_bytes() -> None:
+    """Its unit is 1024 bytes, whatever it is called."""
+    assert parse_meminfo("MemTotal:  2 kB\nHugePages_Total: 3\nodd\n") == {"MemTotal": 2048, "HugePages_Total": 3}

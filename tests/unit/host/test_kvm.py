@@ -1,0 +1,82 @@
+"""KVM is believed only when a guest booted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError
+from belljar.host import KvmProof, KvmState
+from belljar.host.kvm import kvm_fact, proof_key
+
+KEY = proof_key(kernel_release="6.1", vmm_version="10.0", cpu_model="A")
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A file that opens, as /dev/kvm does on hosts where no guest ever runs."""
+    file = tmp_path / "kvm"
+    file.write_text("")
+    return file
+
+
+class Prover:
+    """Says what it is told to, and counts how often it was asked."""
+
+    def __init__(self, *answers: KvmProof | HostError) -> None:
+        self.answers = list(answers)
+
+    def __call__(self) -> KvmProof:
+        """The next answer."""
+        answer = self.answers.pop(0)
+        if isinstance(answer, HostError):
+            raise answer
+        return answer
+
+
+def test_a_device_that_opens_proves_nothing(device: Path, tmp_path: Path) -> None:
+    """Without a guest that booted it stays unproven."""
+    assert kvm_fact(tmp_path / "f.json", KEY, None, device=device).state is KvmState.UNPROVEN
+
+
+def test_no_device_is_absent_and_nothing_is_tried(tmp_path: Path) -> None:
+    """The reason says what is missing."""
+    fact = kvm_fact(tmp_path / "f.json", KEY, Prover(), device=tmp_path / "absent")
+    assert fact.state is KvmState.ABSENT
+    assert "does not exist" in fact.reason
+
+
+@pytest.mark.parametrize(
+    ("proof", "state"),
+    [(KvmProof(boots=True), KvmState.PROVEN), (KvmProof(boots=False, reason="silent"), KvmState.REFUTED)],
+)
+def test_a_proof_is_made_once_for_what_it_holds_for(
+    device: Path, tmp_path: Path, proof: KvmProof, state: KvmState
+) -> None:
+    """Remembered per kernel, VMM and processor; another of them needs another proof."""
+    cache, prove = tmp_path / "facts" / "kvm.json", Prover(proof, proof, proof)
+    facts = [kvm_fact(cache, KEY, prove, device=device) for _ in range(3)]
+    assert {(fact.state, fact.reason, fact.proved_for) for fact in facts} == {(state, proof.reason, KEY)}
+    assert len(prove.answers) == 2
+    assert kvm_fact(cache, KEY, None, device=device).state is state
+    other = proof_key(kernel_release="6.2", vmm_version="10.0", cpu_model="A")
+    assert kvm_fact(cache, other, None, device=device).state is KvmState.UNPROVEN
+    kvm_fact(cache, other, prove, device=device)
+    kvm_fact(cache, KEY, prove, again=True, device=device)
+    assert not prove.answers
+
+
+def test_what_could_not_be_tried_is_not_remembered(device: Path, tmp_path: Path) -> None:
+    """No kernel yet: unproven, with the reason, and tried again the next time."""
+    cache, prove = tmp_path / "facts" / "kvm.json", Prover(HostError("no guest kernel"), KvmProof(boots=True))
+    first = kvm_fact(cache, KEY, prove, device=device)
+    assert (first.state, "no guest kernel" in first.reason) == (KvmState.UNPROVEN, True)
+    assert kvm_fact(cache, KEY, prove, device=device).state is KvmState.PROVEN
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "\0"])
+def test_a_damaged_memory_is_no_proof(device: Path, tmp_path: Path, text: str) -> None:
+    """Fail closed: what can't be read was never proven."""
+    (tmp_path / "f.json").write_text(text)
+    assert kvm_fact(tmp_path / "f.json", KEY, None, device=device).state is KvmState.UNPROVEN

@@ -1,0 +1,100 @@
+"""Tools and their versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.host.tools import Tool, at_least, read_json, tool_facts, tools_for, write_json
+
+
+@pytest.fixture
+def bin_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only directory on the search path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def install(folder: Path, name: str, script: str) -> Path:
+    """A tool that runs this shell script."""
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+VMM = Tool(name="vmm", package="vmm-package", use="the microVM", needed=True, needed_min="8.2")
+
+
+def facts_of(tool: Tool, cache: Path | None = None) -> tuple[str, bool, str]:
+    """(version, ok, mend) of one tool."""
+    fact = tool_facts((tool,), cache, search_path="/nonexistent")[0]
+    return fact.version, fact.ok, fact.mend
+
+
+@pytest.mark.parametrize(
+    ("script", "version", "ok"),
+    [
+        ("echo 'vmm emulator version 10.0.2 (Debian 1:10.0.2+ds)'", "10.0.2", True),
+        ("echo 8.2", "8.2", True),
+        ("echo version 8.1.9 >&2", "8.1.9", False),
+        ("echo no version here", "", False),
+        ("exit 1", "", False),
+        ("echo 0.0~20240729.0", "0.0~20240729", False),
+    ],
+)
+def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
+    bin_dir: Path, script: str, version: str, ok: bool
+) -> None:
+    """What doesn't say its version is not believed to be new enough."""
+    install(bin_dir, "vmm", script)
+    assert facts_of(VMM)[:2] == (version, ok)
+
+
+def test_a_missing_tool_is_named_with_its_package(bin_dir: Path) -> None:
+    """The mend is one line that can be followed."""
+    version, ok, mend = facts_of(VMM)
+    assert (version, ok) == ("", False)
+    assert "vmm-package 8.2 or newer" in mend
+    assert "belljar setup" in mend
+
+
+def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_path: Path) -> None:
+    """Remembered by the file's path, size and time; a cache that is no cache costs nothing but time."""
+    cache, log = tmp_path / "facts" / "tools.json", tmp_path / "asked"
+    install(bin_dir, "vmm", f"echo x >> {log}; echo 9.0.0")
+    assert [facts_of(VMM, cache)[0] for _ in range(3)] == ["9.0.0"] * 3
+    assert log.read_text().splitlines() == ["x"]
+    install(bin_dir, "vmm", f"echo x >> {log}; echo 10.1.25")
+    assert facts_of(VMM, cache)[0] == "10.1.25"
+    cache.write_text("not json")
+    assert facts_of(VMM, cache)[0] == "10.1.25"
+    assert facts_of(VMM, Path("/proc/nowhere/tools.json"))[0] == "10.1.25"
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "enough"),
+    [("10.0", "8.2", True), ("8.10", "8.2", True), ("8.1.99", "8.2", False), ("", "1", False), ("", "", True)],
+)
+def test_versions_are_compared_as_numbers(version: str, least: str, enough: bool) -> None:
+    """10 is newer than 8, and unknown is older than anything."""
+    assert at_least(version, least) is enough
+
+
+def test_every_architecture_needs_a_vmm() -> None:
+    """The needed tool is the machine's own emulator."""
+    for arch in ("x86_64", "aarch64", "riscv64"):
+        assert [tool.name for tool in tools_for(arch) if tool.needed] == [f"qemu-system-{arch}"]
+
+
+def test_cache_files_are_whole_and_private_to_the_store(tmp_path: Path) -> None:
+    """The store's directory can be traversed and not listed by others."""
+    assert write_json(tmp_path / "home" / "facts" / "x.json", {"a": 1})
+    assert read_json(tmp_path / "home" / "facts" / "x.json") == {"a": 1}
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o711
+    assert [file.name for file in (tmp_path / "home" / "facts").iterdir()] == ["x.json"]
+    (tmp_path / "list.json").write_text("[1]")
+    assert read_json(tmp_path / "list.json") == {}

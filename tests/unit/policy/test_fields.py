@@ -1,0 +1,133 @@
+"""The kinds of value."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.policy import fields as kinds
+from belljar.policy.risk import Risk
+from belljar.units import parse_duration, parse_size, printable
+
+ANYTHING = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=5,
+)
+EVERY_KIND = [
+    kinds.NAME,
+    kinds.IMAGE,
+    kinds.USER,
+    kinds.WORKDIR,
+    kinds.TARGET,
+    kinds.SOURCE,
+    kinds.MODE,
+    kinds.NETWORK,
+    kinds.ENV_NAME,
+    kinds.ENV_VALUE,
+    kinds.Version(version=1),
+    kinds.Choice(words=Risk),
+    kinds.Whole(least=1, most=9),
+    kinds.Size(least="1MiB", most="1GiB"),
+    kinds.Duration(least="1s", most="1h"),
+]
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND, ids=repr)
+@given(value=ANYTHING)
+def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.Version, value: object) -> None:
+    """Nothing but `ValueError`, and a message that can be shown as it is."""
+    told = ""
+    try:
+        kind.read(value)
+    except ValueError as exc:
+        told = str(exc) or "an empty message\0"
+    assert printable(told) == told
+    assert len(told) < 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "read"),
+    [
+        (kinds.IMAGE, "debian-dev", "debian-dev"),
+        (kinds.IMAGE, "sha256:" + "0a" * 32, "sha256:" + "0a" * 32),
+        (kinds.USER, 1000, "1000"),
+        (kinds.USER, "1000:1000", "1000:1000"),
+        (kinds.USER, "_apt", "_apt"),
+        (kinds.WORKDIR, "//srv//x/", "/srv/x"),
+        (kinds.TARGET, "a/b", "a/b"),
+        (kinds.TARGET, "/etc//hosts", "/etc/hosts"),
+        (kinds.TARGET, "/device", "/device"),
+        (kinds.SOURCE, "./data/x", "data/x"),
+        (kinds.MODE, "0755", 0o755),
+        (kinds.MODE, "600", 0o600),
+        (kinds.Size(least="1MiB", most="1GiB"), "1GiB", 1 << 30),
+        (kinds.Duration(least="1s", most="1h"), "1s", 1.0),
+        (kinds.Whole(least=1, most=9), 9, 9),
+    ],
+)
+def test_what_is_meant_is_read(kind: kinds.Text, value: object, read: object) -> None:
+    """Bounds are allowed themselves; paths come out plain."""
+    assert kind.read(value) == read
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        (kinds.IMAGE, "sha256:12", "64 hexadecimal"),
+        (kinds.IMAGE, "-rm", "no image"),
+        (kinds.IMAGE, "Debian", "lower case"),
+        (kinds.IMAGE, "a b", "no image"),
+        (kinds.USER, -1, "no user"),
+        (kinds.USER, 65535, "65534"),
+        (kinds.USER, "0:70000", "65534"),
+        (kinds.USER, "root;id", "no user"),
+        (kinds.USER, True, "true/false"),
+        (kinds.USER, "٣", "no user"),
+        (kinds.WORKDIR, "srv", "relative"),
+        (kinds.WORKDIR, "/a/../b", "goes up"),
+        (kinds.TARGET, "/proc/1/mem", "kernel"),
+        (kinds.TARGET, "//dev/null", "kernel"),
+        (kinds.TARGET, "/sys", "kernel"),
+        (kinds.TARGET, "a/", "directory"),
+        (kinds.TARGET, "/", "directory"),
+        (kinds.TARGET, "a/../../b", "goes up"),
+        (kinds.TARGET, "a\0b", "NUL"),
+        (kinds.TARGET, "x" * 5000, "4095"),
+        (kinds.SOURCE, "/etc/passwd", "below the policy"),
+        (kinds.SOURCE, "../x", "goes up"),
+        (kinds.SOURCE, ".", "below the policy"),
+        (kinds.MODE, "4755", "set-user-id"),
+        (kinds.MODE, 644, "quotes"),
+        (kinds.MODE, "٧٧٧", "no mode"),
+        (kinds.ENV_NAME, "A=B", "no name of a variable"),
+        (kinds.ENV_NAME, "", "no name of a variable"),
+        (kinds.ENV_VALUE, "a\0b", "NUL"),
+        (kinds.ENV_VALUE, True, "quotes"),
+        (kinds.ENV_VALUE, "x" * 200_000, "128 KiB"),
+        (kinds.NETWORK, "host", "stand-ins"),
+        (kinds.Size(least="1MiB", most="1GiB"), 512, "unit"),
+        (kinds.Size(least="1MiB", most="1GiB"), "2GiB", "from 1MiB to 1GiB"),
+        (kinds.Duration(least="1s", most="1h"), "2h", "from 1s to 1h"),
+        (kinds.Whole(least=1, most=9), True, "true/false"),
+        (kinds.Whole(least=1, most=9), 1.0, "whole number"),
+        (kinds.Version(version=1), True, "version is 1"),
+        (kinds.Choice(words=Risk), "HIGH", "did you mean `high`?"),
+        (kinds.Choice(words=Risk), "hgh", "did you mean `high`?"),
+        (kinds.Choice(words=Risk), ["high"], "none of"),
+    ],
+)
+def test_what_is_not_meant_is_refused_with_what_is_allowed(kind: kinds.Text, value: object, told: str) -> None:
+    """The message says what to write instead."""
+    with pytest.raises(ValueError, match=re.escape(told)):
+        kind.read(value)
+
+
+@given(st.integers(min_value=1, max_value=1 << 50), st.integers(min_value=1, max_value=10**6))
+def test_what_is_written_reads_back(size_bytes: int, seconds: int) -> None:
+    """Sizes and durations as the schema shows them are exact."""
+    assert parse_size(kinds.written_size(size_bytes)) == size_bytes
+    assert parse_duration(kinds.written_duration(seconds)) == seconds

@@ -1,0 +1,256 @@
+"""Policy files and their errors."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import PolicyError
+from belljar.policy import PRESETS, load_policy, load_preset, parse_policy, resolve_policy
+from belljar.policy.load import MAX_FILE_BYTES, examine
+from belljar.units import printable
+
+HEAD = "belljar: 1\nrisk: high\n"
+FIELDS = [
+    "belljar",
+    "name",
+    "risk",
+    "tier",
+    "image",
+    "resources",
+    "user",
+    "workdir",
+    "env",
+    "files",
+    "network",
+    "cpus",
+    "memory",
+    "source",
+]
+
+
+def problems(text: str, base: Path | None = None) -> list[tuple[int, int, str, str]]:
+    """(line, column, field, message) of everything wrong with the text."""
+    return [(p.mark.line, p.mark.column, p.field, p.message) for p in examine(text.encode(), base=base)[1]]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "field", "message"),
+    [
+        ("belljar: 1\n", 1, 1, "risk", "is missing. How bad"),
+        (HEAD + "riks: low\n", 3, 1, "riks", "did you mean `risk`? Allowed: `belljar`, `name`"),
+        (HEAD + "zzz: 1\n", 3, 1, "zzz", "there is no such field. Allowed: `belljar`"),
+        ("belljar: 2\nrisk: high\n", 1, 10, "belljar", "version is 1"),
+        ("belljar: 1\nrisk:  hgih\n", 2, 8, "risk", "did you mean `high`?"),
+        (HEAD + "tier: gvisor\n", 3, 7, "tier", "can only be raised"),
+        (HEAD + "resources:\n  memroy: 1GiB\n", 4, 3, "resources.memroy", "did you mean `memory`?"),
+        (HEAD + "resources:\n  memory: 512\n", 4, 11, "resources.memory", "`512MiB`"),
+        (HEAD + "resources: 5\n", 3, 12, "resources", "a mapping of names to values is needed, but this is a number"),
+        (HEAD + "resources: {cpus: 2, lifetime: 40}\n", 3, 32, "resources.lifetime", "`30m`"),
+        (HEAD + "env: [A]\n", 3, 6, "env", "a mapping of names to values"),
+        (HEAD + "env:\n  A: 1\n", 4, 6, "env.A", "quotes"),
+        (HEAD + "env:\n  1A: b\n", 4, 3, "env.1A", "no name of a variable"),
+        (HEAD + "files: a\n", 3, 8, "files", "a list of files is needed"),
+        (HEAD + "files: [a]\n", 3, 9, "files[0]", "a mapping of names"),
+        (HEAD + "files:\n  - source: a\n    tagret: b\n", 4, 5, "files[0].target", "is missing"),
+        (HEAD + "network: all\n", 3, 10, "network", "stand-ins"),
+        (HEAD + "user:\n", 3, 1, "user", "is empty"),
+        ("[1]\n", 1, 1, "", "a policy is a mapping"),
+        ("", 1, 1, "", "this is nothing"),
+    ],
+)
+def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
+    text: str, line: int, column: int, field: str, message: str
+) -> None:
+    """The first problem stands exactly where it is, in the author's words."""
+    found = problems(text)
+    assert found[0][:3] == (line, column, field)
+    assert message in found[0][3]
+
+
+def test_all_that_is_wrong_is_told_at_once_in_the_order_of_the_text(tmp_path: Path) -> None:
+    """One run of the check is enough to mend a file."""
+    file = tmp_path / "p.yaml"
+    file.write_text("belljar: 9\nnmae: x\nrisk: no\nresources: {cpus: 0, disk: 1MiB}\n")
+    with pytest.raises(PolicyError) as refused:
+        load_policy(file)
+    lines = refused.value.what.splitlines()
+    assert lines[0] == "5 things are wrong"
+    assert [line.strip().removeprefix(f"{file}:").split(": ")[0] for line in lines[1:]] == [
+        "1:10",
+        "2:1",
+        "3:7",
+        "4:19",
+        "4:28",
+    ]
+    assert refused.value.exit_code == 4
+
+
+def test_a_single_error_names_file_line_and_column_first(tmp_path: Path) -> None:
+    """`file:line:column: field: message`, which editors can jump to."""
+    file = tmp_path / "p.yaml"
+    file.write_text(HEAD + "image: A B\n")
+    with pytest.raises(PolicyError) as refused:
+        load_policy(file)
+    assert str(refused.value).startswith(f"{file}:3:8: image: `A B` is no image")
+    assert refused.value.mend
+
+
+def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
+    """Unless it says its name, or the file's name is none."""
+    for file_name, text, name in [
+        ("mine.yaml", HEAD, "mine"),
+        ("mine.yaml", HEAD + "name: other\n", "other"),
+        ("-a b-.yaml", HEAD, "policy"),
+    ]:
+        (tmp_path / file_name).write_text(text)
+        loaded = load_policy(tmp_path / file_name)
+        assert (loaded.policy.name, loaded.text, loaded.base) == (name, text.encode(), tmp_path)
+
+
+def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
+    """A missing file, a directory, a pipe and a device end in one message, and none is waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for file, told in [
+        ("absent", "no such file"),
+        (".", "no regular file"),
+        ("pipe", "no regular file"),
+        ("/dev/zero", "no regular file"),
+    ]:
+        with pytest.raises(PolicyError, match=told):
+            load_policy(tmp_path / file)
+    with pytest.raises(PolicyError):
+        load_policy("a\0b")
+    (tmp_path / "large").write_bytes(b"#" * 70_000)
+    with pytest.raises(PolicyError, match="larger than 64 KiB"):
+        load_policy(tmp_path / "large")
+
+
+def test_references_are_presets_or_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is `high`; a preset's name wins over a file of that name; the rest are paths."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("high", "mine", "mine.yaml"):
+        Path(name).write_text(HEAD + "name: from-file\n")
+    assert resolve_policy(None).source == resolve_policy("high").source == "preset:high"
+    assert [resolve_policy(ref).policy.name for ref in ("./high", "mine", "mine.yaml", tmp_path / "mine.yaml")] == [
+        "from-file"
+    ] * 4
+    with pytest.raises(PolicyError, match="did you mean `critical`"):
+        resolve_policy("critcal")
+    with pytest.raises(PolicyError, match="can't be read"):
+        resolve_policy("absent.yaml")
+    with pytest.raises(PolicyError):
+        resolve_policy("a\0b")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_policy_file_like_any_other(name: str, tmp_path: Path) -> None:
+    """What `belljar policy show` prints can be begun from."""
+    preset = load_preset(name)
+    (tmp_path / "copy.yaml").write_bytes(preset.text)
+    assert load_policy(tmp_path / "copy.yaml").policy == preset.policy
+
+
+def files_policy(*sources: str) -> str:
+    """A policy that copies these in."""
+    return (
+        HEAD + "files:\n" + "".join(f"  - {{source: '{source}', target: t{n}}}\n" for n, source in enumerate(sources))
+    )
+
+
+def test_files_are_checked_when_the_policy_is(tmp_path: Path) -> None:
+    """Missing, no regular file, too large: told at the source's place."""
+    (tmp_path / "good").write_text("x")
+    (tmp_path / "dir").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "socket"))
+    with (tmp_path / "huge").open("wb") as huge:
+        huge.truncate(MAX_FILE_BYTES + 1)
+    found = problems(files_policy("good", "absent", "dir", "pipe", "socket", "huge"), base=tmp_path)
+    assert [(line, field) for line, _, field, _ in found] == [(n + 4, f"files[{n}].source") for n in range(1, 6)]
+    for (_, _, _, message), told in zip(
+        found, ("no such file", "no regular file", "no regular file", "", "100 MiB"), strict=True
+    ):
+        assert told in message
+
+
+def test_files_stay_below_the_policys_directory(tmp_path: Path) -> None:
+    """Someone else's policy can't take this host's files into a cell, by a path or by a link."""
+    base = tmp_path / "policy"
+    base.mkdir()
+    (tmp_path / "secret").write_text("s")
+    (base / "link").symlink_to("../secret")
+    (base / "up").symlink_to("..")
+    (base / "inner").write_text("i")
+    (base / "fine").symlink_to("inner")
+    assert not problems(files_policy("fine"), base=base)
+    for source in ("link", "up/secret", "../secret", str(tmp_path / "secret")):
+        assert problems(files_policy(source), base=base), source
+
+
+def test_a_file_is_read_bounded_and_checked_again(tmp_path: Path) -> None:
+    """It may have changed since the policy was loaded."""
+    (tmp_path / "a").write_bytes(b"contents\0")
+    loaded = parse_policy(files_policy("a").encode(), source="p", base=tmp_path)
+    file = loaded.policy.files[0]
+    assert loaded.read_file(file) == b"contents\0"
+    with (tmp_path / "a").open("wb") as grown:
+        grown.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(PolicyError, match="more than 100 MiB"):
+        loaded.read_file(file)
+    (tmp_path / "a").unlink()
+    (tmp_path / "a").symlink_to("/etc/hostname")
+    with pytest.raises(PolicyError, match="leads out"):
+        loaded.read_file(file)
+
+
+def load_or_refuse(data: bytes) -> None:
+    """Load, and let nothing out but a `PolicyError` that can be shown."""
+    told = ""
+    try:
+        parse_policy(data, source="p.yaml", base=None)
+    except PolicyError as exc:
+        told = str(exc)
+    assert all(printable(line, max_chars=100_000) == line for line in told.splitlines())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_load_or_are_refused(data: bytes) -> None:
+    """Never another error."""
+    load_or_refuse(data)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(FIELDS),
+            st.one_of(st.text(max_size=12), st.sampled_from(["1", "high", "{}", "[]", "[{source: a, target: b}]"])),
+        )
+    )
+)
+def test_any_fields_with_any_values_load_or_are_refused(pairs: list[tuple[str, str]]) -> None:
+    """Never another error, where the fields are real and the values are not."""
+    load_or_refuse(
+        HEAD.encode() + "".join(f"{name}: {value}\n" for name, value in pairs).encode("utf-8", "surrogatepass")
+    )
+
+
+VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(), st.text(st.characters(codec="utf-8"), max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6))
+def test_any_document_of_the_right_words_loads_or_is_refused(document: dict[str, object]) -> None:
+    """JSON is YAML; any shape of it ends in a policy or in a `PolicyError`."""
+    import json
+
+    load_or_refuse(json.dumps(document).encode())

@@ -1,0 +1,144 @@
+"""The model and its schema."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from belljar.policy import PRESETS, FileCopy, Policy, Resources, Risk, Tier, load_preset, policy_schema
+
+LEAST: dict[str, Any] = {"belljar": 1, "risk": "high"}
+
+
+def test_the_least_policy_takes_the_defaults() -> None:
+    """Version and risk must be said; everything else has a default that gives nothing away."""
+    policy = Policy.model_validate(LEAST)
+    assert policy.resources == Resources()
+    assert (policy.network, policy.files, dict(policy.env), policy.tier) == ("none", (), {}, None)
+    for missing in LEAST:
+        with pytest.raises(ValidationError):
+            Policy.model_validate({name: value for name, value in LEAST.items() if name != missing})
+
+
+def test_a_policy_can_not_be_changed() -> None:
+    """Frozen, hashable, copied and pickled as the same."""
+    policy = Policy.model_validate({**LEAST, "env": {"A": "b"}, "files": [{"source": "a", "target": "b"}]})
+    with pytest.raises(ValidationError):
+        setattr(policy, "risk", Risk.LOW)  # noqa: B010 - mypy would refuse the plain form, rightly
+    assert copy.deepcopy(policy) == policy == pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own bytes
+    assert hash(copy.deepcopy(policy)) == hash(policy)
+
+
+def test_a_program_may_give_what_a_file_can_not_write() -> None:
+    """Values already typed are taken, within the same bounds."""
+    resources = Resources(cpus=2, memory_bytes=(64 << 20) + 1, lifetime_s=61.5, exec_timeout_s=1.25)
+    policy = Policy(
+        belljar=1,
+        risk=Risk.HIGH,
+        tier=Tier.MICROVM,
+        resources=resources,
+        files=(FileCopy(source="a", target="b", mode=None),),
+    )
+    assert policy.resources == resources
+    changed = Policy.model_validate(
+        {**{name: getattr(policy, name) for name in Policy.model_fields}, "env": {"A": "b"}}
+    )
+    assert (changed.resources, changed.files) == (policy.resources, policy.files)
+    for wrong in (
+        Resources(cpus=0),
+        Resources(memory_bytes=-1),
+        Resources(lifetime_s=float("inf")),
+        Resources(output_bytes=1 << 60),
+    ):
+        with pytest.raises(ValidationError):
+            Policy(belljar=1, risk=Risk.HIGH, resources=wrong)
+
+
+def test_resources_are_read_into_units() -> None:
+    """What a person writes becomes bytes and seconds."""
+    text = {
+        "cpus": 4,
+        "memory": "1GiB",
+        "disk": "2GiB",
+        "processes": 64,
+        "lifetime": "1h30m",
+        "exec_timeout": "90s",
+        "output": "1MiB",
+    }
+    expected = Resources(
+        cpus=4,
+        memory_bytes=1 << 30,
+        disk_bytes=2 << 30,
+        processes=64,
+        lifetime_s=5400,
+        exec_timeout_s=90,
+        output_bytes=1 << 20,
+    )
+    assert Policy.model_validate({**LEAST, "resources": text}).resources == expected
+
+
+def test_a_command_never_outlives_its_cell() -> None:
+    """A default shrinks with a shorter lifetime; a written contradiction is refused."""
+    assert Policy.model_validate({**LEAST, "resources": {"lifetime": "1m"}}).resources.exec_timeout_s == 60
+    with pytest.raises(ValidationError, match="outlive"):
+        Policy.model_validate({**LEAST, "resources": {"lifetime": "1m", "exec_timeout": "61s"}})
+
+
+def test_a_tier_below_the_risk_is_refused() -> None:
+    """Raised, yes; lowered, never."""
+    assert Policy.model_validate({**LEAST, "risk": "low", "tier": "microvm"}).tier is Tier.MICROVM
+    with pytest.raises(ValidationError, match="can only be raised"):
+        Policy.model_validate({**LEAST, "tier": "gvisor"})
+
+
+def test_two_files_can_not_have_one_target() -> None:
+    """The second would replace the first unseen."""
+    files = [{"source": "a", "target": "/x//y"}, {"source": "b", "target": "/x/y"}]
+    with pytest.raises(ValidationError, match="two files"):
+        Policy.model_validate({**LEAST, "files": files})
+
+
+def test_json_is_canonical() -> None:
+    """Plain JSON values with all defaults; the same for equal policies."""
+    shown = Policy.model_validate(LEAST).to_json()
+    assert json.loads(json.dumps(shown)) == shown
+    assert shown["resources"]["memory_bytes"] == 512 << 20
+    assert (shown["risk"], shown["tier"]) == ("high", None)
+
+
+def _walk(schema: Any) -> Any:  # noqa: ANN401 - a JSON document
+    yield schema
+    for item in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from _walk(item)
+
+
+def test_the_schema_describes_what_a_person_writes() -> None:
+    """Every field is described, unknown ones are refused, sizes are strings with a pattern that the defaults fit."""
+    schema = policy_schema()
+    assert set(schema["properties"]) == set(Policy.model_fields)
+    assert schema["required"] == ["belljar", "risk"]
+    objects = [part for part in _walk(schema) if isinstance(part, dict) and "properties" in part]
+    assert len(objects) == 3
+    for part in objects:
+        assert part["additionalProperties"] is False
+        for field in part["properties"].values():
+            assert field["description"]
+            if field.get("type") == "string" and isinstance(field.get("default"), str):
+                assert (
+                    re.search(field["pattern"], field["default"])
+                    if "pattern" in field
+                    else field["default"] in field["enum"]
+                )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_stand_for_their_risk(name: str) -> None:
+    """A preset is named after its risk and shares nothing with anyone."""
+    policy = load_preset(name).policy
+    assert (policy.name, policy.risk.value, policy.network, policy.files) == (name, name, "none", ())

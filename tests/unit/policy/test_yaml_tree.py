@@ -1,0 +1,132 @@
+"""YAML into values with places."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.policy.yaml_tree import MAX_BYTES, MAX_DEPTH, Mark, closest_mark, field_name, read_tree, scalar
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("22:22", "22:22"),
+        ("no", "no"),
+        ("on", "on"),
+        ("Null", None),
+        ("~", None),
+        ("", None),
+        ("TRUE", True),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("017", 17),
+        ("1_000", "1_000"),
+        ("0b11", "0b11"),
+        ("1.5e3", 1500.0),
+        ("-.inf", float("-inf")),
+        ("2026-01-01", "2026-01-01"),
+        ("9" * 5000, "9" * 5000),
+        ("=", "="),
+    ],
+)
+def test_a_scalar_means_what_the_core_schema_says(text: str, value: object) -> None:
+    """YAML 1.2, section 10.3.2, and nothing of 1.1's surprises."""
+    assert scalar(text, plain=True) == value
+    assert scalar(text, plain=False) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "message"),
+    [
+        ("a: &x 1\n", 1, 4, "anchors are refused"),
+        ("a: 1\nb: *a\n", 2, 4, "aliases are refused"),
+        ("a: !!str 1\n", 1, 4, "tags are refused"),
+        ("a: !local {}\n", 1, 4, "tags are refused"),
+        ("<<: {a: 1}\n", 1, 1, "merge keys"),
+        ("a: 1\nbc: 2\na: 3\n", 3, 1, "written twice; the first is on line 1"),
+        ("x:\n  a: 1\n  'a': 3\n", 3, 3, "written twice"),
+        ("a: 1\n---\nb: 1\n", 2, 1, "second document"),
+        ("%YAML 1.1\n---\na: 1\n", 1, 1, "directives"),
+        ("%TAG ! tag:x,2000:\n---\na: 1\n", 1, 1, "directives"),
+        ("1: a\n", 1, 1, "no name of a field"),
+        ("null: a\n", 1, 1, "no name of a field"),
+        ("? [a]\n: b\n", 1, 3, "a field's name is text"),
+        ("a:\n  b:\n", 2, 3, "is empty"),
+        ("a: [1, ~]\n", 1, 8, "is empty"),
+        ("a: b: c\n", 1, 5, "not YAML"),
+        ("a: [1\n", 2, 1, "not YAML"),
+        ("\ta: 1\n", 1, 1, "not YAML"),
+        ("a: '\x07'\n", 1, 5, "can't be in YAML"),
+    ],
+)
+def test_what_a_policy_must_not_hold_is_refused_where_it_stands(
+    text: str, line: int, column: int, message: str
+) -> None:
+    """Each with its own line and column, counted from 1."""
+    found = read_tree(text.encode()).problems
+    assert [(problem.mark.line, problem.mark.column) for problem in found][:1] == [(line, column)]
+    assert message in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("data", "line", "column"), [(b"a: \xff", 1, 4), (b"a: 1\n\xc3\xa9 \xc3\n", 2, 3), ("a".encode("utf-16"), 1, 1)]
+)
+def test_bytes_that_are_no_utf8_are_refused_where_they_stand(data: bytes, line: int, column: int) -> None:
+    """Columns are characters, not bytes."""
+    found = read_tree(data).problems
+    assert (found[0].mark.line, found[0].mark.column) == (line, column)
+    assert "not UTF-8" in found[0].message
+
+
+def test_a_large_file_is_refused_unread() -> None:
+    """64 KiB and not one byte more."""
+    comment = b"#" * (MAX_BYTES - 6)
+    assert read_tree(b"a: b\n" + comment + b"\n").value == {"a": "b"}
+    assert "larger than 64 KiB" in read_tree(b"a: b\n" + comment + b"\n ").problems[0].message
+
+
+def test_nesting_is_bounded_and_costs_little() -> None:
+    """Neither deep nesting nor a billion laughs costs time or memory."""
+    laughs = "a: &a [x,x]\n" + "".join(
+        f"{chr(98 + n)}: &{chr(98 + n)} [*{chr(97 + n)},*{chr(97 + n)}]\n" for n in range(20)
+    )
+    for text in ("[" * 60_000, "{a: " * 15_000, "- " * 30_000, "? " * 30_000, laughs):
+        started = time.perf_counter()
+        assert read_tree(text.encode()).problems
+        assert time.perf_counter() - started < 5
+    assert not read_tree(("[" * MAX_DEPTH + "1" + "]" * MAX_DEPTH).encode()).problems
+
+
+def test_every_value_and_key_has_its_place() -> None:
+    """The places that errors name."""
+    tree = read_tree(b"a: 1\nfiles:\n  - source: x\n    target: y\n")
+    assert tree.marks["files", 0, "target"] == Mark(line=4, column=13)
+    assert tree.keys["files", 0, "target"] == Mark(line=4, column=5)
+    assert closest_mark(tree, ("files", 0, "owner")) == Mark(line=3, column=5)
+    assert closest_mark(tree, ("nowhere",)) == Mark(line=1, column=1)
+
+
+def test_a_byte_order_mark_is_no_content() -> None:
+    """Some editors write one."""
+    assert read_tree(b"\xef\xbb\xbfa: 1\n").value == {"a": 1}
+
+
+def test_a_path_is_shown_escaped() -> None:
+    """A key can be anything; what is shown can't act."""
+    assert field_name(("files", 0, "a\x1b[2J")) == "files[0].a\\x1b[2J"
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    """Nothing is ever raised for what the bytes hold."""
+    read_tree(data)
+
+
+@given(st.text(alphabet="abc:-[]{}?&*!|>'\"%@`#, \n\t<=~0123x\\", max_size=80))
+def test_any_text_of_yamls_own_characters_is_read_or_refused(text: str) -> None:
+    """The same, where the parser is most busy."""
+    read_tree(text.encode())

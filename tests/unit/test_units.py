@@ -1,0 +1,105 @@
+"""Sizes, durations and the escape."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.units import format_duration, format_size, parse_duration, parse_size, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("0B", 0), ("512MiB", 512 << 20), ("1.5 GiB", 3 << 29), ("2kb", 2000), (" 1 TiB ", 1 << 40), ("1GB", 10**9)],
+)
+def test_sizes_people_write_are_read(text: str, size_bytes: int) -> None:
+    """Binary and decimal units, any case, blanks between."""
+    assert parse_size(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "512", "-1MiB", "1 PiB", "1e3MiB", "1MiB2", "MiB", "1,5GiB", "٣MiB", "1" * 40 + "B", "1\nMiB\0"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    """A bare number most of all: 512 of what?"""
+    with pytest.raises(ValueError, match="512MiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30m", 1800.0), ("1h30m", 5400.0), ("850ms", 0.85), ("1d", 86400.0), ("1h 5 s", 3605.0)]
+)
+def test_durations_people_write_are_read(text: str, seconds: float) -> None:
+    """One or more numbers with units."""
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", " ", "30", "30 minutes", "-5s", "1h-5m", "m", "22:22"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    """Never guessed."""
+    with pytest.raises(ValueError, match="30m"):
+        parse_duration(text)
+
+
+@given(st.text())
+def test_any_text_is_a_size_or_a_value_error(text: str) -> None:
+    """Nothing else is ever raised, and a size is never negative."""
+    for parse in (parse_size, parse_duration):
+        told, amount = "", 0.0
+        try:
+            amount = parse(text)
+        except ValueError as exc:
+            told = str(exc)
+        assert amount >= 0
+        assert printable(told) == told
+
+
+@given(st.integers(min_value=0, max_value=1 << 50))
+def test_a_shown_size_is_near_what_it_shows(size_bytes: int) -> None:
+    """`format_size` is read back to within its one decimal."""
+    assert parse_size(format_size(size_bytes).replace(" ", "")) == pytest.approx(size_bytes, rel=0.06)
+
+
+@given(st.integers(min_value=60, max_value=10**7))
+def test_a_shown_duration_reads_back(seconds: int) -> None:
+    """From a minute on, whole seconds are shown exactly."""
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
+        ("a\u202eb\u2066c", "a\\u202eb\\u2066c"),
+        ("one\ntwo\ttabs\rback", "one\\ntwo\\ttabs\\rback"),
+        ("\x9b31m", "\\x9b31m"),
+        ("zero\u200bwidth\ufeff", "zero\\u200bwidth\\ufeff"),
+        ("line\u2028paragraph\u2029", "line\\u2028paragraph\\u2029"),
+        ("\ud800lone", "\\ud800lone"),
+        ("tag\U000e0041", "tag\\U000e0041"),
+        (b"bytes \xff\x00", "bytes \\xff\\x00"),
+        ("plain – ünï ✓", "plain – ünï ✓"),
+    ],
+)
+def test_what_could_act_or_hide_is_made_visible(text: str | bytes, shown: str) -> None:
+    """Escapes, C1 controls, bidi marks, invisible characters, undecodable bytes."""
+    assert printable(text) == shown
+
+
+@given(st.one_of(st.text(st.characters(), max_size=200), st.binary(max_size=200)))
+def test_nothing_that_is_shown_can_act(text: str | bytes) -> None:
+    """No control, format, surrogate, private or line-separating character is left, whatever comes in."""
+    shown = printable(text)
+    assert all(
+        unicodedata.category(char)[0] != "C" and unicodedata.category(char) not in {"Zl", "Zp"} for char in shown
+    )
+    shown.encode()
+
+
+def test_long_text_is_cut_and_the_cut_is_said() -> None:
+    """A flood of characters does not flood a terminal."""
+    assert printable("a" * 5000, max_chars=10) == "a" * 10 + "… (+4990 characters)"
+    assert len(printable(b"b" * 100_000, max_chars=10)) < 60
