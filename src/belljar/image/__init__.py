@@ -3,3 +3,8 @@
 Lives here: building and importing images, the store, the kernel, packing.
 Must not: mount or run anything of an image on the host; trust a path, name or size that an archive states.
 """
+
+from belljar.image.kernel import Kernel, current_kernel
+from belljar.image.store import Image, ImageConfig, Store, verify
+
+__all__ = ["Image", "ImageConfig", "Kernel", "Store", "current_kernel", "verify"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from belljar.errors import HostError
-from belljar.image.tools import drained, failed, started, tool
+from belljar.image.tools import drained, failed, plain_env, started, tool
 
 # Data is stored as it is: a guest without hardware virtualisation decompresses at a tenth of the speed (design/0007). Inodes and
 # fragments are small and read once.
@@ -33,15 +33,16 @@ class Member(Protocol):
 
 
 def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
-    """Write `members` as a squashfs file `into`; equal members give equal bytes. `made_s` is the file system's own time stamp.
+    """Write `members` as a squashfs file `into`; equal members give equal bytes. `made_s` is the file system's own time stamp, and no entry's is later.
 
     An entry for the root directory (".") is left out: it is always root's, mode 0755. Directories come before what is in them.
 
     Raises `HostError` when the packer is missing, fails or finds no space.
     """
-    times = ("-mkfs-time", str(made_s), "-root-time", str(made_s))
-    argv = [tool("sqfstar"), *_COMPRESSION, *_BLOCK, *_ROOT, *times, "-exit-on-error", "-no-progress", "-quiet", str(into)]
-    with started(argv, stdin=subprocess.PIPE) as process, drained(process) as complaint:
+    argv = [tool("sqfstar"), *_COMPRESSION, *_BLOCK, *_ROOT, "-exit-on-error", "-no-progress", "-quiet", str(into)]
+    # The option for the root directory's time does nothing in squashfs-tools 4.5; this variable sets it, and caps all others.
+    env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
+    with started(argv, stdin=subprocess.PIPE, env=env) as process, drained(process) as complaint:
         try:
             _write(members, process)
         except BrokenPipeError:
