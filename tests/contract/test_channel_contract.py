@@ -96,7 +96,12 @@ async def folder(client: GuestClient) -> AsyncIterator[str]:
 async def test_streams_are_separate_and_exact(client: GuestClient) -> None:
     """Standard output and standard error arrive apart, byte by byte as written."""
     outcome = await client.exec(sh("printf 'foo\\nbar\\n'; printf '\\303(\\0' >&2"))
-    assert (outcome.status, outcome.code, outcome.stdout, outcome.stderr) == (ExecStatus.EXITED, 0, b"foo\nbar\n", b"\xc3(\0")
+    assert (outcome.status, outcome.code, outcome.stdout, outcome.stderr) == (
+        ExecStatus.EXITED,
+        0,
+        b"foo\nbar\n",
+        b"\xc3(\0",
+    )
     assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.timed_out) == (0, 0, False)
     assert 0 < outcome.duration_s < 10
 
@@ -109,7 +114,12 @@ async def test_exit_status(client: GuestClient) -> None:
 async def test_death_by_signal(client: GuestClient) -> None:
     """A program that a signal kills is told from one that exits with 128 + n."""
     outcome = await client.exec(sh("kill -TERM $$"))
-    assert (outcome.status, outcome.code, outcome.returncode, outcome.timed_out) == (ExecStatus.SIGNALED, 15, 143, False)
+    assert (outcome.status, outcome.code, outcome.returncode, outcome.timed_out) == (
+        ExecStatus.SIGNALED,
+        15,
+        143,
+        False,
+    )
     assert (await client.exec(sh("exit 143"))).status is ExecStatus.EXITED
 
 
@@ -125,7 +135,9 @@ async def test_death_by_signal(client: GuestClient) -> None:
     ],
     ids=["not found", "path not found", "not executable", "directory", "cwd", "user"],
 )
-async def test_what_can_not_start(client: GuestClient, request_: ExecRequest, stage: Stage, returncode: int | None) -> None:
+async def test_what_can_not_start(
+    client: GuestClient, request_: ExecRequest, stage: Stage, returncode: int | None
+) -> None:
     """A command that can't start is a result that says at which stage and why, never an error."""
     outcome = await client.exec(request_)
     assert (outcome.status, outcome.stage) == (ExecStatus.NOT_STARTED, stage)
@@ -134,7 +146,9 @@ async def test_what_can_not_start(client: GuestClient, request_: ExecRequest, st
 
 async def test_environment(client: GuestClient) -> None:
     """The environment is what was given, and the user's defaults; nothing of the agent's."""
-    outcome = await client.exec(ExecRequest(argv=["env"], env={"GREETING": "grüß\n$dich", "EMPTY": "", "SHELL": "/mine"}))
+    outcome = await client.exec(
+        ExecRequest(argv=["env"], env={"GREETING": "grüß\n$dich", "EMPTY": "", "SHELL": "/mine"})
+    )
     text = outcome.stdout.decode()
     assert "GREETING=grüß\n$dich\n" in text and "EMPTY=\n" in text and "SHELL=/mine\n" in text
     names = {line.split("=")[0] for line in text.replace("\n$dich", "").splitlines()}
@@ -147,7 +161,9 @@ async def test_work_directory(client: GuestClient, folder: str) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("user", "expected"), [("nobody", "65534"), ("1234", "1234"), ("1234:4321", "1234"), ("", "0")])
+@pytest.mark.parametrize(
+    ("user", "expected"), [("nobody", "65534"), ("1234", "1234"), ("1234:4321", "1234"), ("", "0")]
+)
 async def test_user(client: GuestClient, user: str, expected: str) -> None:
     """A user is a name, a uid or uid:gid; "" is root. No group of the agent's is left."""
     outcome = await client.exec(ExecRequest(argv=["id", "-u"], user=user))
@@ -286,7 +302,9 @@ async def test_timeout_kills_the_whole_tree(client: GuestClient) -> None:
 
 async def test_a_stubborn_tree_dies_too(client: GuestClient) -> None:
     """Ignoring signals does not outlive a timeout."""
-    outcome = await client.exec(sh("trap '' TERM HUP INT; (trap '' TERM HUP; sleep 1000) & echo $!; wait", timeout_s=0.5))
+    outcome = await client.exec(
+        sh("trap '' TERM HUP INT; (trap '' TERM HUP; sleep 1000) & echo $!; wait", timeout_s=0.5)
+    )
     assert outcome.timed_out
     assert not await is_alive(client, outcome.stdout)
 
@@ -307,7 +325,9 @@ async def test_cancellation_of_a_flood_leaves_the_connection_whole(client: Guest
     for _ in range(5):
         with anyio.CancelScope() as scope:
             await client.exec(
-                ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40), input=b"x" * MIB, on_output=lambda *_: scope.cancel()
+                ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40),
+                input=b"x" * MIB,
+                on_output=lambda *_: scope.cancel(),
             )
     assert len((await client.exec(sh("head -c 3000000 /dev/zero"))).stdout) == 3_000_000
 
@@ -321,7 +341,9 @@ async def test_leaving_early_kills(client: GuestClient) -> None:
 
 async def test_signals(client: GuestClient) -> None:
     """A signal reaches the main process alone, or everything it started."""
-    async with client.open_exec(sh("trap 'echo got; exit 9' USR1; echo ready; while :; do sleep 0.05; done")) as running:
+    async with client.open_exec(
+        sh("trap 'echo got; exit 9' USR1; echo ready; while :; do sleep 0.05; done")
+    ) as running:
         assert await anext(running) == (Stream.STDOUT, b"ready\n")
         await running.signal(signal.SIGUSR1)
         assert await anext(running) == (Stream.STDOUT, b"got\n")

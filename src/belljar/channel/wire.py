@@ -327,12 +327,14 @@ class HostConnection:
         return self._start(OpKind.WRITE, body, {}, stdin_open=True)
 
     def _start(self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool) -> tuple[int, bytes]:
-        self._in_order(holds=self._renewed)
+        welcome = self._in_order(holds=self._renewed)
+        if len(self._live) >= welcome.max_ops:
+            raise RuntimeError(f"the guest agent takes {welcome.max_ops} operations at once")
         if self._next_op > _OP_LIMIT:
             raise RuntimeError("this connection has used up its operation ids; open a new cell")
         op = self._next_op
         message = frames.request_frames(op, kind, body)
-        window = self._welcome.stdin_window_bytes if self._welcome else 0
+        window = welcome.stdin_window_bytes
         self._live[op] = _LiveOp(kind=kind, stdin_open=stdin_open, stdin_credit=window, caps_left=caps)
         self._next_op += 1
         return op, message
@@ -378,9 +380,10 @@ class HostConnection:
             raise ValueError(f"{rows} rows and {columns} columns; 1 to 65535 are allowed")
         return frames.frame(FrameType.RESIZE, op, struct.pack("<HH", rows, columns)) if op in self._live else b""
 
-    def _in_order(self, *, holds: bool = True) -> None:
+    def _in_order(self, *, holds: bool = True) -> Welcome:
         if self._welcome is None or not holds:
             raise RuntimeError("the order is HELLO and its answer, RENEW and its answer, then operations")
+        return self._welcome
 
 
 def _check_ending(state: _LiveOp, outcome: Outcome, code: int, payload: Payload) -> None:
