@@ -177,7 +177,6 @@ def _since(text: str | None) -> datetime | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    from belljar.errors import LedgerError
     from belljar.ledger.listing import read_lines
 
     try:
@@ -185,9 +184,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise LedgerError(
-            f"the ledger can't be read: {error.strerror}", where=str(path), mend="is it a run directory?"
-        ) from error
+        raise click.BadParameter(printable(f"{path}: no ledger to read: {error.strerror}"), param_hint="RUN") from error
 
 
 def _is_wanted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -40,7 +41,7 @@ def _print(found: list[RunSummary]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("RUN", "STARTED (UTC)", "KIND", "WHAT", "OUTCOME"):
-        table.add_column(name, no_wrap=name == "RUN", overflow="fold")
+        table.add_column(name, no_wrap=name in {"RUN", "STARTED (UTC)"}, overflow="fold")
     table.add_column("SIZE", justify="right", no_wrap=True)
     for run in found:
         started = run.started[:19].replace("T", " ") if run.started else "-"
@@ -49,4 +50,5 @@ def _print(found: list[RunSummary]) -> None:
         shown = [Text(printable(text, max_chars=120)) for text in cells]
         outcome = Text(printable(f"{run.outcome}{code}"), style=_STYLES.get(run.outcome, "yellow"))
         table.add_row(*shown, outcome, Text(format_size(run.size_bytes)))
-    Console().print(table)
+    # Piped into a file or a pager there is no terminal to fit.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)

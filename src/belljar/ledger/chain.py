@@ -15,6 +15,7 @@ NO_LINE: Final = "0" * 64
 """The `prev` of the first line."""
 
 _MAX_INT: Final = 2**53 - 1
+_MAX_DIGITS: Final = len(str(-_MAX_INT))
 
 
 def sha256_hex(content: bytes) -> str:
@@ -52,7 +53,7 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
             keys).
     """
     try:
-        value = json.loads(line)
+        value = json.loads(line, parse_int=_number)
         again = canonical(value)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
@@ -61,6 +62,12 @@ def parse_canonical(line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value
+
+
+def _number(digits: str) -> int | float:
+    # JSON's numbers are doubles: an integer beyond what they hold exactly can only be canonical as a float's form.
+    exact = len(digits) <= _MAX_DIGITS and abs(int(digits)) <= _MAX_INT
+    return int(digits) if exact else float(digits)
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, allow_nan=False).encode

@@ -236,7 +236,7 @@ class Checker:
         if checkpoint.root != self.tree.root().hex():
             last = checkpoint.size
             raise LedgerError(
-                f"events {self.signed} to {last - 1} are not those that {CHECKPOINTS}:{self.checkpoints} signed (lines {self.signed + 1} to {last})",
+                f"changed: lines {self.signed + 1} to {last} are not those that {CHECKPOINTS}:{self.checkpoints} signed",
                 where=f"{LEDGER}:{max(last, 1)}",
             )
         self.signed = checkpoint.size

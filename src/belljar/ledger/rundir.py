@@ -19,7 +19,7 @@ from belljar.ledger.files import sync_directory, write_file
 from belljar.ledger.keys import load_or_make_key
 from belljar.ledger.manifest import MANIFEST, MANIFEST_PART, digests_of
 from belljar.ledger.schema import SCHEMA_VERSION
-from belljar.ledger.writer import LedgerWriter
+from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
 
 RUNS: Final = "runs"
 
@@ -27,7 +27,13 @@ OUTCOMES: Final = ("completed", "failed", "interrupted")
 
 
 def create_run(
-    home: Path, kind: str, argv: Sequence[str], *, what: str = "", versions: Mapping[str, Any] | None = None
+    home: Path,
+    kind: str,
+    argv: Sequence[str],
+    *,
+    what: str = "",
+    versions: Mapping[str, Any] | None = None,
+    checkpoint_interval_s: float = CHECKPOINT_INTERVAL_S,
 ) -> RunDirectory:
     """A new run directory under `home/runs`, to be entered.
 
@@ -41,7 +47,9 @@ def create_run(
     Raises:
         LedgerError: on entering, when it can't be made.
     """
-    return RunDirectory(home, kind, tuple(argv), what=what, versions=dict(versions or {}))
+    return RunDirectory(
+        home, kind, tuple(argv), what=what, versions=dict(versions or {}), checkpoint_interval_s=checkpoint_interval_s
+    )
 
 
 def new_run_id(time_ns: int, random: str) -> str:
@@ -62,8 +70,18 @@ class RunDirectory:
     path: Path
     recorder: LedgerWriter
 
-    def __init__(self, home: Path, kind: str, argv: tuple[str, ...], *, what: str, versions: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        kind: str,
+        argv: tuple[str, ...],
+        *,
+        what: str,
+        versions: dict[str, Any],
+        checkpoint_interval_s: float,
+    ) -> None:
         self._home, self._kind, self._argv, self._what, self._versions = home, kind, argv, what, versions
+        self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._stack = ExitStack()
 
@@ -96,7 +114,9 @@ class RunDirectory:
             key = load_or_make_key(self._home)
             self._make()
             with ExitStack() as on_failure:
-                self.recorder = on_failure.enter_context(LedgerWriter(self.path, key))
+                self.recorder = on_failure.enter_context(
+                    LedgerWriter(self.path, key, checkpoint_interval_s=self._checkpoint_interval_s)
+                )
                 self._record_start()
                 self.write_json("versions.json", _versions() | self._versions)
                 self._stack = on_failure.pop_all()
@@ -168,7 +188,7 @@ class RunDirectory:
         }
 
     def _write(self, name: str, content: bytes) -> Path:
-        if Path(name).name != name or name in {MANIFEST, MANIFEST_PART}:
+        if Path(name).name != name or name in {"", "..", MANIFEST, MANIFEST_PART}:
             raise ValueError(f"{name!r} is not a plain file name")
         try:
             write_file(self.path / name, content)

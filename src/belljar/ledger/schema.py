@@ -31,6 +31,8 @@ BodyName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-
 RunId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z.-]{0,63}$", max_length=64)]
 # Not strict about the sequence itself: events may hold tuples.
 TextList: TypeAlias = Annotated[list[str], Field(strict=False)]
+# Not Literal[1]: true equals 1.
+Version: TypeAlias = Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
@@ -56,7 +58,7 @@ class BodyRef(_Strict):
 class Line(_Strict):
     """One event as it stands in the ledger."""
 
-    v: Literal[1]
+    v: Version
     seq: Count
     prev: Hex64
     time: WallTime
@@ -72,7 +74,7 @@ class Line(_Strict):
 class Checkpoint(_Strict):
     """A signed statement: the first `size` lines have this root."""
 
-    v: Literal[1]
+    v: Version
     run_id: RunId
     number: Count
     prev: Hex64
@@ -104,7 +106,7 @@ class Manifest(_Strict):
     """Every file of a finished run directory but the manifest, the checkpoints and the bodies, which are covered
     elsewhere."""
 
-    v: Literal[1]
+    v: Version
     run_id: RunId
     key: Hex64
     public_key: Hex64

@@ -67,8 +67,9 @@ def verify(run_dir: Path, *, expected_key: str | None = None, expected_run: str 
     """Verify a run directory. Memory: about 200 bytes per distinct body; the ledger may be of any size.
 
     Args:
-        run_dir: the run directory. expected_key: the fingerprint that must have signed. Without it, a ledger forged
-            as a whole and signed with another key is *not* found: compare `key`.
+        run_dir: the run directory.
+        expected_key: the fingerprint that must have signed. Without it, a ledger forged as a whole and signed with
+            another key is *not* found: compare `key`.
         expected_run: the run id that it must be of: found under a name, a directory could hold another, genuine run.
 
     Raises:

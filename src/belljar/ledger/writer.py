@@ -115,6 +115,15 @@ class LedgerWriter:
         self._checkpoints_fd = -1
 
     def __enter__(self) -> LedgerWriter:
+        try:
+            self._open()
+        except BaseException:
+            self._close()
+            raise
+        self._thread.start()
+        return self
+
+    def _open(self) -> None:
         with self._failing("the ledger can't be made"):
             try:
                 self._ledger_fd = os.open(self.run_dir / LEDGER, _APPEND, 0o600)
@@ -125,8 +134,6 @@ class LedgerWriter:
             self._checkpoints_fd = os.open(self.run_dir / CHECKPOINTS, _APPEND, 0o600)
             self._bodies = BodyStore(self.run_dir)
             sync_directory(self.run_dir)
-        self._thread.start()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -137,9 +144,7 @@ class LedgerWriter:
                 self._checkpoint()
         finally:
             self._ended = True
-            for fd in (self._ledger_fd, self._checkpoints_fd):
-                os.close(fd)
-            self._ledger_fd = self._checkpoints_fd = -1
+            self._close()
 
     @property
     def events(self) -> int:
@@ -172,7 +177,7 @@ class LedgerWriter:
         except ValueError as error:
             raise LedgerError(
                 f"an event that is not one: {error}",
-                where=event.kind.value,
+                where=str(event.kind),
                 mend="this is a fault of Belljar: report it",
             ) from error
         with self._lock, self._failing("the event can't be recorded"):
@@ -279,6 +284,12 @@ class LedgerWriter:
             os.fsync(self._checkpoints_fd)
         self._signed_size, self._checkpoint_prev = state.tree.size, sha256_hex(line)
         self._checkpoint_number += 1
+
+    def _close(self) -> None:
+        for fd in (self._ledger_fd, self._checkpoints_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._ledger_fd = self._checkpoints_fd = -1
 
     def _halt(self) -> None:
         self._stop.set()

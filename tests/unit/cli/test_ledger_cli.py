@@ -1,0 +1,181 @@
+"""`belljar ledger` and `belljar runs`, as a person uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.main import run as belljar
+from belljar.events import Actor, Body, Event, JsonValue, Kind
+from belljar.ledger import create_run, load_or_make_key
+
+HOSTILE = "\x1b]0;owned\x07\u202egnp.exe\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of the test's own, as the commands see it."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def run_dir(home: Path) -> Path:
+    """A finished run with something hostile in it."""
+    content = HOSTILE.encode()
+    output = Body(name="stdout", content=content, total_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    with create_run(home, "exec", ["exec", HOSTILE], what=HOSTILE) as run:
+        data: dict[str, JsonValue] = {"op": 1, "path": HOSTILE}
+        run.recorder.record(Event(kind=Kind.FILE_READ_STARTED, cell_id="cell-a", actor=Actor.HARNESS, data=data))
+        done: dict[str, JsonValue] = {"op": 1, "bytes": len(content), HOSTILE: HOSTILE}
+        run.recorder.record(Event(kind=Kind.FILE_READ_COMPLETED, cell_id="cell-a", data=done, bodies=(output,)))
+        run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, cell_id="cell-b", data={"reason": HOSTILE}))
+    return run.path
+
+
+def _is_harmless(text: str) -> bool:
+    return all(char == "\n" or char.isprintable() for char in text)
+
+
+def test_verify(run_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A good run: 0, by every way of naming it; the key is told, and whether it is known."""
+    for ref in (run_dir.name, run_dir.name[:20], "last", str(run_dir)):
+        assert belljar(["ledger", "verify", ref, "--strict"]) == 0
+    out = capsys.readouterr().out
+    assert load_or_make_key(home).fingerprint in out
+    assert "this host's key" in out
+
+
+def test_verify_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as one object."""
+    assert belljar(["ledger", "verify", "last", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["ok"], result["status"], result["events"], result["problem"]) == (True, "verified", 5, None)
+
+
+def test_verify_names_the_bad_line(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A changed line: 1, and `file:line` on the screen and in JSON."""
+    content = (run_dir / "ledger.jsonl").read_bytes()
+    (run_dir / "ledger.jsonl").write_bytes(content.replace(b"cell-b", b"cell-c"))
+    assert belljar(["ledger", "verify", "last"]) == 1
+    assert "ledger.jsonl:4: changed" in capsys.readouterr().out
+    assert belljar(["ledger", "verify", "last", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problem"]["where"] == "ledger.jsonl:4"
+
+
+def test_verify_with_a_key(run_dir: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another key than the expected one, given or this host's, is a failure; a fingerprint that is none is a usage error."""
+    own = load_or_make_key(home).fingerprint
+    assert belljar(["ledger", "verify", "last", "--key", own]) == 0
+    assert belljar(["ledger", "verify", "last", "--key", "0" * 64]) == 1
+    assert belljar(["ledger", "verify", "last", "--key", "abc"]) == 2
+    (home / "keys").rename(tmp_path / "old-keys")
+    load_or_make_key(home)
+    assert belljar(["ledger", "verify", "last"]) == 1
+    assert "that host's fingerprint" in capsys.readouterr().out
+
+
+def test_verify_without_a_known_key_says_so(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a host without a key the check is honest about what it can't know."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
+    assert belljar(["ledger", "verify", str(run_dir)]) == 0
+    assert "no known key" in capsys.readouterr().out
+
+
+def test_verify_finds_another_run_in_its_place(run_dir: Path) -> None:
+    """A genuine run under another run's name is found when it is asked for by name."""
+    run_dir.rename(run_dir.with_name("20200101-000000000-000000"))
+    assert belljar(["ledger", "verify", "2020"]) == 1
+
+
+def test_an_unfinished_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 with a warning, 1 with --strict."""
+    with create_run(home, "exec", []):
+        assert belljar(["ledger", "verify", "last"]) == 0
+        assert "warning" in capsys.readouterr().out
+        assert belljar(["ledger", "verify", "last", "--strict"]) == 1
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "export"])
+@pytest.mark.parametrize("ref", ["nothing", "last", "/nowhere/at/all", "\x1b[2J"])
+def test_no_such_run(home: Path, command: str, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """2, one message, nothing hostile echoed."""
+    assert belljar(["ledger", command, ref]) == 2
+    assert _is_harmless(capsys.readouterr().err)
+
+
+def test_show_escapes_everything(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No byte that a guest chose acts on the terminal, as text, as field names or as JSON."""
+    for arguments in ([], ["--json"]):
+        assert belljar(["ledger", "show", "last", *arguments]) == 0
+        out = capsys.readouterr().out
+        assert _is_harmless(out)
+        assert len(out.splitlines()) == 5
+        assert "owned" in out
+
+
+def test_show_aligns(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sequence number, time, cell, kind in columns."""
+    belljar(["ledger", "show", "last"])
+    rows = capsys.readouterr().out.splitlines()
+    assert {
+        row.index(kind)
+        for row, kind in zip(rows, ["run.st", "file.read.s", "file.read.c", "protocol", "run.f"], strict=True)
+    } == {38}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seqs"),
+    [
+        (["--kind", "run"], [0, 4]),
+        (["--kind", "file.read.started", "--kind", "protocol.violation"], [1, 3]),
+        (["--kind", "ru"], []),
+        (["--cell", "cell-b"], [3]),
+        (["--grep", "OWNED", "--limit", "2"], [0, 1]),
+        (["--since", "1h"], [0, 1, 2, 3, 4]),
+        (["--since", "2100-01-01T00:00:00Z"], []),
+    ],
+)
+def test_show_filters(run_dir: Path, arguments: list[str], seqs: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    """By kind or its beginning, cell, text, time; together; and cut to a number."""
+    assert belljar(["ledger", "show", "last", "--json", *arguments]) == 0
+    assert [json.loads(line)["seq"] for line in capsys.readouterr().out.splitlines()] == seqs
+
+
+def test_show_since_nonsense(run_dir: Path) -> None:
+    """A time that is none is a usage error."""
+    assert belljar(["ledger", "show", "last", "--since", "yesterday"]) == 2
+
+
+def test_export_is_byte_for_byte(run_dir: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """The exported events are the ledger's bytes, to a pipe or a new file; a file that exists is not touched."""
+    ledger = (run_dir / "ledger.jsonl").read_bytes()
+    assert belljar(["ledger", "export", "last", "--format", "jsonl"]) == 0
+    assert capsysbinary.readouterr().out == ledger
+    assert belljar(["ledger", "export", "last", "-o", str(tmp_path / "out.jsonl")]) == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == ledger
+    assert belljar(["ledger", "export", "last", "-o", str(tmp_path / "out.jsonl")]) == 2
+
+
+def test_runs(run_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list, as a table and as JSON, escaped; broken runs are in it."""
+    (home / "runs" / "20000101-000000000-broken").mkdir()
+    assert belljar(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert run_dir.name in out
+    assert "broken" in out
+    assert _is_harmless(out)
+    assert belljar(["runs", "--json", "--limit", "1"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert (listed["run_id"], listed["outcome"], listed["what"]) == (run_dir.name, "completed", HOSTILE)
+
+
+def test_no_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty store is not an error."""
+    assert belljar(["runs"]) == 0
+    assert "no runs" in capsys.readouterr().out

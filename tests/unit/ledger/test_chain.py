@@ -1,0 +1,86 @@
+"""Canonical JSON and the refusal of everything that only looks like it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.ledger.chain import canonical, parse_canonical
+
+SAFE_INT = st.integers(min_value=-(2**53) + 1, max_value=2**53 - 1)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | SAFE_INT | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_the_fast_path_is_the_library(value: object) -> None:
+    """Whatever the value, the bytes are those of the `rfc8785` library."""
+    assert canonical(value) == rfc8785.dumps(value)  # type: ignore[arg-type]
+
+
+@given(st.dictionaries(TEXT, JSON, max_size=5))
+def test_round_trip(value: dict[str, object]) -> None:
+    """What was written is read back, and written the same again."""
+    assert canonical(parse_canonical(canonical(value))) == canonical(value)
+
+
+@given(st.text())
+def test_text_that_utf8_cannot_carry_is_still_recorded(text: str) -> None:
+    """A lone surrogate becomes its escape; nothing a guest or an operator can type refuses a record."""
+    shown = json.loads(canonical({"argv": [text]}))["argv"][0]
+    assert shown == text.encode("utf-8", "backslashreplace").decode()
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**53), float("nan"), float("inf"), {"a": {1: 2}}, {"a": b"x"}, {"a": {3}}])
+def test_what_json_cannot_say_exactly_is_refused(value: object) -> None:
+    """Large integers, NaN, bytes and keys that are not text are errors, never approximations."""
+    with pytest.raises(ValueError):  # noqa: PT011 - the library's own subclasses
+        canonical({"x": value})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"a":1,"a":1}',
+        b'{"a":1, "b":2}',
+        b'{"b":1,"a":2}',
+        b'{"a":1.0}',
+        b'{"a":-0}',
+        b'{"a":1e2}',
+        b'{"a":"\\u0041"}',
+        b'{"a":"\\ud800"}',
+        b'{"a":NaN}',
+        b'{"a":9007199254740993}',
+        b"[]",
+        b"1",
+        b"",
+        b"\xff\xfe{\x00}\x00",
+        b'\xef\xbb\xbf{"a":1}',
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":' + b"9" * 5000 + b"}",
+        b'{"a":1}\r',
+    ],
+    ids=lambda line: repr(line[:24]),
+)
+def test_only_the_canonical_form_is_read(line: bytes) -> None:
+    """Duplicate keys, other spellings, other encodings, too deep or too large: refused with `ValueError`, nothing worse."""
+    with pytest.raises(ValueError):  # noqa: PT011 - any of them will do
+        parse_canonical(line)
+
+
+@given(st.binary(max_size=200))
+def test_hostile_bytes_are_refused_or_canonical(line: bytes) -> None:
+    """Any bytes give a `ValueError` or an object whose canonical form is exactly those bytes."""
+    try:
+        value = parse_canonical(line)
+    except ValueError:
+        return
+    assert canonical(value) == line

@@ -1,0 +1,88 @@
+"""The signing key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import LedgerError
+from belljar.ledger.keys import KEY_FILE, load_or_make_key, local_fingerprint, parse_fingerprint, signature_is_good
+
+MAKE = """
+import sys
+from pathlib import Path
+from belljar.ledger.keys import load_or_make_key
+print(load_or_make_key(Path(sys.argv[1])).fingerprint)
+"""
+
+
+def test_made_once_and_private(home: Path) -> None:
+    """The first use makes the key, readable by its owner only; the next finds the same one."""
+    assert local_fingerprint(home) is None
+    key = load_or_make_key(home)
+    assert load_or_make_key(home).fingerprint == key.fingerprint == local_fingerprint(home)
+    assert (home / "keys" / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in (home / "keys").iterdir()] == [KEY_FILE]
+
+
+def test_threads_that_race_get_the_same_key(home: Path) -> None:
+    """Many first uses at once: one key."""
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(lambda _: load_or_make_key(home).fingerprint, range(32)))
+    assert len(set(keys)) == 1
+
+
+def test_processes_that_race_get_the_same_key(home: Path) -> None:
+    """The same across processes."""
+    made = [subprocess.Popen([sys.executable, "-c", MAKE, str(home)], stdout=subprocess.PIPE) for _ in range(4)]
+    assert len({process.communicate()[0] for process in made}) == 1
+    assert [process.returncode for process in made] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"not a key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"]
+)
+def test_a_damaged_key_is_not_replaced(home: Path, content: bytes) -> None:
+    """A key that can't be read is an error that says so: making another in its place would orphan older runs silently."""
+    load_or_make_key(home)
+    (home / "keys" / KEY_FILE).write_bytes(content)
+    with pytest.raises(LedgerError, match="damaged"):
+        load_or_make_key(home)
+    assert (home / "keys" / KEY_FILE).read_bytes() == content
+
+
+def test_a_key_open_to_others_is_refused(home: Path) -> None:
+    """What others could read may have signed anything."""
+    load_or_make_key(home)
+    (home / "keys" / KEY_FILE).chmod(0o640)
+    with pytest.raises(LedgerError, match="open to others"):
+        load_or_make_key(home)
+
+
+def test_a_linked_key_is_refused(home: Path, tmp_path: Path) -> None:
+    """A symlink in the key's place is not followed."""
+    load_or_make_key(home)
+    (home / "keys" / KEY_FILE).rename(tmp_path / "elsewhere")
+    (home / "keys" / KEY_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(LedgerError, match="can't be used"):
+        load_or_make_key(home)
+
+
+def test_signatures(home: Path) -> None:
+    """A signature is good for its payload and key only; a public key that is no point on the curve is no exception."""
+    key = load_or_make_key(home)
+    good = key.sign(b"payload")
+    assert signature_is_good(key.public_key, good, b"payload")
+    assert not signature_is_good(key.public_key, good, b"other")
+    assert not signature_is_good("ff" * 32, good, b"payload")
+
+
+def test_fingerprints_as_people_paste_them() -> None:
+    """Case, colons and a prefix don't matter; anything else is refused."""
+    assert parse_fingerprint(" SHA256:" + ":".join(["AB"] * 32)) == "ab" * 32
+    with pytest.raises(ValueError, match="64 hex"):
+        parse_fingerprint("ab")

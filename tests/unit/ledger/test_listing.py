@@ -1,0 +1,85 @@
+"""Finding and listing runs, whole and broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from belljar.ledger import Line, create_run
+from belljar.ledger.listing import find_run, list_runs, read_events, read_lines, summarise
+
+from .conftest import exec_events, make_run
+
+
+def test_a_finished_run(finished: Path) -> None:
+    """Time, kind, what, outcome, size: from the ledger itself."""
+    run = summarise(finished)
+    assert (run.kind, run.what, run.outcome, run.exit_code) == ("exec", "run x", "completed", 0)
+    assert run.size_bytes == sum(path.stat().st_size for path in finished.rglob("*") if path.is_file())
+    assert json.loads(json.dumps(run.to_json()))["run_id"] == finished.name
+
+
+def test_a_running_and_an_unfinished_run(home: Path) -> None:
+    """Told apart by the writer's lock; a run that only claims to be finished, without its seal, is not."""
+    with create_run(home, "run", ["a", "b"], what="task") as run:
+        assert summarise(run.path).outcome == "running"
+        shutil.copytree(run.path, home / "copy")
+    assert (summarise(home / "copy").outcome, summarise(home / "copy").what) == ("unfinished", "task")
+    (run.path / "manifest.json").unlink()
+    assert summarise(run.path).outcome == "unfinished"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\n", b"x" * (2 << 20)])
+def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
+    """Whatever is in a run directory, the list shows it and goes on."""
+    whole = make_run(home)
+    broken = home / "runs" / "20000101-000000000-000000"
+    broken.mkdir()
+    (broken / "ledger.jsonl").write_bytes(content)
+    (home / "runs" / "20000101-000000000-000001").mkdir()
+    (home / "runs" / "a-file").write_text("")
+    (home / "runs" / "a-link").symlink_to("/")
+    assert [(run.run_id, run.outcome) for run in list_runs(home)] == [
+        (broken.name, "broken"),
+        ("20000101-000000000-000001", "broken"),
+        (whole.name, "completed"),
+    ]
+
+
+def test_a_pipe_for_a_ledger_does_not_hang(home: Path) -> None:
+    """A named pipe in the ledger's place is broken at once."""
+    path = home / "runs" / "x"
+    path.mkdir(parents=True)
+    os.mkfifo(path / "ledger.jsonl")
+    assert summarise(path).outcome == "broken"
+
+
+def test_finding(home: Path, tmp_path: Path) -> None:
+    """By id, unique beginning, `last` or path; else an error that says why."""
+    with pytest.raises(FileNotFoundError, match="no runs"):
+        find_run(home, "last")
+    first, second = make_run(home), make_run(home)
+    assert find_run(home, first.name) == first
+    assert find_run(home, second.name[:-1]) == second
+    assert find_run(home, "last") == second
+    assert find_run(tmp_path / "other", str(first)) == first
+    with pytest.raises(FileNotFoundError, match="beginning of 2 runs"):
+        find_run(home, first.name[:8])
+    for absent in ("nothing", f"{home}/nothing"):
+        with pytest.raises(FileNotFoundError):
+            find_run(home, absent)
+
+
+def test_reading_tells_what_is_no_event(finished: Path) -> None:
+    """A bad line is given as the reason, the others as events; a half line too."""
+    with (finished / "ledger.jsonl").open("ab") as file:
+        file.write(b"{}\nhalf")
+    *events, bad, half = [event for _, event in read_lines(finished)]
+    assert all(isinstance(event, Line) for event in events)
+    assert isinstance(bad, ValueError)
+    assert "incomplete" in str(half)
+    assert len(list(read_events(finished))) == len(events) == 2 * len(exec_events(1)) * 2 + 4

@@ -1,0 +1,110 @@
+"""The run directory: what it holds, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import CellError, LedgerError
+from belljar.events import Event, Kind
+from belljar.ledger import Status, create_run, verify
+from belljar.ledger.listing import read_events
+from belljar.ledger.rundir import new_run_id
+
+NS = st.integers(min_value=0, max_value=4_000_000_000_000_000_000)
+
+
+@given(NS, NS)
+def test_run_ids_sort_by_time(first: int, second: int) -> None:
+    """To the millisecond, names sort as the runs did, and hold nothing but digits, dashes and the random part."""
+    ids = [new_run_id(time_ns, "abc123") for time_ns in (first, second)]
+    assert (ids[0] < ids[1]) == (first // 10**6 < second // 10**6) or first // 10**6 == second // 10**6
+
+
+def last_data(path: Path) -> dict[str, object]:
+    """The data of the last event."""
+    *_, last = read_events(path)
+    assert last.kind is Kind.RUN_FINISHED
+    return last.data
+
+
+def test_a_run_is_sealed(finished: Path) -> None:
+    """It begins with `run.started`, ends with `run.finished`, and everything in it is in the manifest or covered otherwise."""
+    first, *_ = read_events(finished)
+    assert first.kind is Kind.RUN_STARTED
+    assert first.data["run_id"] == finished.name
+    assert last_data(finished) == {"outcome": "completed", "exit_code": 0}
+    manifest = json.loads((finished / "manifest.json").read_bytes())
+    assert sorted(manifest["files"]) == ["inspect/log.eval", "ledger.jsonl", "policy.yaml", "versions.json"]
+    assert verify(finished).status is Status.VERIFIED
+    assert finished.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "exit_code"),
+    [(CellError("died"), "failed", 5), (OSError("x"), "failed", 1), (KeyboardInterrupt(), "interrupted", 130)],
+)
+def test_a_run_that_raises_is_sealed_too(home: Path, error: BaseException, outcome: str, exit_code: int) -> None:
+    """The exception is recorded and goes on; the record is complete and verifies."""
+    with pytest.raises(type(error)), create_run(home, "exec", []) as run:
+        raise error
+    assert (last_data(run.path)["outcome"], last_data(run.path)["exit_code"]) == (outcome, exit_code)
+    assert verify(run.path).status is Status.VERIFIED
+
+
+def test_an_outcome_that_was_said_wins(home: Path) -> None:
+    """`finish` decides; an outcome that is none is refused."""
+    with create_run(home, "exec", []) as run:
+        run.finish("failed", exit_code=7, error="a sample failed")
+        with pytest.raises(ValueError, match="completed"):
+            run.finish("fine", exit_code=0)
+    assert last_data(run.path) == {"outcome": "failed", "exit_code": 7, "error": "a sample failed"}
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "..", "/x", "manifest.json", "manifest.json.new"])
+def test_only_plain_names_are_written(home: Path, name: str) -> None:
+    """A name with a path in it, or one that the seal uses, is refused."""
+    with create_run(home, "exec", []) as run, pytest.raises(ValueError, match="not a plain"):
+        run.write_text(name, "x")
+
+
+def test_nothing_is_overwritten(home: Path) -> None:
+    """A file that is there stays as it is."""
+    with create_run(home, "exec", []) as run:
+        run.write_json("plan.json", {"a": 1})
+        with pytest.raises(LedgerError, match="exists"):
+            run.write_text("plan.json", "y")
+    assert (run.path / "plan.json").read_text() == '{"a":1}\n'
+
+
+def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
+    """A symlink among the files can't be covered, so the run is not sealed and says why."""
+    with pytest.raises(LedgerError, match="link"), create_run(home, "exec", []) as run:
+        (run.path / "leak").symlink_to("/etc/passwd")
+    assert verify(run.path).problem is not None
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file where the store should be: one clear error, nothing made."""
+    (tmp_path / "store").write_text("")
+    with pytest.raises(LedgerError), create_run(tmp_path / "store", "exec", []):
+        pass
+
+
+def test_a_poisoned_run_keeps_its_first_error(home: Path) -> None:
+    """When the ledger failed, leaving does not hide that error behind another, and seals nothing."""
+    run = create_run(home, "exec", [])
+
+    def work() -> None:
+        with run:
+            run.recorder._poison = LedgerError("first")
+            run.recorder.record(Event(kind=Kind.PROTOCOL_VIOLATION, data={"reason": "x"}))
+
+    with pytest.raises(LedgerError, match="first"):
+        work()
+    assert not (run.path / "manifest.json").exists()
+    assert verify(run.path).status is Status.UNFINISHED
