@@ -19,14 +19,9 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
     """Everything a cell may consume, each with what holds it there."""
     memory_bytes = resources.memory_bytes + resources.disk_bytes
     vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
-    quota = (
-        f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"
-        if jail.cpu_quota_percent is not None
-        else "the VMM's few threads; no control group"
-    )
     vmm_threads = f"{_HOST_GROUP} and RLIMIT_NPROC" if "pids" in controllers else "RLIMIT_NPROC; no control group"
     return (
-        Bound(what="processors", most=f"{resources.cpus}, and one for the VMM", enforced_by=("the VM's shape", quota)),
+        _processors(resources, jail),
         Bound(
             what="memory and files together",
             most=format_size(memory_bytes),
@@ -62,6 +57,21 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
             most=f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted",
             enforced_by=("the guest agent", "the channel's window on the host"),
         ),
+    )
+
+
+def _processors(resources: Resources, jail: JailLimits) -> Bound:
+    most = f"{resources.cpus}, and one for the VMM"
+    if jail.cpu_quota_percent is None:
+        return Bound(
+            what="processors",
+            most=f"{most}; all of this host's if the VMM itself is taken over",
+            enforced_by=("the VM's shape; no control group",),
+        )
+    return Bound(
+        what="processors",
+        most=most,
+        enforced_by=("the VM's shape", f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"),
     )
 
 

@@ -1,0 +1,53 @@
+"""`belljar plan`, on this host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.main import run
+from belljar.host import gather_facts
+from belljar.plan import microvm_obstacles
+
+
+@pytest.fixture(autouse=True)
+def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store without an image or a kernel, on a host where microVMs can run."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    if obstacles := microvm_obstacles(gather_facts(tmp_path / "store")):
+        pytest.skip(f"this host can't run microVMs: {obstacles[0].what}")
+    return tmp_path / "store"
+
+
+def test_a_plan_is_printed_even_before_the_image_is_built(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0, the four questions answered, and the missing image noted."""
+    assert run(["plan", "--no-prove"]) == 0
+    text = capsys.readouterr().out
+    assert [word in text for word in ("read  ", "write  ", "reach  ", "consume  ", "run `belljar setup`")] == [True] * 5
+
+
+def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One object, with the policy in it."""
+    (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\n")
+    assert run(["plan", "--no-prove", "--json", str(tmp_path / "mine.yaml")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["policy"]["name"], shown["demanded_tier"], shown["tier"]) == ("mine", "container", "microvm")
+
+
+def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason and the mend; nothing on standard output."""
+    (tmp_path / "large.yaml").write_text("belljar: 1\nrisk: high\nresources: {memory: 256GiB, disk: 256GiB}\n")
+    assert run(["plan", "--no-prove", str(tmp_path / "large.yaml")]) == 3
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "resources.memory" in told.err
+    assert "→ lower `memory`" in told.err
+
+
+def test_a_wrong_policy_exits_4(tmp_path: Path) -> None:
+    """Before this host is asked anything."""
+    (tmp_path / "wrong.yaml").write_text("belljar: 1\nrisk: high\ntier: container\n")
+    assert run(["plan", str(tmp_path / "wrong.yaml")]) == 4
+    assert run(["plan", "no-such-preset"]) == 4

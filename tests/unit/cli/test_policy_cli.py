@@ -1,0 +1,81 @@
+"""`belljar policy`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.main import run
+from belljar.policy import PRESETS, load_policy, policy_schema
+
+GOOD = "belljar: 1\nrisk: medium\nresources: {memory: 1GiB}\n"
+
+
+def test_a_good_policy_is_ok(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0, and what it amounts to in a line."""
+    (tmp_path / "good.yaml").write_text(GOOD)
+    assert run(["policy", "check", str(tmp_path / "good.yaml")]) == 0
+    assert "ok — `good`, risk medium, at least tier gvisor" in capsys.readouterr().out
+
+
+def test_a_bad_policy_exits_4_with_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On standard error, each with its place, nothing of a traceback, every byte escaped."""
+    file = tmp_path / "bad.yaml"
+    file.write_text('belljar: 1\nrisk: hihg\n"\\e[2J": 1\n')
+    assert run(["policy", "check", str(file)]) == 4
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [f"{file}:2:7: risk:" in told.err, f"{file}:3:1:" in told.err, "did you mean `high`?" in told.err] == [
+        True
+    ] * 3
+    assert "\x1b" not in told.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "places"),
+    [(GOOD, 0, []), ("belljar: 1\nrisk: hihg\n", 4, [(2, 7, "risk")]), ("a: &x 1\n", 4, [(1, 4, "a")])],
+)
+def test_json_is_one_object(
+    text: str, code: int, places: list[tuple[int, int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For editors and scripts: the same exit code, the places as numbers."""
+    (tmp_path / "p.yaml").write_text(text)
+    assert run(["policy", "check", "--json", str(tmp_path / "p.yaml")]) == code
+    shown = json.loads(capsys.readouterr().out)
+    assert [(p["line"], p["column"], p["field"]) for p in shown["problems"]] == places
+    assert shown["ok"] is (code == 0)
+    assert (shown["policy"] is None) is (code != 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_missing_file_is_one_clear_message(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 4 either way."""
+    assert run(["policy", "check", *options, str(tmp_path / "absent.yaml")]) == 4
+    told = capsys.readouterr()
+    assert "no such file" in told.out + told.err
+
+
+def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """And the one the library gives."""
+    assert run(["policy", "schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == policy_schema()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_shown_as_a_file_to_begin_from(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is printed checks."""
+    assert run(["policy", "show", name]) == 0
+    (tmp_path / "copy.yaml").write_text(capsys.readouterr().out)
+    assert load_policy(tmp_path / "copy.yaml").policy.risk.value == name
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 4."""
+    assert run(["policy", "show", "hihg"]) == 4
+    assert "did you mean `high`?" in capsys.readouterr().err
