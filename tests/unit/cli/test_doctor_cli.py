@@ -13,11 +13,17 @@ from belljar.cli.main import run
 from belljar.host import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, UsernsFact, gather_facts
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store; the tools' versions are asked for once."""
+    return tmp_path_factory.mktemp("doctor") / "store"
+
+
 @pytest.fixture
-def facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostFacts:
+def facts(store: Path, monkeypatch: pytest.MonkeyPatch) -> HostFacts:
     """This host's, with a store that is empty."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    return gather_facts(tmp_path / "store")
+    monkeypatch.setenv("BELLJAR_HOME", str(store))
+    return gather_facts(store)
 
 
 def states(facts: HostFacts) -> dict[str, str]:

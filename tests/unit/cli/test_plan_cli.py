@@ -12,13 +12,18 @@ from belljar.host import gather_facts
 from belljar.plan import microvm_obstacles
 
 
-@pytest.fixture(autouse=True)
-def empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store without an image or a kernel, on a host where microVMs can run."""
-    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
-    if obstacles := microvm_obstacles(gather_facts(tmp_path / "store")):
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store without an image or a kernel, on a host where microVMs can run; the tools' versions are asked for once."""
+    home = tmp_path_factory.mktemp("plan") / "store"
+    if obstacles := microvm_obstacles(gather_facts(home)):
         pytest.skip(f"this host can't run microVMs: {obstacles[0].what}")
-    return tmp_path / "store"
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _empty_store(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_HOME", str(store))
 
 
 def test_a_plan_is_printed_even_before_the_image_is_built(capsys: pytest.CaptureFixture[str]) -> None:
