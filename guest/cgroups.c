@@ -1,0 +1,140 @@
+/* Limits for the workload as a whole, and a leaf for each operation so that its tree can be ended at once and its out-of-memory be told apart.
+ * Leaves are used again when they are empty: a removed one would linger in the kernel for as long as a file written from it does. */
+#include "agent.h"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, FREE = 0, BUSY = 1, LINGERING = 2 };
+
+static int tree = -1; /* the workload's cgroup; this process stays in the root one, out of reach of its limits */
+static struct slot *slots[MAX_SLOTS];
+static uint32_t slot_count;
+
+int cgroups_mount(void)
+{
+    mkdir("/cg", 0700);
+    if (mount("none", "/cg", "cgroup2", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0)
+        return errno;
+    write_at(AT_FDCWD, "/cg/cgroup.subtree_control", "+cpu"); /* optional: then the agent's share is half, whatever the workload starts */
+    int error = -write_at(AT_FDCWD, "/cg/cgroup.subtree_control", "+memory +pids");
+    if (error != 0)
+        return error;
+    if (mkdir("/cg/w", 0755) != 0 || mkdir("/cg/w/0", 0755) != 0 || (tree = open("/cg/w", O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0)
+        return errno;
+    return 0;
+}
+
+int cgroup_tree(void) { return tree; }
+
+static int set_limit(const char *file, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    return -write_at(tree, file, text);
+}
+
+static uint64_t oom_kills(const struct slot *slot)
+{
+    char text[512];
+    if (read_at(slot->fd, "memory.events", text, sizeof text) < 0)
+        return 0;
+    const char *at = strstr(text, "oom_kill ");
+    return at == NULL ? 0 : strtoull(at + 9, NULL, 10);
+}
+
+static struct slot *slot_make(void)
+{
+    char name[12];
+    if (slot_count == MAX_SLOTS)
+        return NULL;
+    snprintf(name, sizeof name, "%u", slot_count + 1);
+    if (mkdirat(tree, name, 0755) != 0)
+        return NULL;
+    int fd = openat(tree, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    struct slot *slot = must_alloc(NULL, sizeof *slot);
+    *slot = (struct slot){.fd = fd, .name = slot_count + 1};
+    slots[slot_count++] = slot;
+    return slot;
+}
+
+int cgroups_limit(const struct config *config)
+{
+    int error = set_limit("memory.max", config->memory_max_bytes);
+    return error != 0 ? error : set_limit("pids.max", (uint64_t)config->processes + 1); /* and its process 1 */
+}
+
+/* The container's process 1 is born in the tree's root, so that this is where its cgroup namespace begins; then it goes to a leaf, as all must. */
+int cgroups_divide(pid_t init)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", (int)init);
+    int error = -write_at(tree, "0/cgroup.procs", text);
+    if (error == 0)
+        error = -write_at(tree, "cgroup.subtree_control", "+memory +pids");
+    for (int i = 0; error == 0 && i < FIRST_SLOTS; i++)
+        error = slot_make() == NULL ? errno : 0;
+    return error;
+}
+
+struct slot *slot_take(void)
+{
+    struct slot *slot = NULL;
+    for (uint32_t i = 0; i < slot_count && slot == NULL; i++)
+        if (slots[i]->state == FREE)
+            slot = slots[i];
+    if (slot == NULL)
+        slot = slot_make();
+    if (slot != NULL) {
+        slot->state = BUSY;
+        slot->oom_base = oom_kills(slot);
+    }
+    return slot;
+}
+
+static bool populated(const struct slot *slot)
+{
+    char text[128];
+    return read_at(slot->fd, "cgroup.events", text, sizeof text) < 0 || strstr(text, "populated 0") == NULL;
+}
+
+void slot_release(struct slot *slot)
+{
+    if (slot != NULL)
+        slot->state = populated(slot) ? LINGERING : FREE;
+}
+
+bool slots_sweep(void)
+{
+    bool some = false;
+    for (uint32_t i = 0; i < slot_count; i++) {
+        if (slots[i]->state == LINGERING)
+            slot_release(slots[i]);
+        some |= slots[i]->state == LINGERING;
+    }
+    return some;
+}
+
+bool slot_oom_seen(struct slot *slot) { return slot != NULL && oom_kills(slot) > slot->oom_base; }
+
+/* SIGKILL reaches every process at once, those being forked too. Another signal goes to those there are; a tree that forks faster isn't promised more. */
+void slot_signal(struct slot *slot, int signo)
+{
+    if (signo == SIGKILL) {
+        write_at(slot->fd, "cgroup.kill", "1");
+        return;
+    }
+    int fd = openat(slot->fd, "cgroup.procs", O_RDONLY | O_CLOEXEC);
+    FILE *list = fd < 0 ? NULL : fdopen(fd, "r");
+    int pid;
+    while (list != NULL && fscanf(list, "%d", &pid) == 1)
+        if (pid > 1)
+            kill(pid, signo);
+    if (list != NULL)
+        fclose(list);
+}

@@ -1,0 +1,192 @@
+/* An operation's process, between fork and the image's program. It holds a copy of the agent's memory, so until execve it is not dumpable (the kernel then
+ * refuses ptrace and /proc/PID/mem to everyone in the container), and it drops every descriptor but its own before it looks at anything of the image. */
+#include "agent.h"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#ifndef TIOCGPTPEER
+#define TIOCGPTPEER 0x5441
+#endif
+
+static void send_status(const struct status *status)
+{
+    while (send(CHILD_STATUS_FD, status, sizeof *status, MSG_NOSIGNAL) < 0 && errno == EINTR)
+        ;
+}
+
+_Noreturn void child_fail(int stage, int error, const char *detail)
+{
+    struct status status = {.type = S_FAILED, .stage = (uint16_t)stage, .error = error};
+    snprintf(status.detail, sizeof status.detail, "%s", detail);
+    send_status(&status);
+    _exit(127);
+}
+
+void child_started(uint64_t info)
+{
+    struct status status = {.type = S_STARTED, .info = info};
+    send_status(&status);
+}
+
+/* Its own four or five descriptors to the places it knows, everything else closed: the channel, other operations' pipes, the namespaces' handles. */
+static void arrange(const struct plumbing *p)
+{
+    if (dup2(p->in, 0) < 0 || dup2(p->out, 1) < 0 || dup2(p->err, 2) < 0 || dup3(p->status, CHILD_STATUS_FD, O_CLOEXEC) < 0)
+        _exit(127);
+    if (p->pts >= 0 && dup3(p->pts, CHILD_PTS_FD, O_CLOEXEC) < 0)
+        _exit(127);
+    close_from(p->pts >= 0 ? FIRST_FREE_FD : CHILD_PTS_FD);
+}
+
+static void fresh_signals(void)
+{
+    sigset_t none;
+    sigemptyset(&none);
+    signal(SIGPIPE, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+static void fresh_limits(void)
+{
+    struct rlimit none = {0, 0}, files = {1024, 524288};
+    setrlimit(RLIMIT_CORE, &none);
+    if (!native_mode)
+        setrlimit(RLIMIT_NOFILE, &files);
+    umask(022);
+}
+
+static bool has_env(const struct request *r, const char *name)
+{
+    size_t n = strlen(name);
+    for (uint32_t i = 0; i < r->envc; i++)
+        if (strncmp(r->env[i], name, n) == 0 && r->env[i][n] == '=')
+            return true;
+    return false;
+}
+
+static void default_env(struct request *r, const char *name, const char *value)
+{
+    if (has_env(r, name) || value[0] == 0)
+        return;
+    size_t n = strlen(name) + strlen(value) + 2;
+    char *entry = must_alloc(NULL, n);
+    snprintf(entry, n, "%s=%s", name, value);
+    r->env[r->envc++] = entry;
+    r->env[r->envc] = NULL;
+}
+
+static const char DEFAULT_PATH[] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+static void complete_env(struct request *r, const struct user *user)
+{
+    default_env(r, "PATH", DEFAULT_PATH);
+    default_env(r, "HOME", user->home);
+    default_env(r, "USER", user->name);
+    default_env(r, "LOGNAME", user->name);
+    default_env(r, "SHELL", user->shell);
+    if (r->flags & EXEC_PTY)
+        default_env(r, "TERM", "xterm");
+}
+
+static void go_to(const char *cwd, const struct user *user)
+{
+    const char *home = user->home[0] == '/' ? user->home : "/";
+    if (cwd[0] != '/' && chdir(home) != 0 && chdir("/") != 0)
+        child_fail(ST_CWD, errno, "/");
+    if (cwd[0] != 0 && chdir(cwd) != 0)
+        child_fail(ST_CWD, errno, cwd);
+}
+
+/* The master goes to the agent, the other end becomes the controlling terminal. Opened with the user's own credentials, so that it is the user's. */
+static void send_terminal(int master)
+{
+    struct status status = {.type = S_TERMINAL};
+    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
+    struct iovec data = {&status, sizeof status};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    control.head.cmsg_level = SOL_SOCKET, control.head.cmsg_type = SCM_RIGHTS, control.head.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&control.head), &master, sizeof master);
+    if (sendmsg(CHILD_STATUS_FD, &message, MSG_NOSIGNAL) < 0)
+        child_fail(ST_EXEC, errno, "terminal");
+}
+
+static void take_terminal(const struct request *r)
+{
+    struct winsize size = {.ws_row = r->rows, .ws_col = r->cols};
+    int unlocked = 0, master = openat(CHILD_PTS_FD, "ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &unlocked) != 0)
+        child_fail(ST_EXEC, errno, "terminal");
+    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (slave < 0 || ioctl(slave, TIOCSWINSZ, &size) != 0 || ioctl(slave, TIOCSCTTY, 0) != 0)
+        child_fail(ST_EXEC, errno, "terminal");
+    send_terminal(master);
+    if (dup2(slave, 0) < 0 || dup2(slave, 1) < 0 || dup2(slave, 2) < 0)
+        child_fail(ST_EXEC, errno, "terminal");
+    close(slave), close(master), close(CHILD_PTS_FD);
+}
+
+static const char *search_path(const struct request *r)
+{
+    for (uint32_t i = 0; i < r->envc; i++)
+        if (strncmp(r->env[i], "PATH=", 5) == 0)
+            return r->env[i] + 5;
+    return DEFAULT_PATH;
+}
+
+/* As execvpe does, without its fallback to a shell. An error that says more than "not there" is kept. */
+_Noreturn static void run(const struct request *r)
+{
+    const char *name = r->argv[0], *dir = search_path(r);
+    int kept = ENOENT;
+    char path[4096];
+    if (strchr(name, '/') != NULL || name[0] == 0) {
+        execve(name, r->argv, r->env);
+        child_fail(ST_EXEC, errno, name);
+    }
+    for (;;) {
+        int n = (int)strcspn(dir, ":");
+        if (snprintf(path, sizeof path, "%.*s%s%s", n, dir, n ? "/" : "", name) < (int)sizeof path) {
+            execve(path, r->argv, r->env);
+            if (errno != ENOENT && errno != ENOTDIR && errno != EACCES)
+                child_fail(ST_EXEC, errno, name);
+            if (errno == EACCES)
+                kept = EACCES;
+        }
+        if (dir[n] == 0)
+            child_fail(ST_EXEC, kept, name);
+        dir += n + 1;
+    }
+}
+
+_Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes)
+{
+    struct user user;
+    channel_drop();
+    setsid();
+    int entered = container_enter();
+    arrange(pipes);
+    fresh_signals();
+    fresh_limits();
+    if (entered != 0)
+        child_fail(ST_CREDENTIALS, entered, "container");
+    int error = user_find(request->user, &user);
+    if (error != 0)
+        child_fail(ST_USER, error, request->user);
+    if ((error = confine(&user)) != 0)
+        child_fail(ST_CREDENTIALS, error, request->user);
+    go_to(request->cwd, &user);
+    if (kind == KIND_READ)
+        child_read_file(request);
+    if (kind == KIND_WRITE)
+        child_write_file(request, &user);
+    complete_env(request, &user);
+    if (request->flags & EXEC_PTY)
+        take_terminal(request);
+    run(request);
+}

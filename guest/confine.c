@@ -1,0 +1,80 @@
+/* What an operation's process gives up before it runs anything of the image, in this order: groups and ids, the bounding set, capabilities, new
+ * privileges, most of the kernel's calls. */
+#include "agent.h"
+#include <grp.h>
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#define CAP(c) (UINT64_C(1) << (c))
+
+/* What a container's root usually has. All of it counts in the container's user namespace only. */
+static const uint64_t ROOT_CAPABILITIES = CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE) | CAP(CAP_FSETID) | CAP(CAP_FOWNER) | CAP(CAP_MKNOD) | CAP(CAP_NET_RAW) |
+    CAP(CAP_SETGID) | CAP(CAP_SETUID) | CAP(CAP_SETFCAP) | CAP(CAP_SETPCAP) | CAP(CAP_NET_BIND_SERVICE) | CAP(CAP_SYS_CHROOT) | CAP(CAP_KILL) |
+    CAP(CAP_AUDIT_WRITE);
+
+static int set_capabilities(uint64_t set)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {
+        {.effective = (uint32_t)set, .permitted = (uint32_t)set},
+        {.effective = (uint32_t)(set >> 32), .permitted = (uint32_t)(set >> 32)},
+    };
+    return syscall(SYS_capset, &header, data) != 0 ? errno : 0;
+}
+
+static int drop_bounding(uint64_t keep)
+{
+    for (int c = 0; c < 64; c++) {
+        if (keep & CAP(c))
+            continue;
+        if (prctl(PR_CAPBSET_DROP, c, 0, 0, 0) != 0) {
+            if (errno == EINVAL)
+                return 0; /* past the kernel's last capability */
+            return native_mode ? 0 : errno; /* an ordinary user has none to drop */
+        }
+    }
+    return 0;
+}
+
+/* Raw calls: musl's wrappers synchronise threads there aren't. */
+static int set_ids(const struct user *user)
+{
+    if (native_mode && geteuid() != 0)
+        return user->uid == geteuid() ? 0 : EPERM;
+    if (syscall(SYS_setgroups, (size_t)user->group_count, user->groups) != 0)
+        return errno;
+    if (syscall(SYS_setresgid, user->gid, user->gid, user->gid) != 0)
+        return errno;
+    return syscall(SYS_setresuid, user->uid, user->uid, user->uid) != 0 ? errno : 0;
+}
+
+static int keep_over_setuid(void) { return prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0 ? errno : 0; }
+
+/* For a process of our own that needs no rights at all. The bounding set goes first: dropping it is itself a right. */
+int become_nobody(uid_t id)
+{
+    int error = drop_bounding(0);
+    if (error == 0 && (syscall(SYS_setgroups, (size_t)0, NULL) != 0 || syscall(SYS_setresgid, id, id, id) != 0 || syscall(SYS_setresuid, id, id, id) != 0))
+        error = errno;
+    if (error == 0)
+        error = set_capabilities(0);
+    if (error == 0 && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+        error = errno;
+    return error != 0 ? error : seccomp_install();
+}
+
+int confine(const struct user *user)
+{
+    bool root = user->uid == 0;
+    int error = drop_bounding(root ? ROOT_CAPABILITIES : 0);
+    if (error == 0)
+        error = keep_over_setuid();
+    if (error == 0)
+        error = set_ids(user);
+    if (error == 0 && !(native_mode && geteuid() != 0 && root))
+        error = set_capabilities(root ? ROOT_CAPABILITIES : 0);
+    if (error == 0 && (prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0) != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0))
+        error = errno;
+    return error != 0 ? error : seccomp_install();
+}

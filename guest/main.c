@@ -1,0 +1,247 @@
+/* Entry and event loop. As /init: the guest's process 1. As `agent --serve FD`: the same protocol on an inherited stream socket, without a container. */
+#include "agent.h"
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+
+#ifndef BUILD_ID
+#define BUILD_ID "unknown"
+#endif
+
+enum { SWEEP_MS = 500, MAX_EVENTS = 64 };
+
+int null_fd = -1;
+static int epoll_main = -1, epoll_outputs = -1, channel_fd = -1, signal_fd = -1;
+
+static int epoll_of(enum watch_kind kind) { return kind == W_STDOUT || kind == W_STDERR ? epoll_outputs : epoll_main; }
+
+int watch_add(enum watch_kind kind, uint32_t id, int fd, uint32_t events)
+{
+    struct epoll_event e = {.events = events, .data.u64 = (uint64_t)kind << 32 | id};
+    return epoll_ctl(epoll_of(kind), EPOLL_CTL_ADD, fd, &e);
+}
+
+void watch_del(enum watch_kind kind, int fd) { epoll_ctl(epoll_of(kind), EPOLL_CTL_DEL, fd, NULL); }
+
+/* ---- connection frames ---- */
+
+static void on_hello(const uint8_t *p, uint32_t n)
+{
+    uint8_t answer[26];
+    if (n != 18 || get_le(p, 2) != PROTOCOL_VERSION)
+        fatal("the host speaks another version of the protocol", 0);
+    put_le(answer, PROTOCOL_VERSION, 2);
+    memcpy(answer + 2, p + 2, 16);
+    put_le(answer + 18, MAX_OPS, 4);
+    put_le(answer + 22, STDIN_WINDOW_BYTES, 4);
+    send_frame(F_WELCOME, 0, answer, sizeof answer);
+}
+
+static void on_config(uint8_t *p, uint32_t n)
+{
+    struct reader r = {p, p + n, false};
+    struct config c = {.memory_max_bytes = take_int(&r, 8), .disk_bytes = take_int(&r, 8), .disk_inodes = take_int(&r, 8)};
+    c.processes = (uint32_t)take_int(&r, 4);
+    c.hostname = take_str(&r, NULL);
+    uint32_t count = (uint32_t)take_int(&r, 4);
+    const char *stage = "";
+    uint8_t head[4];
+    if (r.bad)
+        fatal("the host sent a malformed CONFIG", 0);
+    int error = container.built ? EALREADY : native_mode ? 0 : container_build(&c, &stage);
+    if (error == 0)
+        container_warm(&r, count);
+    put_le(head, (uint32_t)error, 4);
+    send_text(F_CONFIGURED, 0, head, 4, native_mode ? "native: no container" : stage);
+}
+
+static void connection_frame(uint8_t type, uint8_t *p, uint32_t n)
+{
+    struct reader r = {p, p + n, false};
+    if (type == F_HELLO)
+        on_hello(p, n);
+    else if (type == F_CONFIG)
+        on_config(p, n);
+    else if (type == F_RENEW)
+        renew(&r);
+    else if (type == F_PING)
+        send_frame(F_PONG, 0, p, n);
+    else
+        fatal("the host sent an unknown frame", 0);
+}
+
+static void on_frame(uint8_t type, uint32_t op, uint8_t *payload, uint32_t n)
+{
+    if (op == 0)
+        connection_frame(type, payload, n);
+    else
+        op_frame(type, op, payload, n);
+}
+
+/* ---- the loop ---- */
+
+static void on_channel(void)
+{
+    if (channel_read(on_frame))
+        return;
+    if (native_mode)
+        _exit(0);
+    usleep(10 * 1000); /* a port whose host is gone is always "readable": the machine is about to end, don't spin meanwhile */
+}
+
+static void on_signals(void)
+{
+    struct signalfd_siginfo info[16];
+    while (read(signal_fd, info, sizeof info) == sizeof info)
+        ;
+    ops_reap();
+}
+
+static void dispatch(const struct epoll_event *e);
+
+static void on_outputs(void)
+{
+    struct epoll_event events[MAX_EVENTS];
+    int n = epoll_wait(epoll_outputs, events, MAX_EVENTS, 0);
+    for (int i = 0; i < n && channel_has_room(); i++)
+        dispatch(&events[i]);
+}
+
+static void on_op(enum watch_kind kind, struct op *op)
+{
+    if (op == NULL)
+        return; /* ended earlier in this round */
+    if (kind == W_STATUS)
+        op_status_ready(op);
+    else if (kind == W_STDIN)
+        stdin_ready(op);
+    else
+        output_ready(op, kind == W_STDOUT ? 0 : 1);
+}
+
+static void dispatch(const struct epoll_event *e)
+{
+    enum watch_kind kind = (enum watch_kind)(e->data.u64 >> 32);
+    uint32_t id = (uint32_t)e->data.u64;
+    if (kind == W_CHANNEL) {
+        if (e->events & ~(uint32_t)EPOLLOUT)
+            on_channel();
+    } else if (kind == W_SIGNAL)
+        on_signals();
+    else if (kind == W_OUTPUTS)
+        on_outputs();
+    else if (kind == W_DRAIN)
+        drain_ready((int)id);
+    else
+        on_op(kind, op_find(id));
+}
+
+/* What the loop waits for: room in the channel only when there is something to send; the processes' output only when the send queue has room. */
+static void adjust_watches(void)
+{
+    static bool waiting_out, outputs_on;
+    bool out = channel_has_output(), room = channel_has_room();
+    if (out != waiting_out) {
+        struct epoll_event e = {.events = EPOLLIN | (out ? (uint32_t)EPOLLOUT : 0), .data.u64 = (uint64_t)W_CHANNEL << 32};
+        epoll_ctl(epoll_main, EPOLL_CTL_MOD, channel_fd, &e);
+        waiting_out = out;
+    }
+    if (room != outputs_on) {
+        if (room)
+            watch_add(W_OUTPUTS, 0, epoll_outputs, EPOLLIN);
+        else
+            watch_del(W_OUTPUTS, epoll_outputs);
+        outputs_on = room;
+    }
+}
+
+/* Milliseconds to wait at most. Leaves whose processes outlived their operation are looked at now and then, to be used again. */
+static int sweep_and_tick(void)
+{
+    static int64_t next_sweep;
+    static bool lingering;
+    int wait = ops_tick();
+    if (now_ns() >= next_sweep) {
+        lingering = slots_sweep();
+        next_sweep = now_ns() + (int64_t)SWEEP_MS * 1000000;
+    }
+    return lingering && (wait < 0 || wait > SWEEP_MS) ? SWEEP_MS : wait;
+}
+
+_Noreturn static void serve(void)
+{
+    struct epoll_event events[MAX_EVENTS];
+    for (;;) {
+        int wait = sweep_and_tick();
+        channel_flush();
+        adjust_watches();
+        int n = epoll_wait(epoll_main, events, MAX_EVENTS, wait);
+        for (int i = 0; i < n; i++)
+            dispatch(&events[i]);
+    }
+}
+
+static void prepare_loop(void)
+{
+    sigset_t child;
+    signal(SIGPIPE, SIG_IGN);
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, NULL);
+    signal_fd = signalfd(-1, &child, SFD_NONBLOCK | SFD_CLOEXEC);
+    epoll_main = epoll_create1(EPOLL_CLOEXEC);
+    epoll_outputs = epoll_create1(EPOLL_CLOEXEC);
+    if (signal_fd < 0 || epoll_main < 0 || epoll_outputs < 0 || watch_add(W_SIGNAL, 0, signal_fd, EPOLLIN) != 0 ||
+        watch_add(W_CHANNEL, 0, channel_fd, EPOLLIN) != 0)
+        fatal("event loop", errno);
+}
+
+/* Descriptors 0…4 are what a child has; this process's own begin above them, so that a child can put its own in place without stepping on others. */
+static void reserve_low_fds(void)
+{
+    int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (fd >= 0 && fd < FIRST_FREE_FD)
+        fd = fcntl(fd, F_DUPFD_CLOEXEC, fd + 1);
+    null_fd = fd;
+    if (fd < 0)
+        fatal("/dev/null", errno);
+}
+
+static void say_ready(void)
+{
+    uint8_t version[2];
+    put_le(version, PROTOCOL_VERSION, 2);
+    send_text(F_READY, 0, version, 2, BUILD_ID);
+}
+
+int main(int argc, char **argv)
+{
+    native_mode = argc == 3 && strcmp(argv[1], "--serve") == 0;
+    if (!native_mode && getpid() != 1) {
+        static const char usage[] = "usage: agent --serve FD\n";
+        return write_all(2, usage, sizeof usage - 1) == 0 ? 2 : 3;
+    }
+    prctl(PR_SET_DUMPABLE, 0);
+    if (native_mode) {
+        reserve_low_fds();
+        channel_fd = fcntl(atoi(argv[2]), F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+        close(atoi(argv[2]));
+        container.pts = open("/dev/pts", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        prctl(PR_SET_CHILD_SUBREAPER, 1);
+    } else {
+        channel_fd = boot();
+        reserve_low_fds();
+        if (channel_fd < FIRST_FREE_FD)
+            channel_fd = fcntl(channel_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+    }
+    if (channel_fd < 0 || fcntl(channel_fd, F_SETFL, O_RDWR | O_NONBLOCK) != 0)
+        fatal("channel", errno);
+    channel_open(channel_fd);
+    prepare_loop();
+    say_ready();
+    serve();
+}

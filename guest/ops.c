@@ -1,0 +1,455 @@
+/* Operations: from their first frame to their RESULT. */
+#include "agent.h"
+#include <fcntl.h>
+#include <linux/sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <termios.h>
+
+extern bool renewed;
+extern int null_fd;
+
+static struct op *ops[MAX_OPS];
+static int op_count;
+
+struct op *op_find(uint32_t id)
+{
+    for (int i = 0; i < op_count; i++)
+        if (ops[i]->id == id)
+            return ops[i];
+    return NULL;
+}
+
+static struct op *op_new(uint32_t id)
+{
+    if (op_count == MAX_OPS)
+        return NULL;
+    struct op *op = must_alloc(NULL, sizeof *op);
+    *op = (struct op){.id = id, .status_fd = -1, .in_fd = -1, .out_fd = {-1, -1}, .pid = -1, .credit = OUTPUT_WINDOW_BYTES};
+    ops[op_count++] = op;
+    return op;
+}
+
+static void op_free(struct op *op)
+{
+    int i = 0;
+    while (ops[i] != op)
+        i++;
+    memmove(ops + i, ops + i + 1, sizeof *ops * (size_t)(--op_count - i));
+    if (op->status_fd >= 0) {
+        watch_del(W_STATUS, op->status_fd);
+        close(op->status_fd);
+    }
+    op->in_unacked = 0, op->in_n = 0; /* no credit is granted to the dead */
+    stdin_close(op);
+    slot_release(op->slot);
+    free(op->body);
+    free(op);
+}
+
+/* ---- the end ---- */
+
+static void send_result(uint32_t id, const struct op *op, uint8_t outcome, uint16_t stage, int32_t code, const char *detail)
+{
+    uint8_t p[32];
+    p[0] = outcome;
+    p[1] = op == NULL ? 0 : op->flags;
+    put_le(p + 2, stage, 2);
+    put_le(p + 4, (uint32_t)code, 4);
+    put_le(p + 8, op == NULL ? 0 : op->dropped[0], 8);
+    put_le(p + 16, op == NULL ? 0 : op->dropped[1], 8);
+    put_le(p + 24, op == NULL || op->start_ns == 0 ? 0 : (uint64_t)(now_ns() - op->start_ns), 8);
+    send_text(F_RESULT, id, p, sizeof p, detail);
+}
+
+static void refuse(struct op *op, int stage, int error, const char *detail)
+{
+    send_result(op->id, op, OUT_NOT_STARTED, (uint16_t)stage, error, detail);
+    op_free(op);
+}
+
+static void conclude(struct op *op)
+{
+    const struct status *f = &op->failure;
+    if (slot_oom_seen(op->slot))
+        op->flags |= FLAG_OOM;
+    if (f->type == S_FAILED) {
+        bool file_work = op->kind != KIND_EXEC && f->stage >= ST_OPEN && f->stage <= ST_RENAME;
+        send_result(op->id, op, file_work ? OUT_IO : OUT_NOT_STARTED, f->stage, f->error, f->detail);
+    } else if (WIFSIGNALED(op->wait_status)) {
+        send_result(op->id, op, OUT_SIGNALLED, 0, WTERMSIG(op->wait_status), "");
+    } else if (op->kind != KIND_EXEC && WEXITSTATUS(op->wait_status) != 0) {
+        send_result(op->id, op, OUT_IO, op->kind == KIND_READ ? ST_READ : ST_WRITE, EIO, "");
+    } else {
+        send_result(op->id, op, OUT_EXITED, 0, WEXITSTATUS(op->wait_status), "");
+    }
+    op_free(op);
+}
+
+/* Everything that was in the pipes when the main process ended has been sent, and the time for stragglers is over or the pipes are. */
+static bool outputs_settled(const struct op *op)
+{
+    if (op->failure.type == S_FAILED && op->state == OP_STARTING)
+        return true;
+    if (op->out_fd[0] < 0 && op->out_fd[1] < 0)
+        return true;
+    return op->owed[0] == 0 && op->owed[1] == 0 && now_ns() >= op->drain_ns;
+}
+
+void op_settle(struct op *op)
+{
+    if (!op->reaped || op->status_fd >= 0 || !outputs_settled(op))
+        return;
+    output_close(op, 0, true);
+    output_close(op, 1, true);
+    conclude(op);
+}
+
+static void record_owed(struct op *op)
+{
+    for (int s = 0; s < 2; s++) {
+        int n = 0;
+        if (op->out_fd[s] >= 0 && ioctl(op->out_fd[s], FIONREAD, &n) == 0 && n > 0)
+            op->owed[s] = (uint64_t)n;
+    }
+}
+
+static void main_ended(struct op *op, int wait_status)
+{
+    op->reaped = true;
+    op->wait_status = wait_status;
+    op->drain_ns = now_ns() + (int64_t)DRAIN_MS * 1000000;
+    op->deadline_ns = 0;
+    op_status_ready(op); /* what it said last */
+}
+
+void ops_reap(void)
+{
+    int wait_status;
+    pid_t pid;
+    while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
+        if (pid == container.init_pid)
+            fatal("the container's process 1 ended", 0);
+        for (int i = 0; i < op_count; i++)
+            if (ops[i]->pid == pid && !ops[i]->reaped) {
+                main_ended(ops[i], wait_status);
+                break;
+            }
+    }
+}
+
+/* ---- signals and time ---- */
+
+static void signal_tree(struct op *op, int signo)
+{
+    if (op->slot != NULL) {
+        slot_signal(op->slot, signo);
+        return;
+    }
+    if (!op->reaped && kill(-op->pid, signo) != 0) /* native mode: its process group, which is itself until it has called setsid */
+        kill(op->pid, signo);
+}
+
+int ops_tick(void)
+{
+    int64_t now = now_ns(), next = INT64_MAX;
+    for (int i = op_count - 1; i >= 0; i--) {
+        struct op *op = ops[i];
+        if (op->deadline_ns != 0 && now >= op->deadline_ns) {
+            op->flags |= FLAG_TIMED_OUT;
+            op->deadline_ns = 0;
+            signal_tree(op, SIGKILL);
+        }
+        if (op->deadline_ns != 0 && op->deadline_ns < next)
+            next = op->deadline_ns;
+        if (!op->reaped)
+            continue;
+        if (now < op->drain_ns && op->drain_ns < next)
+            next = op->drain_ns;
+        op_settle(op);
+    }
+    return next == INT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 > 3600000 ? 3600000 : (next - now + 999999) / 1000000);
+}
+
+static void on_signal(struct op *op, const uint8_t *p, uint32_t n)
+{
+    if (n != 2 || op->state == OP_GATHERING || p[0] == 0 || p[0] > 64)
+        return;
+    if (p[1] == 1) {
+        op->flags |= FLAG_TREE_KILLED;
+        signal_tree(op, p[0]);
+    } else if (!op->reaped) {
+        kill(op->pid, p[0]);
+    }
+}
+
+static void on_resize(struct op *op, const uint8_t *p, uint32_t n)
+{
+    if (n != 4)
+        return;
+    op->rows = (uint16_t)get_le(p, 2), op->cols = (uint16_t)get_le(p + 2, 2);
+    struct winsize size = {.ws_row = op->rows, .ws_col = op->cols};
+    if (op->pty && op->out_fd[0] >= 0)
+        ioctl(op->out_fd[0], TIOCSWINSZ, &size);
+}
+
+/* ---- the start ---- */
+
+static pid_t fork_into(struct slot *slot)
+{
+    struct clone_args args = {.exit_signal = SIGCHLD};
+    if (slot == NULL)
+        return fork();
+    args.flags = CLONE_INTO_CGROUP;
+    args.cgroup = (uint64_t)slot->fd;
+    return (pid_t)syscall(SYS_clone3, &args, sizeof args);
+}
+
+struct pairs { int in[2], out[2], err[2], status[2]; };
+
+static void close_pair(int pair[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (pair[i] >= 0)
+            close(pair[i]);
+}
+
+static void close_pairs(struct pairs *p)
+{
+    close_pair(p->in), close_pair(p->out), close_pair(p->err), close_pair(p->status);
+}
+
+static bool open_pairs(struct pairs *p, const struct op *op, bool in)
+{
+    *p = (struct pairs){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, p->status) != 0)
+        return false;
+    if (fcntl(p->status[1], F_SETFL, 0) != 0)
+        return false;
+    if (op->pty)
+        return true;
+    if ((in && pipe2(p->in, O_CLOEXEC) != 0) || (op->kind != KIND_WRITE && pipe2(p->out, O_CLOEXEC) != 0))
+        return false;
+    return op->kind != KIND_EXEC || pipe2(p->err, O_CLOEXEC) == 0;
+}
+
+static int take_end(int pair[2], int mine, bool large)
+{
+    int fd = pair[mine];
+    pair[mine] = -1;
+    if (fd < 0)
+        return -1;
+    fcntl(fd, F_SETFL, O_NONBLOCK | (mine == 1 ? O_WRONLY : 0));
+    if (large)
+        fcntl(fd, F_SETPIPE_SZ, 1 << 20);
+    return fd;
+}
+
+static void take_ends(struct op *op, struct pairs *p)
+{
+    bool file = op->kind != KIND_EXEC;
+    op->in_fd = take_end(p->in, 1, file);
+    op->out_fd[0] = take_end(p->out, 0, file);
+    op->out_fd[1] = take_end(p->err, 0, false);
+    op->status_fd = p->status[0], p->status[0] = -1;
+    watch_add(W_STATUS, op->id, op->status_fd, EPOLLIN);
+}
+
+static int end_or_null(int fd) { return fd >= 0 ? fd : null_fd; }
+
+/* 0 or errno. */
+static int spawn(struct op *op, struct request *request, bool in)
+{
+    struct pairs p;
+    bool opened = open_pairs(&p, op, in);
+    int error = opened ? 0 : errno;
+    if (error == 0 && !native_mode && (op->slot = slot_take()) == NULL)
+        error = EAGAIN;
+    if (error == 0 && (op->pid = fork_into(op->slot)) < 0)
+        error = errno;
+    if (error == 0 && op->pid == 0) {
+        struct plumbing plumbing = {end_or_null(p.in[0]), end_or_null(p.out[1]), end_or_null(p.err[1]), p.status[1], op->pty ? container.pts : -1};
+        child_main(op->kind, request, &plumbing);
+    }
+    if (error == 0)
+        take_ends(op, &p);
+    close_pairs(&p);
+    return error;
+}
+
+static void start(struct op *op)
+{
+    struct request request = {0};
+    if (!renewed) {
+        refuse(op, ST_REQUEST, EACCES, "not renewed");
+        return;
+    }
+    op->start_ns = now_ns();
+    if (!request_parse(op->kind, op->body, op->body_n, &request)) {
+        request_free(&request);
+        refuse(op, ST_REQUEST, EINVAL, "malformed request");
+        return;
+    }
+    op->pty = op->kind == KIND_EXEC && (request.flags & EXEC_PTY);
+    op->cap[0] = request.cap[0], op->cap[1] = request.cap[1];
+    if (request.timeout_ms != 0 && request.timeout_ms < (uint64_t)INT64_MAX / 2000000)
+        op->deadline_ns = op->start_ns + (int64_t)request.timeout_ms * 1000000;
+    bool in = op->kind == KIND_WRITE || (op->kind == KIND_EXEC && (request.flags & EXEC_STDIN));
+    op->state = OP_STARTING;
+    op->host_eof = !in;
+    int error = spawn(op, &request, in);
+    request_free(&request);
+    free(op->body);
+    op->body = NULL, op->body_n = op->body_cap = 0;
+    if (error != 0)
+        refuse(op, ST_FORK, error, "");
+}
+
+static void append(struct op *op, const uint8_t *data, uint32_t n)
+{
+    if (op->body_n + n > MAX_REQUEST_BYTES)
+        fatal("the host sent a request that is too long", 0);
+    if (op->body_n + n > op->body_cap) {
+        op->body_cap = op->body_n + n > 2 * op->body_cap ? op->body_n + n : 2 * op->body_cap;
+        op->body = must_alloc(op->body, op->body_cap + 4);
+    }
+    memcpy(op->body + op->body_n, data, n);
+    op->body_n += n;
+}
+
+/* ---- what the child says ---- */
+
+static void take_master(struct op *op, int master)
+{
+    fcntl(master, F_SETFL, O_RDWR | O_NONBLOCK);
+    op->out_fd[0] = master;
+    op->in_fd = fcntl(master, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+    if (op->rows != 0 || op->cols != 0) {
+        struct winsize size = {.ws_row = op->rows, .ws_col = op->cols};
+        ioctl(master, TIOCSWINSZ, &size); /* the host resized before there was a terminal */
+    }
+}
+
+static void started(struct op *op, uint64_t info)
+{
+    uint8_t p[8];
+    if (op->state == OP_RUNNING)
+        return;
+    op->state = OP_RUNNING;
+    put_le(p, info, 8);
+    send_frame(F_STARTED, op->id, p, 8);
+    outputs_enable(op);
+    if (op->in_fd >= 0)
+        stdin_ready(op);
+}
+
+static ssize_t receive(struct op *op, struct status *status, int *passed)
+{
+    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
+    struct iovec data = {status, sizeof *status};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    ssize_t n = recvmsg(op->status_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    *passed = -1;
+    if (n > 0 && message.msg_controllen >= CMSG_LEN(sizeof(int)) && control.head.cmsg_type == SCM_RIGHTS)
+        memcpy(passed, CMSG_DATA(&control.head), sizeof *passed);
+    return n;
+}
+
+/* The other end is held by the child alone until execve closes it: its end without a failure is the start. */
+static void status_over(struct op *op)
+{
+    watch_del(W_STATUS, op->status_fd);
+    close(op->status_fd);
+    op->status_fd = -1;
+    if (op->failure.type != S_FAILED && op->kind == KIND_EXEC)
+        started(op, 0);
+}
+
+void op_status_ready(struct op *op)
+{
+    struct status status = {0};
+    int passed;
+    while (op->status_fd >= 0) {
+        ssize_t n = receive(op, &status, &passed);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            break;
+        if (n == (ssize_t)sizeof status && status.type == S_TERMINAL && passed >= 0 && op->out_fd[0] < 0)
+            take_master(op, passed);
+        else if (passed >= 0)
+            close(passed);
+        if (n == (ssize_t)sizeof status && status.type == S_STARTED)
+            started(op, status.info);
+        if (n == (ssize_t)sizeof status && status.type == S_FAILED) {
+            op->failure = status;
+            op->failure.detail[sizeof status.detail - 1] = 0;
+        }
+        if (n != (ssize_t)sizeof status)
+            status_over(op);
+    }
+    if (op->reaped) {
+        record_owed(op);
+        op_settle(op);
+    }
+}
+
+/* ---- frames of the host ---- */
+
+static void on_credit(struct op *op, const uint8_t *p, uint32_t n)
+{
+    if (n != 4)
+        return;
+    op->credit += get_le(p, 4);
+    outputs_enable(op);
+}
+
+static void first_frame(uint8_t type, uint32_t id, uint8_t *p, uint32_t n)
+{
+    static uint32_t last;
+    if ((type != F_PART && type != F_START) || id <= last)
+        return; /* the host hadn't seen the RESULT yet */
+    last = id;
+    struct op *op = op_new(id);
+    if (op == NULL) {
+        if (type == F_START)
+            send_result(id, NULL, OUT_NOT_STARTED, ST_FORK, EAGAIN, "too many operations");
+        return;
+    }
+    op_frame(type, id, p, n);
+}
+
+static void gathering_frame(struct op *op, uint8_t type, const uint8_t *p, uint32_t n)
+{
+    if (type == F_PART) {
+        append(op, p, n);
+    } else if (type == F_START && n > 0) {
+        op->kind = p[0];
+        append(op, p + 1, n - 1);
+        start(op);
+    } else {
+        refuse(op, ST_REQUEST, EINVAL, "START expected");
+    }
+}
+
+void op_frame(uint8_t type, uint32_t id, uint8_t *p, uint32_t n)
+{
+    struct op *op = op_find(id);
+    if (op == NULL)
+        first_frame(type, id, p, n);
+    else if (op->state == OP_GATHERING)
+        gathering_frame(op, type, p, n);
+    else if (type == F_DATA && n > 1 && p[0] == 0)
+        stdin_data(op, p + 1, n - 1);
+    else if (type == F_EOF)
+        stdin_eof(op);
+    else if (type == F_CREDIT)
+        on_credit(op, p, n);
+    else if (type == F_SIGNAL)
+        on_signal(op, p, n);
+    else if (type == F_RESIZE)
+        on_resize(op, p, n);
+}

@@ -1,0 +1,115 @@
+/* RENEW: what makes a restored clone a machine of its own. Each part that was done is a bit of the answer; the host decides what it can't do without.
+ * The files are the image's, so nothing here follows a link or opens anything but a regular file, and it runs before the first operation. */
+#include "agent.h"
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <linux/random.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+enum { DID_RNG = 1, DID_CLOCK = 2, DID_MACHINE_ID = 4, DID_BOOT_ID = 8, DID_HOSTNAME = 16, MAX_SEED_BYTES = 512 };
+
+bool renewed;
+
+static bool credit_random(const char *seed, uint32_t n)
+{
+    static struct { int bits, bytes; char seed[MAX_SEED_BYTES]; } pool;
+    if (n < 32 || n > MAX_SEED_BYTES)
+        return false;
+    int fd = open("/dev/random", O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    pool.bits = (int)n * 8, pool.bytes = (int)n;
+    memcpy(pool.seed, seed, n);
+    bool done = ioctl(fd, RNDADDENTROPY, &pool) == 0 && ioctl(fd, RNDRESEEDCRNG) == 0;
+    memset(&pool, 0, sizeof pool);
+    __asm__ volatile("" : : "r"(&pool) : "memory"); /* the seed is not left in memory that children copy */
+    close(fd);
+    return done;
+}
+
+static bool set_clock(uint64_t realtime_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(realtime_ns / 1000000000), .tv_nsec = (long)(realtime_ns % 1000000000)};
+    return clock_settime(CLOCK_REALTIME, &t) == 0;
+}
+
+/* A regular file below the container's root, no link on the way; created when `create` says so and its directory is there. */
+static int open_plain(const char *path, bool create)
+{
+    struct stat s;
+    struct open_how how = {
+        .flags = O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | (uint64_t)(create ? O_CREAT : 0),
+        .mode = create ? 0644 : 0,
+        .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
+    };
+    int fd = (int)syscall(SYS_openat2, container.root, path, &how, sizeof how);
+    if (fd < 0)
+        return -1;
+    if (fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && ftruncate(fd, 0) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static bool write_plain(const char *path, const char *text, bool create)
+{
+    int fd = open_plain(path, create);
+    if (fd < 0)
+        return false;
+    bool done = write_all(fd, text, strlen(text)) == 0;
+    if (create && fchown(fd, ID_SHIFT, ID_SHIFT) != 0)
+        done = false;
+    close(fd);
+    return done;
+}
+
+static bool set_boot_id(const char *id)
+{
+    char line[64];
+    int n = snprintf(line, sizeof line, "%s\n", id);
+    return n == 37 && pwrite(container.boot_id, line, 37, 0) == 37;
+}
+
+static bool set_machine_id(const char *id)
+{
+    char line[64];
+    return snprintf(line, sizeof line, "%s\n", id) == 33 && write_plain("etc/machine-id", line, false);
+}
+
+static bool set_hostname(const char *name)
+{
+    char hosts[512], line[80];
+    size_t n = strlen(name);
+    if (n == 0 || n > 64 || sethostname(name, n) != 0)
+        return false;
+    snprintf(line, sizeof line, "%s\n", name);
+    snprintf(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", name);
+    bool file = write_plain("etc/hostname", line, true);
+    return write_plain("etc/hosts", hosts, true) && file;
+}
+
+void renew(struct reader *r)
+{
+    uint8_t done = 0, head[4];
+    uint32_t seed_n = 0;
+    uint64_t realtime_ns = take_int(r, 8);
+    char *seed = take_str(r, &seed_n), *machine_id = take_str(r, NULL), *boot_id = take_str(r, NULL), *hostname = take_str(r, NULL);
+    if (r->bad)
+        fatal("the host sent a malformed RENEW", 0);
+    if (!native_mode && container.built) { /* in native mode this machine is the host's own, and stays as it is */
+        done |= credit_random(seed, seed_n) ? DID_RNG : 0;
+        done |= set_clock(realtime_ns) ? DID_CLOCK : 0;
+        done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
+        done |= set_boot_id(boot_id) ? DID_BOOT_ID : 0;
+        done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
+    }
+    memset(seed, 0, seed_n);
+    renewed = native_mode || container.built;
+    put_le(head, done, 4);
+    send_text(F_RENEWED, 0, head, 4, native_mode ? "native: nothing to renew" : renewed ? "" : "no container");
+}

@@ -1,0 +1,117 @@
+/* The kernel's calls that a workload may not make. A table, not a list of what is allowed: the kernel in the guest is pinned, and what is newer than
+ * LAST_KNOWN doesn't exist for the workload. The refused ones answer as they would to an ordinary user (EPERM) or an older kernel (ENOSYS).
+ * This is the second wall: each of these also needs a right that the container's owner doesn't have. */
+#include "agent.h"
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+#if defined(__x86_64__)
+#define ARCH AUDIT_ARCH_X86_64
+#define FIRST_FOREIGN 0x40000000 /* x32 */
+#elif defined(__aarch64__)
+#define ARCH AUDIT_ARCH_AARCH64
+#endif
+
+enum { LAST_KNOWN = 462 /* mseal, Linux 6.10 */, NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_STATMOUNT = 457, NR_LISTMOUNT = 458 };
+
+#define NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
+
+static const uint16_t refused[] = {
+    /* mounts */
+    SYS_mount, SYS_umount2, SYS_pivot_root, SYS_open_tree, SYS_move_mount, SYS_fsopen, SYS_fsconfig, SYS_fsmount, SYS_fspick, NR_MOUNT_SETATTR,
+    NR_STATMOUNT, NR_LISTMOUNT,
+    /* namespaces */
+    SYS_unshare, SYS_setns,
+    /* kernel code, and machinery that was a way in before */
+    SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_bpf, SYS_perf_event_open, SYS_userfaultfd,
+    SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_fanotify_init, SYS_lookup_dcookie,
+    SYS_move_pages, SYS_migrate_pages, SYS_vhangup,
+    /* the machine */
+    SYS_reboot, SYS_swapon, SYS_swapoff, SYS_acct, SYS_quotactl, NR_QUOTACTL_FD, SYS_syslog, SYS_nfsservctl, SYS_open_by_handle_at,
+    SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex, SYS_sethostname, SYS_setdomainname,
+#ifdef SYS_kexec_file_load
+    SYS_kexec_file_load,
+#endif
+#ifdef __x86_64__
+    SYS_iopl, SYS_ioperm, SYS_modify_ldt, SYS__sysctl, SYS_sysfs, SYS_ustat, SYS_uselib, SYS_create_module, SYS_get_kernel_syms, SYS_query_module,
+#endif
+};
+
+static const uint32_t refused_ioctls[] = {0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */, 0x5423 /* TIOCSETD */};
+static const uint32_t allowed_families[] = {AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET};
+static const uint32_t allowed_personalities[] = {0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF};
+
+enum { MAX_CODE = 200 };
+static struct sock_filter code[MAX_CODE];
+static uint16_t length;
+
+static void emit(uint16_t op, uint32_t k, uint8_t yes, uint8_t no)
+{
+    if (length < MAX_CODE)
+        code[length++] = (struct sock_filter){.code = op, .jt = yes, .jf = no, .k = k};
+}
+
+static void load(size_t offset) { emit(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0); }
+static void answer(uint32_t action) { emit(BPF_RET | BPF_K, action, 0, 0); }
+static void answer_errno(int error) { answer(SECCOMP_RET_ERRNO | (uint32_t)error); }
+
+/* For one call: the 32 bits of an argument that the kernel itself looks at are in `list` or not; that decides between allow and `error`. */
+static void by_argument(uint32_t nr, int argument, const uint32_t *list, uint8_t n, bool in_list_allowed, int error)
+{
+    emit(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, (uint8_t)(n + 3));
+    load(offsetof(struct seccomp_data, args) + 8 * (size_t)argument);
+    for (uint8_t i = 0; i < n; i++)
+        emit(BPF_JMP | BPF_JEQ | BPF_K, list[i], (uint8_t)(n - i), 0);
+    if (in_list_allowed) {
+        answer_errno(error);
+        answer(SECCOMP_RET_ALLOW);
+    } else {
+        answer(SECCOMP_RET_ALLOW);
+        answer_errno(error);
+    }
+}
+
+static void clone_rules(void)
+{
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4);
+    load(offsetof(struct seccomp_data, args));
+    emit(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1);
+    answer_errno(EPERM);
+    answer(SECCOMP_RET_ALLOW);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1); /* its flags are in memory, where a filter can't look: libc falls back to clone */
+    answer_errno(ENOSYS);
+}
+
+static void build(void)
+{
+    load(offsetof(struct seccomp_data, arch));
+    emit(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0);
+    answer(SECCOMP_RET_KILL_PROCESS);
+    load(offsetof(struct seccomp_data, nr));
+    emit(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN, 0, 1); /* x32 too: its numbers begin at 0x40000000 */
+    answer_errno(ENOSYS);
+    clone_rules();
+    by_argument(SYS_ioctl, 1, refused_ioctls, sizeof refused_ioctls / sizeof *refused_ioctls, false, EPERM);
+    by_argument(SYS_socket, 0, allowed_families, sizeof allowed_families / sizeof *allowed_families, true, EAFNOSUPPORT);
+    by_argument(SYS_personality, 0, allowed_personalities, sizeof allowed_personalities / sizeof *allowed_personalities, true, EPERM);
+    const uint8_t n = sizeof refused / sizeof *refused;
+    for (uint8_t i = 0; i < n; i++)
+        emit(BPF_JMP | BPF_JEQ | BPF_K, refused[i], (uint8_t)(n - i), 0);
+    answer(SECCOMP_RET_ALLOW);
+    answer_errno(EPERM);
+}
+
+int seccomp_install(void)
+{
+    if (length == 0)
+        build();
+    if (length == MAX_CODE)
+        return EINVAL;
+    struct sock_fprog program = {.len = length, .filter = code};
+    return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) != 0 ? errno : 0;
+}

@@ -1,0 +1,139 @@
+/* Small things every file needs. */
+#include "agent.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/reboot.h>
+#include <sys/syscall.h>
+#include <time.h>
+
+bool native_mode;
+
+int64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+void put_le(uint8_t *at, uint64_t value, int bytes)
+{
+    for (int i = 0; i < bytes; i++)
+        at[i] = (uint8_t)(value >> (8 * i));
+}
+
+uint64_t get_le(const uint8_t *at, int bytes)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++)
+        value |= (uint64_t)at[i] << (8 * i);
+    return value;
+}
+
+int write_all(int fd, const void *data, size_t n)
+{
+    const char *p = data;
+    while (n > 0) {
+        ssize_t k = write(fd, p, n);
+        if (k < 0 && errno != EINTR)
+            return -errno;
+        if (k > 0)
+            p += k, n -= (size_t)k;
+    }
+    return 0;
+}
+
+int write_at(int dir, const char *path, const char *text)
+{
+    int fd = openat(dir, path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return -errno;
+    int error = write_all(fd, text, strlen(text));
+    close(fd);
+    return error;
+}
+
+ssize_t read_at(int dir, const char *path, char *out, size_t n)
+{
+    int fd = openat(dir, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    ssize_t got = read(fd, out, n - 1);
+    int error = errno;
+    close(fd);
+    if (got < 0)
+        return -error;
+    out[got] = 0;
+    return got;
+}
+
+void close_from(int first)
+{
+    syscall(SYS_close_range, first, ~0U, 0);
+}
+
+void console_line(const char *text)
+{
+    int fd = native_mode ? dup(2) : open("/dev/console", O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    write_all(fd, text, strlen(text));
+    write_all(fd, "\n", 1);
+    close(fd);
+}
+
+/* The machine can't go on in a state nobody chose: say why, on both ways out, and end. A wrong guess here costs a cell, never the host. */
+_Noreturn void fatal(const char *what, int error)
+{
+    static bool again;
+    char line[256];
+    snprintf(line, sizeof line, error ? "init: %s: %s" : "init: %s", what, strerror(error));
+    console_line(line);
+    if (!again) {
+        again = true;
+        send_text(F_FATAL, 0, NULL, 0, line);
+        channel_flush();
+    }
+    if (native_mode)
+        _exit(70);
+    usleep(200 * 1000); /* the host's end of the ring is emptied by another thread */
+    if (getpid() == 1)
+        reboot(RB_AUTOBOOT); /* the machine is started so that a reset ends it; were that not so, init's exit panics, and a panic resets */
+    _exit(70);
+}
+
+void *must_alloc(void *old, size_t n)
+{
+    void *p = realloc(old, n);
+    if (p == NULL)
+        fatal("out of memory", 0);
+    return p;
+}
+
+uint64_t take_int(struct reader *r, int bytes)
+{
+    if (r->bad || r->end - r->p < bytes) {
+        r->bad = true;
+        return 0;
+    }
+    r->p += bytes;
+    return get_le(r->p - bytes, bytes);
+}
+
+char *take_str(struct reader *r, uint32_t *length)
+{
+    uint32_t n = (uint32_t)take_int(r, 4);
+    if (r->bad || (uint64_t)(r->end - r->p) < n) {
+        r->bad = true;
+        return NULL;
+    }
+    char *text = (char *)r->p - 4;
+    memmove(text, r->p, n);
+    text[n] = 0;
+    r->p += n;
+    if (length != NULL)
+        *length = n;
+    else if (memchr(text, 0, n) != NULL)
+        r->bad = true;
+    return text;
+}

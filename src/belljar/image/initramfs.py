@@ -1,0 +1,68 @@
+"""The initramfs: the guest agent as `/init` and the modules it loads first, as a cpio archive. Pure: bytes in, bytes out, the same bytes for the same input."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+REQUIRED_MODULES: Final = ("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console", "rng-core", "virtio-rng", "squashfs", "overlay")
+"""What the guest needs, each after what it depends on (from `modules.dep` of Debian's 6.12 cloud kernels, amd64 and arm64).
+
+A name that the kernel's `modules.builtin` lists is compiled in and has no file: on amd64 that is `virtio_ring`, `virtio`, `virtio_console` and `rng-core`. A name in
+neither place makes a kernel unusable. A `-` in a name may be a `_` in the other list; they mean the same.
+"""
+
+_MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
+_DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")
+_S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000
+_MAX_MODULES: Final = 100
+
+
+def build(agent: bytes, modules: Sequence[tuple[str, bytes]]) -> bytes:
+    """The gzipped archive: `/init` is the agent, `/m/NN-name.ko` the modules in the order given, which is the order of loading.
+
+    Args:
+        agent: the static agent program of the guest's architecture.
+        modules: (name, contents) of each module, uncompressed ELF; the name without `.ko`.
+
+    Raises:
+        ValueError: a name that can't be a module's, a compressed or otherwise not ELF program or module, more than 100 modules.
+    """
+    _check(agent, modules)
+    return gzip.compress(b"".join(_archive(agent, modules)), compresslevel=6, mtime=0)
+
+
+def _check(agent: bytes, modules: Sequence[tuple[str, bytes]]) -> None:
+    if len(modules) > _MAX_MODULES:
+        raise ValueError(f"{len(modules)} modules; the guest takes at most {_MAX_MODULES}")
+    for name, contents in [("init", agent), *modules]:
+        if _MODULE_NAME.fullmatch(name) is None:
+            raise ValueError(f"{name!r} is not a module's name; letters, digits, _ and - only, without .ko")
+        if not contents.startswith(b"\x7fELF"):
+            raise ValueError(f"{name} is not an ELF file; decompress it first if its name ends in .xz")
+
+
+def _archive(agent: bytes, modules: Sequence[tuple[str, bytes]]) -> Iterator[bytes]:
+    inode = iter(range(1, 1_000_000))
+    for directory in _DIRECTORIES:
+        yield _entry(next(inode), directory, _S_IFDIR | 0o755)
+    yield _entry(next(inode), "dev/console", _S_IFCHR | 0o600, device=(5, 1))
+    yield _entry(next(inode), "init", _S_IFREG | 0o755, agent)
+    for number, (name, contents) in enumerate(modules):
+        yield _entry(next(inode), f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
+    yield _entry(0, "TRAILER!!!", 0)
+
+
+def _entry(inode: int, path: str, mode: int, contents: bytes = b"", *, device: tuple[int, int] = (0, 0)) -> bytes:
+    """One member in the "newc" format: magic and thirteen fields of eight hex digits, the name, the contents, each padded to four bytes."""
+    name = path.encode("ascii") + b"\0"
+    links = 2 if mode & 0o170000 == _S_IFDIR else 1
+    fields = (inode, mode, 0, 0, links, 0, len(contents), 0, 0, *device, len(name), 0)
+    header = b"070701" + b"".join(b"%08X" % field for field in fields)
+    return _padded(header + name) + _padded(contents)
+
+
+def _padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % 4)
