@@ -17,8 +17,12 @@ from belljar.errors import HostError
 from belljar.image.tools import run_tool, tool
 
 DEBIAN_KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_ONE_LINE: Final = re.compile(r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)")
-_CODENAMES: Final = frozenset({"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"})
+_ONE_LINE: Final = re.compile(
+    r"deb\s+(?:\[(?P<options>[^\]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s*(?P<components>.*)"
+)
+_CODENAMES: Final = frozenset(
+    {"bookworm", "trixie", "forky", "duke", "sid", "testing", "stable", "oldstable", "unstable"}
+)
 _HOST_OPTIONS: Final = re.compile(r'(Acquire::(?:https?::|ftp::|Check-|Retries|ForceIPv)\S*) "(.*)";')
 
 
@@ -75,6 +79,16 @@ def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "
             AptSource(uri=security.uri, suites=(f"{codename}-security",), signed_by=_keyring(security.signed_by))
         )
     return found
+
+
+def kernel_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "") -> list[AptSource]:
+    """Where a guest kernel new enough comes from: on Debian 13 its own suite, else Debian 12's backports.
+
+    Raises `HostError` when no Debian mirror is known.
+    """
+    main = debian_sources(known, codename, mirror=mirror)[0]
+    suite = codename if codename in {"trixie", "forky", "sid"} else "bookworm-backports"
+    return [AptSource(uri=main.uri, suites=(suite,), signed_by=main.signed_by)]
 
 
 def has_suite(known: Iterable[AptSource], suite: str) -> bool:

@@ -47,14 +47,18 @@ def build_image(home: Path, recipe: Recipe, *, mirror: str = "", report: Report 
         with _making(argv, scratch, made_s, mode, report) as entries:
             pack(entries, rootfs, made_s=made_s)
         created = datetime.fromtimestamp(made_s, UTC).isoformat().replace("+00:00", "Z")
-        return Store(home).add(rootfs, recipe.config, name=recipe.name, source=f"mmdebstrap {recipe.codename}", created=created)
+        return Store(home).add(
+            rootfs, recipe.config, name=recipe.name, source=f"mmdebstrap {recipe.codename}", created=created
+        )
 
 
 def _mode() -> str:
     tools = [name for name in ("newuidmap", "fakechroot", "fakeroot") if shutil.which(name)]
     mode, mend = build_modes(is_root=os.geteuid() == 0, subordinate_ids=_has_subordinate_ids(), tools=tools)
     if not mode:
-        raise HostError("an ordinary user can't build an image here: no subordinate user ids", where="/etc/subuid", mend=mend)
+        raise HostError(
+            "an ordinary user can't build an image here: no subordinate user ids", where="/etc/subuid", mend=mend
+        )
     return mode
 
 

@@ -82,7 +82,9 @@ def rewritten(path: str, content: bytes, *, newest_s: int) -> bytes:
         return content
     day = str(newest_s // _DAY_S).encode()
     lines = [line.split(b":") for line in content.splitlines()]
-    return b"".join(b":".join([*line[:_SHADOW_DAY_FIELD], day, *line[_SHADOW_DAY_FIELD + 1 :]]) + b"\n" for line in lines)
+    return b"".join(
+        b":".join([*line[:_SHADOW_DAY_FIELD], day, *line[_SHADOW_DAY_FIELD + 1 :]]) + b"\n" for line in lines
+    )
 
 
 def is_rewritten(path: str) -> bool:

@@ -43,7 +43,10 @@ _DEBIAN_ARCH: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A guest kernel in the store. `modules` are uncompressed and in load order; all files are read-only."""
+    """A guest kernel in the store. `modules` are uncompressed and in load order; all files are read-only.
+
+    `wanted` are the modules that were asked for when it was fetched.
+    """
 
     digest: str
     version: str
@@ -52,13 +55,16 @@ class Kernel:
     vmlinuz: Path
     modules: tuple[Path, ...]
     config: Path
+    wanted: tuple[str, ...] = ()
 
 
 def debian_arch() -> str:
     """Debian's name of this machine's architecture. Raises `HostError` when Belljar has no guest for it."""
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
-        raise HostError(f"there is no guest kernel for {machine}", mend=f"use a machine with {' or '.join(_DEBIAN_ARCH)}")
+        raise HostError(
+            f"there is no guest kernel for {machine}", mend=f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
+        )
     return _DEBIAN_ARCH[machine]
 
 
@@ -87,7 +93,11 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
         package = _resolve(apt, f"linux-image-cloud-{debian_arch()}")
         deb = apt.download(f"{package['Package']}={package['Version']}", scratch)
         if file_sha256(deb) != package.get("SHA256"):
-            raise HostError("the kernel package is not the one in apt's signed index", where=deb.name, mend="run `belljar setup` again")
+            raise HostError(
+                "the kernel package is not the one in apt's signed index",
+                where=deb.name,
+                mend="run `belljar setup` again",
+            )
         run_tool([tool("dpkg-deb"), "--extract", str(deb), str(scratch / "tree")], timeout_s=300)
         return _store(home, scratch, package, modules)
 
@@ -119,6 +129,7 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
         "release": release,
         "package": f"{package['Package']}={package['Version']}",
         "package_sha256": package["SHA256"],
+        "wanted": list(modules),
         "modules": [path.name for path in sorted(whole.joinpath("modules").iterdir())],
     }
     whole.joinpath("kernel.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
@@ -126,7 +137,9 @@ def _store(home: Path, scratch: Path, package: Mapping[str, str], modules: Seque
         path.chmod(0o711 if path.is_dir() else 0o444)
     with locked(home, "kernels"):
         make_store_dir(home / "kernels")
-        if not (home / "kernels" / digest).exists():
+        if (home / "kernels" / digest).exists():
+            whole.joinpath("kernel.json").replace(home / "kernels" / digest / "kernel.json")
+        else:
             whole.replace(home / "kernels" / digest)
         scratch.joinpath("current").write_text(digest + "\n")
         scratch.joinpath("current").chmod(0o644)
@@ -151,7 +164,9 @@ def _lay_out(tree: Path, whole: Path, modules: Sequence[str]) -> str:
 
 
 def _modules(tree: Path, release: str, wanted: Sequence[str]) -> list[tuple[str, bytes]]:
-    library = next((path for path in (tree / "usr/lib/modules" / release, tree / "lib/modules" / release) if path.is_dir()), None)
+    library = next(
+        (path for path in (tree / "usr/lib/modules" / release, tree / "lib/modules" / release) if path.is_dir()), None
+    )
     if library is None:
         raise HostError("the kernel package holds no modules", where=f"lib/modules/{release}")
     files = {module_name(path.name): path for path in library.rglob("*.ko*") if path.is_file()}
@@ -207,8 +222,11 @@ def _kernel(document: Mapping[str, Any], directory: Path) -> Kernel:
         vmlinuz=directory / "vmlinuz",
         modules=modules,
         config=directory / "config",
+        wanted=tuple(str(name) for name in document.get("wanted", ())),
     )
 
 
 def _damaged(path: Path) -> HostError:
-    return HostError("the kernel store is damaged: this can't be read", where=str(path), mend="run `belljar setup --refresh-kernel`")
+    return HostError(
+        "the kernel store is damaged: this can't be read", where=str(path), mend="run `belljar setup --refresh`"
+    )

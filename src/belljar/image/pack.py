@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tarfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, Protocol
 
@@ -33,7 +34,9 @@ class Member(Protocol):
 
 
 def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
-    """Write `members` as a squashfs file `into`; equal members give equal bytes. `made_s` is the file system's own time stamp, and no entry's is later.
+    """Write `members` as a squashfs file `into`; equal members give equal bytes.
+
+    `made_s` is the file system's own time stamp, and no entry's is later.
 
     An entry for the root directory (".") is left out: it is always root's, mode 0755. Directories come before what is in them.
 
@@ -43,10 +46,9 @@ def pack(members: Iterable[Member], into: Path, *, made_s: int) -> None:
     # The option for the root directory's time does nothing in squashfs-tools 4.5; this variable sets it, and caps all others.
     env = plain_env(SOURCE_DATE_EPOCH=str(made_s))
     with started(argv, stdin=subprocess.PIPE, env=env) as process, drained(process) as complaint:
-        try:
+        # If it ends early, its status and last words say why.
+        with suppress(BrokenPipeError):
             _write(members, process)
-        except BrokenPipeError:
-            pass  # It ended early; its status and last words say why.
         status = process.wait()
     if status != 0:
         raise _packing_failed(argv, status, bytes(complaint))
@@ -65,16 +67,20 @@ def _write(members: Iterable[Member], process: subprocess.Popen[bytes]) -> None:
 
 def write_member(member: Member, sink: IO[bytes]) -> None:
     """Write one entry with its content and padding. Raises `ValueError` if the content is not as long as the header says."""
-    header_format = tarfile.PAX_FORMAT if member.info.pax_headers else tarfile.GNU_FORMAT
-    sink.write(member.info.tobuf(header_format, "utf-8", "surrogateescape"))
-    if not member.info.isreg():
+    info = member.info
+    sink.write(
+        info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        if info.pax_headers
+        else info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    )
+    if not info.isreg():
         return
     written = 0
     for chunk in member.chunks:
         sink.write(chunk)
         written += len(chunk)
-    if written != member.info.size:
-        raise ValueError(f"an entry of {member.info.size} bytes gave {written}")
+    if written != info.size:
+        raise ValueError(f"an entry of {info.size} bytes gave {written}")
     sink.write(bytes(-written % tarfile.BLOCKSIZE))
 
 

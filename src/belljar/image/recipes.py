@@ -38,7 +38,17 @@ _BASE: Final = (
     *("grep", "gzip", "hostname", "iproute2", "jq", "less", "nano", "netbase", "patch", "procps", "psmisc", "python3"),
     *("sed", "tar", "unzip", "util-linux", "xz-utils", "zip"),
 )
-_DEVELOPMENT: Final = ("gcc", "g++", "gdb", "libc6-dev", "make", "pkg-config", "python3-dev", "python3-pip", "python3-venv")
+_DEVELOPMENT: Final = (
+    "gcc",
+    "g++",
+    "gdb",
+    "libc6-dev",
+    "make",
+    "pkg-config",
+    "python3-dev",
+    "python3-pip",
+    "python3-venv",
+)
 
 RECIPES: Final[Mapping[str, Recipe]] = {
     "default": Recipe(
@@ -76,8 +86,8 @@ def mmdebstrap_argv(
         "--format=tar",
         f"--architectures={arch}",
         f"--include={','.join(recipe.packages)}",
-        "--aptopt=Apt::Install-Recommends \"false\"",
-        "--aptopt=Acquire::Languages \"none\"",
+        '--aptopt=Apt::Install-Recommends "false"',
+        '--aptopt=Acquire::Languages "none"',
         *(f'--aptopt={name} "{value}"' for name, value in apt_options.items()),
         f'--customize-hook=chroot "$1" useradd --create-home --shell /bin/bash --uid {UID} {USER}',
         recipe.codename,
@@ -94,4 +104,7 @@ def build_modes(*, is_root: bool, subordinate_ids: bool, tools: Sequence[str]) -
         return "unshare", ""
     if "fakechroot" in tools and "fakeroot" in tools:
         return "fakechroot", ""
-    return "", "as root: apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER"
+    return (
+        "",
+        "as root: apt-get install uidmap && usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER",
+    )

@@ -106,7 +106,7 @@ def _is_orphan(name: str) -> bool:
     return match is not None and start_time(int(match[1])) != int(match[2])
 
 
-def _allow_and_retry(function: object, name: str, _info: object) -> None:
+def _allow_and_retry(_function: object, name: str, _info: object) -> None:
     path = Path(name)
     try:
         parent = path.parent

@@ -79,11 +79,11 @@ class Store:
             raise self._missing(ref, names)
         return self._read(digest, names)
 
-    def list(self) -> list[Image]:
+    def list(self) -> tuple[Image, ...]:
         """Every image, named ones first, each group in order of its first name or digest."""
         names = self._names()
         found = [self._read(digest, names) for digest in self._digests()]
-        return sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest))
+        return tuple(sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest)))
 
     def add(self, rootfs: Path, config: ImageConfig, *, name: str, source: str, created: str) -> Image:
         """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name`.
@@ -175,10 +175,10 @@ class Store:
             sync_file(written)
             written.replace(self._names_file)
 
-    def _digests(self) -> list[str]:
+    def _digests(self) -> tuple[str, ...]:
         if not self._images.is_dir():
-            return []
-        return sorted(entry.name for entry in os.scandir(self._images) if _DIGEST.fullmatch(entry.name))
+            return ()
+        return tuple(sorted(entry.name for entry in os.scandir(self._images) if _DIGEST.fullmatch(entry.name)))
 
     def _by_prefix(self, ref: str) -> str | None:
         match = _PREFIX.fullmatch(ref)
@@ -203,11 +203,19 @@ class Store:
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
         near = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "`belljar image ls` lists what there is"
-        make = "run `belljar setup`" if ref == "default" else f"`belljar image build` or `belljar image import` makes one; {hint}"
+        make = (
+            "run `belljar setup`"
+            if ref == "default"
+            else f"`belljar image build` or `belljar image import` makes one; {hint}"
+        )
         return HostError(f"there is no image {printable(ref)!r}", where=str(self._images), mend=make)
 
     def _damaged(self, path: Path) -> HostError:
-        return HostError("the image store is damaged: this file can't be read", where=str(path), mend="remove it and run `belljar setup`")
+        return HostError(
+            "the image store is damaged: this file can't be read",
+            where=str(path),
+            mend="remove it and run `belljar setup`",
+        )
 
 
 def verify(image: Image) -> None:
@@ -267,7 +275,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
     )
 
 
-def _jsonable(value: object) -> Any:
+def _jsonable(value: object) -> object:
     if isinstance(value, tuple):
         return list(value)
     if isinstance(value, Mapping):

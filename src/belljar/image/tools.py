@@ -73,18 +73,57 @@ def run_tool(
     return output
 
 
+def run_logged(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    on_line: Callable[[str], None] = lambda _line: None,
+    timeout_s: float = 3600,
+    finish_when_interrupted: bool = False,
+) -> None:
+    """Run a tool to its end, appending all it says to `log`; `on_line` gets each line, from another thread.
+
+    With `finish_when_interrupted` (for what must not be stopped half-way), an interruption is raised only after it has ended.
+    Raises `HostError` with its last words when it fails.
+    """
+    with log.open("ab") as file:
+        file.write(f"\n$ {' '.join(argv)}\n".encode())
+        file.flush()
+
+        def keep(line: str) -> None:
+            file.write(line.encode("utf-8", "replace") + b"\n")
+            on_line(line)
+
+        with (
+            started(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process,
+            drained(process, on_line=keep) as said,
+        ):
+            try:
+                status = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise HostError(f"{argv[0]} took longer than {format_duration(timeout_s)}", where=str(log)) from None
+            except KeyboardInterrupt:
+                if finish_when_interrupted:
+                    process.wait(timeout_s)
+                raise
+    if status != 0:
+        raise HostError(
+            str(failed(argv, status, bytes(said))),
+            where=str(log),
+            mend="the log has the whole story; then run it again",
+        )
+
+
 @contextmanager
-def drained(
-    process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None
-) -> Iterator[bytearray]:
-    """The process's standard error, read as it comes so that it never blocks; the last 16 KiB are kept.
+def drained(process: subprocess.Popen[bytes], *, on_line: Callable[[str], None] | None = None) -> Iterator[bytearray]:
+    """The process's standard error (its output, if it has both in one), read as it comes so that it never blocks; the last 16 KiB are kept.
 
     `on_line` gets each line, from another thread; lines longer than 4 KiB come in pieces.
     """
-    kept = bytearray()
+    kept, stream = bytearray(), process.stderr or process.stdout
 
     def read() -> None:
-        while process.stderr is not None and (line := process.stderr.readline(_KEPT_STDERR_BYTES)):
+        while stream is not None and (line := stream.readline(_KEPT_STDERR_BYTES)):
             kept.extend(line)
             del kept[:-16384]
             if on_line is not None:

@@ -1,0 +1,178 @@
+"""`belljar image`: build, import, list, inspect and remove images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from belljar.units import format_size, parse_size, printable
+
+if TYPE_CHECKING:
+    from belljar.image import Image, Store
+
+_DIGEST_CHARS = 12
+
+
+class _Size(click.ParamType):
+    """A size as people write it."""
+
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.group()
+def image() -> None:
+    """Build, import, list, inspect and remove images.
+
+    An image is an immutable root file system. It is named by its digest, a unique beginning of it, or a name that it was given.
+    """
+
+
+@image.command()
+@click.argument("name", default="default")
+@click.option("--mirror", default="", metavar="URL", help="Debian mirror [default: this host's].")
+@click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
+def build(name: str, mirror: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Build the image NAME: default, or debian-dev (with compilers and pip)."""
+    from belljar.image.build import build_image
+    from belljar.image.recipes import recipe
+
+    store = _store()
+    with _progress(f"Building {name}", quiet=as_json) as report:
+        made = build_image(store.home, recipe(name), mirror=mirror, report=report)
+    _print(made, as_json=as_json)
+
+
+@image.command(name="import")
+@click.argument("source", metavar="REF")
+@click.option("--name", default="", help="The image's name [default: from REF].")
+@click.option(
+    "--max-size", type=_Size(), default="8GiB", show_default=True, help="Most that it may hold, uncompressed."
+)
+@click.option("--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities.")
+@click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
+def import_(source: str, name: str, max_size: int, keep_setuid: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Import the container image REF, as skopeo names it.
+
+    \b
+    oci-archive:FILE   oci:DIRECTORY[:TAG]   docker-archive:FILE[:REF]
+    docker-daemon:NAME:TAG   docker://REGISTRY/NAME:TAG
+
+    What it holds is checked before anything of it is used; entrypoint, command, environment, user and working directory are kept.
+    """
+    from belljar.image.oci import ImportLimits, import_image
+
+    store = _store()
+    limits = ImportLimits(max_bytes=max_size)
+    with _progress(f"Importing {source}", quiet=as_json) as report:
+        made = import_image(store.home, source, name=name, limits=limits, keep_setuid=keep_setuid, report=report)
+    _print(made, as_json=as_json)
+
+
+@image.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def ls(as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """List the images."""
+    images = _store().list()
+    if as_json:
+        click.echo(json.dumps([entry.to_json() for entry in images], indent=2))
+    elif not images:
+        click.echo("No images. `belljar setup` builds the default one.", err=True)
+    else:
+        _show_table(images)
+
+
+@image.command()
+@click.argument("ref")
+@click.option("--verify", is_flag=True, help="Hash the image's bytes again.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(ref: str, verify: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Show the image REF."""
+    from belljar.image import verify as verify_image
+
+    found = _store().find(ref)
+    if verify:
+        verify_image(found)
+    if as_json:
+        _print(found, as_json=True)
+        return
+    for name, value in found.to_json().items():
+        click.echo(f"{name:11} {_shown(name, value)}")
+
+
+@image.command()
+@click.argument("ref")
+@click.option("--json", "as_json", is_flag=True, help="Print what was removed as one JSON object.")
+def rm(ref: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Remove the name REF, and with its last name (or by digest) the image."""
+    store = _store()
+    removed = store.remove(ref)
+    gone = all(entry.digest != removed.digest for entry in store.list())
+    if as_json:
+        click.echo(json.dumps({"digest": removed.digest, "ref": ref, "image_removed": gone}, indent=2))
+    else:
+        what = f"image {removed.digest[:_DIGEST_CHARS]}" if gone else f"name {printable(ref)}"
+        click.echo(f"removed the {what}")
+
+
+def _store() -> Store:
+    from belljar.host import belljar_home
+    from belljar.image import Store
+
+    return Store(belljar_home())
+
+
+def _print(made: Image, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(made.to_json(), indent=2))
+    else:
+        names = printable(", ".join(made.names))
+        click.echo(f"{names}  sha256:{made.digest[:_DIGEST_CHARS]}  {format_size(made.size_bytes)}")
+
+
+def _shown(name: str, value: object) -> str:
+    if name == "size_bytes" and isinstance(value, int):
+        return f"{format_size(value)} ({value} bytes)"
+    return printable(value if isinstance(value, str) else json.dumps(value))
+
+
+def _show_table(images: list[Image]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE", box=None, pad_edge=False)
+    for entry in images:
+        cells = (
+            ", ".join(entry.names),
+            entry.digest[:_DIGEST_CHARS],
+            format_size(entry.size_bytes),
+            entry.created,
+            entry.source,
+        )
+        table.add_row(*(Text(printable(cell, max_chars=80)) for cell in cells))
+    Console(highlight=False).print(table)
+
+
+@contextmanager
+def _progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A line that says what is being done, and what its tool said last, while somebody watches."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, quiet=quiet, highlight=False)
+    shown = escape(printable(title, max_chars=200))
+    if not console.is_terminal:
+        yield lambda _line: None
+        return
+    with console.status(shown) as status:
+        yield lambda line: status.update(f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]")

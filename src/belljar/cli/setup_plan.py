@@ -1,0 +1,240 @@
+"""What `belljar setup` would do: needed against present, as numbered steps. Pure: the host's state is handed in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from belljar.errors import HostError
+from belljar.image.apt import AptSource, debian_sources, has_suite
+from belljar.units import format_size
+
+BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
+_APT: Final = ("apt-get", "-q", "-y")
+_TOOLS_DISK_BYTES: Final = 1 << 30
+_IMAGES_DISK_BYTES: Final = 2 << 30
+# Suites that have everything new enough themselves.
+_WHOLE_SUITES: Final = frozenset({"trixie", "forky", "sid"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A tool that must be there: the command, Debian's package of it, what it is for; `elsewhere` is its name on Fedora."""
+
+    command: str
+    package: str
+    use: str
+    backports: bool = False
+    least_version: tuple[int, ...] = ()
+    elsewhere: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    """What is present. `tools` maps each command that was found to its version (() = not asked)."""
+
+    distribution: str
+    codename: str
+    pretty_name: str
+    is_root: bool
+    debian_arch: str
+    tools: Mapping[str, tuple[int, ...]]
+    sources: Sequence[AptSource] = ()
+    kernel: str = ""
+    images: frozenset[str] = frozenset()
+    free_bytes: int = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing to do: write `content` to `path`, run `command`, fetch the kernel, or build the image `name`."""
+
+    kind: Literal["write", "run", "kernel", "image"]
+    title: str
+    command: tuple[str, ...] = ()
+    path: str = ""
+    content: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What setup can't do itself, and who can do it how."""
+
+    what: str
+    mend: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupPlan:
+    """The steps, in order, and what stands in the way of being ready after them."""
+
+    steps: tuple[Step, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the caller asked for."""
+
+    images: tuple[str, ...] = ("default",)
+    refresh: bool = False
+    mirror: str = field(default="")
+
+
+def needs(debian_arch: str) -> tuple[Need, ...]:
+    """Every tool that Belljar needs on a host of this architecture."""
+    qemu = (
+        ("qemu-system-aarch64", "qemu-system-arm")
+        if debian_arch == "arm64"
+        else ("qemu-system-x86_64", "qemu-system-x86")
+    )
+    return (
+        Need(
+            command=qemu[0],
+            package=qemu[1],
+            use="microVM cells",
+            backports=True,
+            least_version=(8, 2),
+            elsewhere="qemu-kvm",
+        ),
+        Need(command="runc", package="runc", use="container cells"),
+        Need(command="runsc", package="runsc", use="gVisor cells", backports=True, elsewhere="runsc (gvisor.dev)"),
+        Need(command="nft", package="nftables", use="network rules"),
+        Need(command="mmdebstrap", package="mmdebstrap", use="building images"),
+        Need(command="sqfstar", package="squashfs-tools", use="packing images"),
+        Need(command="skopeo", package="skopeo", use="importing images"),
+        Need(command="umoci", package="umoci", use="importing images", backports=True),
+        Need(command="zstd", package="zstd", use="importing images"),
+        Need(command="newuidmap", package="uidmap", use="working as an ordinary user", elsewhere="shadow-utils"),
+    )
+
+
+def missing_tools(state: HostState) -> list[Need]:
+    """What of `needs` is not there, or is too old."""
+    return [need for need in needs(state.debian_arch) if not _present(need, state.tools)]
+
+
+def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
+    """The steps from this state to a ready host, and the problems that remain. Nothing to do: no steps."""
+    missing = missing_tools(state)
+    if missing and state.distribution != "debian":
+        return SetupPlan(problems=(_elsewhere(state, missing),))
+    if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:
+        return SetupPlan(problems=(_too_old(state, missing),))
+    installing = _installing(state, missing) if missing else []
+    if missing and not state.is_root:
+        problem = Problem(what=_names(missing), mend=_as_root(installing))
+        return SetupPlan(steps=_making(state, wanted, missing), problems=(problem, *_no_space(state, wanted)))
+    steps = (*installing, *_making(state, wanted, []))
+    return SetupPlan(steps=steps, problems=_no_space(state, wanted) if steps else ())
+
+
+def version_text(need: Need) -> str:
+    """`command` with the version it must have."""
+    least = ".".join(map(str, need.least_version))
+    return f"{need.command} ≥ {least}" if least else need.command
+
+
+def _present(need: Need, tools: Mapping[str, tuple[int, ...]]) -> bool:
+    version = tools.get(need.command)
+    return version is not None and (not need.least_version or version >= need.least_version)
+
+
+def _installing(state: HostState, missing: Sequence[Need]) -> list[Step]:
+    """apt's part: the backports suite if it is needed and not there, the lists, the packages of each suite."""
+    newer = [need.package for need in missing if need.backports and state.codename == "bookworm"]
+    plain = [need.package for need in missing if need.package not in newer]
+    steps = [_add_backports(state)] if newer and not has_suite(state.sources, "bookworm-backports") else []
+    steps.append(Step(kind="run", title="Read the package lists", command=(*_APT, "update")))
+    if newer:
+        steps.append(_install("Install from bookworm-backports", newer, ("-t", "bookworm-backports")))
+    if plain:
+        steps.append(_install(f"Install from {state.codename}", plain, ()))
+    return steps
+
+
+def _install(title: str, packages: Iterable[str], suite: tuple[str, ...]) -> Step:
+    names = sorted(packages)
+    return Step(
+        kind="run",
+        title=f"{title}: {', '.join(names)}",
+        command=(*_APT, "install", "--no-install-recommends", *suite, *names),
+    )
+
+
+def _add_backports(state: HostState) -> Step:
+    main = debian_sources(state.sources, "bookworm")[0]
+    suite = AptSource(uri=main.uri, suites=("bookworm-backports",), signed_by=main.signed_by)
+    return Step(kind="write", title="Add the suite bookworm-backports", path=BACKPORTS_FILE, content=suite.deb822())
+
+
+def _making(state: HostState, wanted: Wanted, missing: Sequence[Need]) -> tuple[Step, ...]:
+    """The guest kernel and the images, as far as the tools for them are there."""
+    absent = {need.command for need in missing}
+    steps = []
+    if wanted.refresh or not state.kernel:
+        steps.append(
+            Step(kind="kernel", title="Fetch the guest kernel (Debian's cloud kernel, unpacked, not installed)")
+        )
+    if not absent & {"mmdebstrap", "sqfstar"}:
+        todo = [name for name in wanted.images if wanted.refresh or name not in state.images]
+        steps.extend(Step(kind="image", title=f"Build the image {name}", name=name) for name in todo)
+    return tuple(steps)
+
+
+def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
+    making = _making(state, wanted, [])
+    needed = _IMAGES_DISK_BYTES * len([s for s in making if s.kind == "image"]) + (_TOOLS_DISK_BYTES if making else 0)
+    if state.free_bytes >= needed:
+        return ()
+    what = f"{format_size(state.free_bytes)} of disk is free where the store is; about {format_size(needed)} is needed"
+    return (Problem(what=what, mend="free some space, or set BELLJAR_HOME to a directory on a larger disk"),)
+
+
+def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
+    """Another distribution: what to install under the names it is likely to have there."""
+    if state.distribution in {"ubuntu", "linuxmint", "pop", "raspbian"}:
+        packages, how = [need.package for need in missing], "sudo apt-get install --no-install-recommends"
+    elif state.distribution in {"fedora", "rhel", "centos", "rocky", "almalinux"}:
+        packages, how = [need.elsewhere or need.package for need in missing], "sudo dnf install"
+    else:
+        packages, how = [version_text(need) for need in missing], "install with your distribution's tool:"
+    what = f"{_names(missing)}, and Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
+    return Problem(what=what, mend=f"{how} {' '.join(packages)}\nthen run `belljar setup` again")
+
+
+def _too_old(state: HostState, missing: Sequence[Need]) -> Problem:
+    return Problem(
+        what=f"{_names(missing)}, and {state.pretty_name} has no package new enough", mend="use Debian 12 or 13"
+    )
+
+
+def _names(missing: Sequence[Need]) -> str:
+    listed = ", ".join(f"{version_text(need)} ({need.use})" for need in missing)
+    return f"missing: {listed}"
+
+
+def _as_root(steps: Sequence[Step]) -> str:
+    """The commands that root must run for an ordinary user."""
+    return "\n".join(["as root, run `belljar setup`, or:", *(shown(step) for step in steps)])
+
+
+def shown(step: Step) -> str:
+    """A step as a command line, for a person to read or to type."""
+    if step.kind == "write":
+        text = step.content.rstrip("\n").replace("\n", "\\n")
+        return f"printf '{text}\\n' > {step.path}"
+    if step.kind == "run":
+        return " ".join(step.command)
+    return f"belljar image build {step.name}" if step.kind == "image" else "belljar setup --no-image"
+
+
+def check_wanted(state: HostState, wanted: Wanted) -> None:
+    """Raise `HostError` when images or a kernel are to be made and no Debian mirror is known."""
+    if any(step.kind in {"kernel", "image"} for step in plan_setup(state, wanted).steps):
+        try:
+            debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
+        except HostError as error:
+            raise HostError(error.what, where=error.where, mend="belljar setup --mirror URL") from error
