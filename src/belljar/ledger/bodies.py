@@ -58,6 +58,7 @@ class BodyStore:
     def __init__(self, run_dir: Path) -> None:
         self._root = run_dir / BODIES
         self._known: set[bytes] = set()
+        self._folders: set[str] = set()
         self._unsynced: list[str] = []
         self.bytes = 0
         self._root.mkdir(mode=0o700)
@@ -72,7 +73,9 @@ class BodyStore:
         if not body.content or name in self._known:
             return
         folder, part = self._root / body.digest[:2], self._root / _PART
-        folder.mkdir(mode=0o700, exist_ok=True)
+        if body.digest[:2] not in self._folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._folders.add(body.digest[:2])
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             write_all(fd, body.content)

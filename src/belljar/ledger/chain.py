@@ -34,7 +34,7 @@ def canonical(value: object) -> bytes:
     """
     if _is_plain(value):
         text = _encode(value)
-        # Where json's form and RFC 8785's can differ (floats, the order of keys beyond ASCII), the library decides. They agree on the
+        # Where json's form and RFC 8785's can differ (some floats, the order of keys beyond ASCII), the library decides. They agree on the
         # rest, and this is four times faster.
         if text.isascii():
             return text.encode("ascii")
@@ -74,12 +74,15 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=
 
 
 def _is_plain(value: object) -> bool:
-    """No floats, no large integers, only text as keys: json's own encoder then gives the canonical form, if all of it
+    """No odd floats, no large integers, only text as keys: json's own encoder then gives the canonical form, if all of it
     is ASCII."""
     if isinstance(value, str) or value is None or isinstance(value, bool):
         return True
     if isinstance(value, int):
         return -_MAX_INT <= value <= _MAX_INT
+    if isinstance(value, float):
+        # Python and ECMAScript write these alike: the shortest digits, no exponent, not a whole number.
+        return 1e-4 <= abs(value) < 1e16 and not value.is_integer()
     if isinstance(value, dict):
         return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
     return isinstance(value, list | tuple) and all(map(_is_plain, value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import secrets
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from belljar import __version__
 from belljar.errors import LedgerError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
@@ -154,7 +154,7 @@ class RunDirectory:
             "argv": self._argv,
             "what": self._what,
             "key": self.recorder.key.fingerprint,
-            "belljar": __version__,
+            "belljar": _own_version(),
         }
         self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
 
@@ -207,9 +207,17 @@ def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | Non
     return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"
 
 
+def _own_version() -> str:
+    # Not the package's own attribute: its front imports the cell (for types), which is to the right of this room.
+    try:
+        return importlib.metadata.version("belljar")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _versions() -> dict[str, Any]:
     return {
-        "belljar": __version__,
+        "belljar": _own_version(),
         "python": platform.python_version(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
     }

@@ -164,14 +164,13 @@ class LedgerWriter:
         Raises:
             LedgerError: the event breaks the schema (the writer goes on), or can't be written (the writer is poisoned).
         """
-        data = dict(event.data)
         try:
-            check_data(event.kind, data)
+            check_data(event.kind, dict(event.data))
             bodies = [prepare_body(body) for body in event.bodies]
-            canonical_data = canonical(data)
-            if len(canonical_data) > MAX_DATA_BYTES:
-                bodies.append(_spilled(canonical_data))
-                data = dict(SPILLED)
+            data = canonical(dict(event.data))
+            if len(data) > MAX_DATA_BYTES:
+                bodies.append(_spilled(data))
+                data = canonical(SPILLED)
             if len(bodies) > MAX_BODIES:
                 raise ValueError(f"{len(bodies)} bodies; an event has at most {MAX_BODIES}")
         except ValueError as error:
@@ -200,25 +199,12 @@ class LedgerWriter:
             raise ValueError("seal comes after end")
         self._checkpoint(manifest_sha256)
 
-    def _write(self, event: Event, data: dict[str, Any], bodies: list[PreparedBody]) -> int:
+    def _write(self, event: Event, data: bytes, bodies: list[PreparedBody]) -> int:
         self._settle()
         for body in bodies:
             self._bodies.keep(body)
         before = self._state
-        line = canonical({
-            "v": SCHEMA_VERSION,
-            "seq": before.tree.size,
-            "prev": before.prev,
-            "time": wall_time(time.time_ns()),
-            "mono_ns": str(time.monotonic_ns()),
-            "kind": event.kind,
-            "cell": event.cell_id,
-            "actor": event.actor,
-            "trust": event.trust,
-            "data": data,
-            "bodies": [body.ref for body in bodies],
-        })  # fmt: skip
-        self._append(line)
+        self._append(_line(event, data, [body.ref for body in bodies], seq=before.tree.size, prev=before.prev))
         return before.tree.size
 
     def _append(self, line: bytes) -> None:
@@ -331,6 +317,23 @@ def is_being_written(run_dir: Path) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _line(event: Event, data: bytes, bodies: list[dict[str, Any]], *, seq: int, prev: str) -> bytes:
+    """The canonical line around canonical data, which stands between `cell` and `kind`, as the order of keys wants it."""
+    left = canonical({"actor": event.actor, "bodies": bodies, "cell": event.cell_id})
+    right = canonical(
+        {
+            "kind": event.kind,
+            "mono_ns": str(time.monotonic_ns()),
+            "prev": prev,
+            "seq": seq,
+            "time": wall_time(time.time_ns()),
+            "trust": event.trust,
+            "v": SCHEMA_VERSION,
+        }
+    )
+    return b"".join((left[:-1], b',"data":', data, b",", right[1:]))
 
 
 def _spilled(canonical_data: bytes) -> PreparedBody:

@@ -14,7 +14,12 @@ from belljar.ledger.chain import canonical, parse_canonical
 SAFE_INT = st.integers(min_value=-(2**53) + 1, max_value=2**53 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 JSON = st.recursive(
-    st.none() | st.booleans() | SAFE_INT | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    st.none()
+    | st.booleans()
+    | SAFE_INT
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.floats(min_value=1e-7, max_value=1e22)
+    | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=20,
 )
