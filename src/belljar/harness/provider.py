@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -38,6 +38,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
+    from belljar.policy import LoadedPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             cell = await stack.enter_async_context(
                 session.source.open_cell(loaded, run=session.ensure_run(), home=session.home)
             )
-            environment = cls(cell, session=session, who=who, stack=stack)
+            environment = cls(cell, session=session, who=who, stack=stack, policy=loaded)
             stack.callback(environment._forget)
             session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=cell.id, actor=Actor.HARNESS))
         except BaseException:
@@ -160,10 +161,13 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """`inspect sandbox cleanup belljar [ID]`: release held cells and remove what crashed owners left."""
         await lifecycle.clean(id)
 
-    def __init__(self, cell: Cell, *, session: Session, who: SampleIdentity, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, cell: Cell, *, session: Session, who: SampleIdentity, stack: AsyncExitStack, policy: LoadedPolicy
+    ) -> None:
         super().__init__()
         self.cell = cell
         self.who = who
+        self.policy = policy
         self._session = session
         self._stack = stack
         self._closed = False
@@ -251,6 +255,15 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     def default_polling_interval(self) -> float:
         """Seconds between two looks of Inspect's polling services."""
         return _POLLING_INTERVAL_S
+
+    @property
+    def run_path(self) -> Path:
+        """The run directory that records this cell. For scorers that judge by the record."""
+        return self._session.ensure_run().path
+
+    def another_cell(self) -> AbstractAsyncContextManager[Cell]:
+        """A fresh cell of the same policy in the same run, destroyed when the block is left. For scorers: it is what the next sample would get."""
+        return self._session.source.open_cell(self.policy, run=self._session.ensure_run(), home=self._session.home)
 
     async def close(self, *, outcome: str) -> None:
         """Destroy the cell and record how its sample ended. Can't be cancelled; a second call does nothing."""

@@ -1,0 +1,159 @@
+"""Inspect's tools in real cells: those that exec, and those for which Inspect puts its own tools into the sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from inspect_ai import Task, eval
+from inspect_ai.dataset import Sample
+from inspect_ai.log import EvalLog
+from inspect_ai.model import ChatMessageTool, ModelOutput, get_model
+from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
+from inspect_ai.tool import Tool, bash, bash_session, python, text_editor
+from inspect_ai.util import (
+    ExecCompleted,
+    ExecRemoteAwaitableOptions,
+    ExecRemoteStreamingOptions,
+    ExecStderr,
+    ExecStdout,
+    sandbox,
+)
+
+import belljar.harness._registry  # noqa: F401 - what the entry point loads
+from belljar.harness.session import Session, session_scope
+from belljar.report.cells import gather_cells
+from belljar.report.lines import read_events
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+
+def run_task(
+    home: Path, log_dir: Path, *solvers: Solver, sample: Sample | None = None, outputs: list[ModelOutput] | None = None
+) -> tuple[EvalLog, Path]:
+    """Evaluate one sample in a cell; returns Inspect's log and the run directory."""
+    session = Session(home=home)
+    task = Task(dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar")
+    model = get_model("mockllm/model", custom_outputs=outputs or [ModelOutput.from_content("mockllm", "done")])
+    with session_scope(session):
+        (log,) = eval(task, model=model, log_dir=str(log_dir), display="none")
+    runs = sorted((home / "runs").iterdir())
+    assert log.status == "success", log.error.message if log.error else log.status
+    return log, runs[-1]
+
+
+def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
+    """A model that calls these tools in turn and then stops."""
+    return [
+        *(ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in steps),
+        ModelOutput.from_content("mockllm", "done"),
+    ]
+
+
+def answers(log: EvalLog) -> list[str]:
+    """What the tools said."""
+    assert log.samples
+    messages = [message for message in log.samples[0].messages if isinstance(message, ChatMessageTool)]
+    assert not [message.error for message in messages if message.error]
+    return [message.text for message in messages]
+
+
+def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path) -> None:
+    """Each of the four tools does its work in the cell, and a session keeps its state between calls."""
+    tools: list[Tool] = [bash(), python(), text_editor(), bash_session()]
+    steps = calls(
+        ("bash", {"command": "echo $((6*7)); id -un"}),
+        ("python", {"code": "print(sum(range(10)))"}),
+        ("text_editor", {"command": "create", "path": "/tmp/notes.txt", "file_text": "alpha\nbeta\n"}),
+        ("text_editor", {"command": "str_replace", "path": "/tmp/notes.txt", "old_str": "beta", "new_str": "gamma"}),
+        ("bash", {"command": "cat /tmp/notes.txt"}),
+        ("bash_session", {"action": "type_submit", "input": "cd /tmp && export MARK=kept"}),
+        ("bash_session", {"action": "type_submit", "input": "echo $MARK-$PWD"}),
+    )
+    log, _ = run_task(home, tmp_path, use_tools(tools), generate(), outputs=steps)
+    said = answers(log)
+    assert said[0].startswith("42\n")
+    assert "root" not in said[0]
+    assert said[1].strip() == "45"
+    assert said[4] == "alpha\ngamma\n"
+    assert "kept-/tmp" in said[6]
+
+
+@solver
+def remote_commands() -> Solver:
+    """`exec_remote` as its users use it; an assertion that fails is the sample's error."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        box = sandbox()
+        process = await box.exec_remote(["sh", "-c", "echo one; sleep 0.2; echo two; echo bad >&2; exit 3"])
+        out, err, code = "", "", None
+        async for event in process:
+            match event:
+                case ExecStdout(data=data):
+                    out += data
+                case ExecStderr(data=data):
+                    err += data
+                case ExecCompleted(exit_code=exit_code):
+                    code = exit_code
+        assert (out, err, code) == ("one\ntwo\n", "bad\n", 3), (out, err, code)
+
+        process = await box.exec_remote(["cat"], ExecRemoteStreamingOptions(stdin_open=True))
+        await process.write_stdin("hello ")
+        await process.write_stdin("there\n")
+        await process.close_stdin()
+        said = "".join([event.data async for event in process if isinstance(event, ExecStdout)])
+        assert said == "hello there\n", said
+
+        process = await box.exec_remote(["sh", "-c", "echo $$ >/tmp/pid; exec sleep 600"])
+        while not (await box.exec(["test", "-s", "/tmp/pid"])).success:
+            await anyio.sleep(0.1)
+        await process.kill()
+        gone = await box.exec(["sh", "-c", "kill -0 $(cat /tmp/pid)"], user="root")
+        assert not gone.success, "the killed command still runs"
+
+        result = await box.exec_remote(
+            ["sh", "-c", "echo $X; pwd"], ExecRemoteAwaitableOptions(env={"X": "x"}, cwd="/tmp"), stream=False
+        )
+        assert (result.success, result.stdout) == (True, "x\n/tmp\n"), result
+        return state
+
+    return solve
+
+
+def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path) -> None:
+    """Streaming, an open standard input, kill, and the awaitable form."""
+    run_task(home, tmp_path, remote_commands())
+
+
+@solver
+def look(*commands: str) -> Solver:
+    """Run commands and keep what they say in the store."""
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        for command in commands:
+            result = await sandbox().exec(["sh", "-c", command])
+            state.store.set(command, result.stdout)
+        return state
+
+    return solve
+
+
+def test_files_and_setup_script(home: Path, tmp_path: Path) -> None:
+    """A sample's files and set-up script are there before the solver starts."""
+    sample = Sample(
+        input="go",
+        id="files",
+        files={"data/in.txt": "from the sample"},
+        setup="cat data/in.txt >/tmp/seen; echo $0 >/tmp/name",
+    )
+    log, run_dir = run_task(
+        home, tmp_path, look("cat /tmp/seen", "test -e $(cat /tmp/name) || echo gone"), sample=sample
+    )
+    assert log.samples
+    assert log.samples[0].store["cat /tmp/seen"] == "from the sample"
+    assert log.samples[0].store["test -e $(cat /tmp/name) || echo gone"] == "gone\n"
+    (cell,) = [cell for cell in gather_cells(read_events(run_dir)).values() if cell.sample == "files"]
+    assert cell.clean
+    assert cell.uuid == log.samples[0].uuid
