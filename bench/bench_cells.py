@@ -95,7 +95,11 @@ def private_memory_mib(cell: Cell) -> float:
     """Private memory of the cell's VMM: what one more idle clone costs."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
-            if entry.name.isdigit() and (entry / "comm").read_text().startswith("qemu") and cell.id.encode() in (entry / "cmdline").read_bytes():
+            if (
+                entry.name.isdigit()
+                and (entry / "comm").read_text().startswith("qemu")
+                and cell.id.encode() in (entry / "cmdline").read_bytes()
+            ):
                 rollup = (entry / "smaps_rollup").read_text().splitlines()
                 kib = sum(int(line.split()[1]) for line in rollup if line.startswith("Private_"))
                 return round(kib / 1024, 1)
@@ -113,7 +117,12 @@ def report(cells: dict[str, list[float]], peer: dict[str, list[float]], notes: d
     rows: dict[str, Any] = {}
     for name, times in cells.items():
         mine, theirs = statistics.median(times), statistics.median(peer[name])
-        rows[name] = {"cell_ms": round(mine, 1), "docker_ms": round(theirs, 1), "ratio": round(mine / theirs, 3), "cell_max_ms": round(max(times), 1)}
+        rows[name] = {
+            "cell_ms": round(mine, 1),
+            "docker_ms": round(theirs, 1),
+            "ratio": round(mine / theirs, 3),
+            "cell_max_ms": round(max(times), 1),
+        }
     for name in ("file_in", "file_out"):
         rows[name]["cell_mib_per_s"] = round(FILE_MIB / statistics.median(cells[name]) * 1e3, 1)
     return {"rows": rows, **notes}

@@ -34,7 +34,9 @@ def docker(rootfs: Path) -> Iterator[Docker]:
     """A daemon with `rootfs` (a squashfs) imported as `IMAGE`. Needs root and docker.io."""
     for tool in ("dockerd", "docker", "unsquashfs"):
         if shutil.which(tool) is None:
-            raise SystemExit(f"the peer is missing: no {tool} on the PATH (Debian: apt-get install docker.io squashfs-tools)")
+            raise SystemExit(
+                f"the peer is missing: no {tool} on the PATH (Debian: apt-get install docker.io squashfs-tools)"
+            )
     with tempfile.TemporaryDirectory(prefix="peer-") as folder:
         base = Path(folder)
         daemon = _start(base)
@@ -65,7 +67,9 @@ def _wait(client: Docker, daemon: subprocess.Popen[bytes]) -> None:
 
 def _import(client: Docker, rootfs: Path, base: Path) -> None:
     tree = base / "tree"
-    subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(tree), str(rootfs)], check=True, capture_output=True)
+    subprocess.run(
+        ["unsquashfs", "-quiet", "-no-progress", "-d", str(tree), str(rootfs)], check=True, capture_output=True
+    )
     tar = subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE)
     subprocess.run(client.argv("import", "-", IMAGE), stdin=tar.stdout, check=True, capture_output=True)
     if tar.wait():

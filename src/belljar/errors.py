@@ -49,7 +49,7 @@ class CellError(BelljarError):
     exit_code = 5
 
 
-class ProtocolViolation(CellError):
+class ProtocolViolation(CellError):  # noqa: N818 - the design's word
     """The guest sent something that the channel's protocol forbids. The cell is ended: its word is worth nothing now."""
 
 
@@ -59,7 +59,7 @@ class LedgerError(BelljarError):
     exit_code = 5
 
 
-class ContainmentBreach(BelljarError):
+class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
     """Stop everything: evidence that something got out, or that a cell's destruction left a survivor."""
 
     exit_code = 2

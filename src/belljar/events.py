@@ -6,14 +6,12 @@ kind's `data` is documented in `docs/events.md`. Values of `data` are JSON value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
-JsonValue: TypeAlias = (
-    "None | bool | int | float | str | list[JsonValue] | tuple[JsonValue, ...] | Mapping[str, JsonValue]"
-)
+JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
 
 class Kind(StrEnum):

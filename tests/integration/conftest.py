@@ -24,16 +24,27 @@ class Belljar:
         """The environment of a command."""
         return {**os.environ, "BELLJAR_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "200", **extra}
 
-    def __call__(self, *args: str, input: bytes = b"", timeout_s: float = 300, **extra: str) -> subprocess.CompletedProcess[bytes]:  # noqa: A002
+    def __call__(
+        self, *args: str, input: bytes = b"", timeout_s: float = 300, **extra: str
+    ) -> subprocess.CompletedProcess[bytes]:  # noqa: A002
         """Run to the end."""
         argv = [sys.executable, "-m", "belljar", *args]
-        return subprocess.run(argv, input=input, env=self.environment(**extra), capture_output=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            argv, input=input, env=self.environment(**extra), capture_output=True, timeout=timeout_s, check=False
+        )
 
     def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
         """Start and leave running."""
         argv = [sys.executable, "-m", "belljar", *args]
         pipe = subprocess.PIPE
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=self.environment(**extra), start_new_session=True)
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            env=self.environment(**extra),
+            start_new_session=True,
+        )
 
     def runs(self) -> list[Path]:
         """Run directories, oldest first."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from tests.conftest import copy_store
 from tests.integration.conftest import Belljar
 
@@ -52,7 +51,9 @@ def test_bad_policy_ends_with_4_and_names_the_place(belljar: Belljar, tmp_path: 
     assert belljar.leftovers() == []
 
 
-def test_missing_image_ends_with_3_and_the_refusal_is_recorded(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
+def test_missing_image_ends_with_3_and_the_refusal_is_recorded(
+    belljar: Belljar, tmp_path: Path, clean_after: Newest
+) -> None:
     """A policy that names an image that is not there is refused with the mend, and the refusal is in the ledger."""
     policy = _policy(tmp_path, "belljar: 1\nname: x\nrisk: high\nimage: defualt\n")
     ran = belljar("exec", policy, "--", "true")
@@ -94,7 +95,9 @@ def test_no_disk_space_for_a_template(prepared_home: Path, tmp_path: Path) -> No
     """A store without room for the template: one clear message, exit 3, and no half-made template."""
     mount = tmp_path / "small"
     mount.mkdir()
-    needed = sum(f.stat().st_size for name in ("images", "kernels") for f in (prepared_home / name).rglob("*") if f.is_file())
+    needed = sum(
+        f.stat().st_size for name in ("images", "kernels") for f in (prepared_home / name).rglob("*") if f.is_file()
+    )
     size = f"size={needed + (40 << 20)},mode=0711"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(mount)], check=True)
     try:
@@ -142,7 +145,9 @@ def test_output_flood_is_cut_and_counted(belljar: Belljar, tmp_path: Path, clean
 
 def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: Newest) -> None:
     """At its lifetime's end a cell is gone, whatever it does, and the message says why."""
-    policy = _policy(tmp_path, "belljar: 1\nname: short\nrisk: high\nresources:\n  lifetime: 10s\n  exec_timeout: 10s\n")
+    policy = _policy(
+        tmp_path, "belljar: 1\nname: short\nrisk: high\nresources:\n  lifetime: 10s\n  exec_timeout: 10s\n"
+    )
     ran = belljar("exec", policy, "--timeout", "1h", "--", "sleep", "3600")
     assert ran.returncode == 5, ran.stderr
     assert b"lifetime" in ran.stderr

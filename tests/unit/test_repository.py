@@ -35,7 +35,11 @@ def functions(folder: str) -> Iterator[tuple[str, int]]:
 
 def test_files_stay_one_room() -> None:
     """No source file is longer than 500 lines."""
-    long = {str(f.relative_to(ROOT)): n for f in tracked("*.py", "*.c", "*.h") if (n := len(f.read_text().splitlines())) > MAX_FILE_LINES}
+    long = {
+        str(f.relative_to(ROOT)): n
+        for f in tracked("*.py", "*.c", "*.h")
+        if (n := len(f.read_text().splitlines())) > MAX_FILE_LINES
+    }
     assert not long
 
 
@@ -52,14 +56,20 @@ def test_every_test_says_its_property() -> None:
     silent = []
     for file in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name.startswith("test_")
+                and not ast.get_docstring(node)
+            ):
                 silent.append(f"{file.relative_to(ROOT)}:{node.lineno} {node.name}")
     assert not silent
 
 
 def test_nothing_of_one_machine_is_tracked() -> None:
     """No package registry's host and no absolute path of a developer's machine stands in a tracked file."""
-    hosts = "|".join(["deb" + r"\.debian\.org", "pypi" + r"\.org", "files" + r"\.pythonhosted", "registry" + r"\.npmjs"])
+    hosts = "|".join(
+        ["deb" + r"\.debian\.org", "pypi" + r"\.org", "files" + r"\.pythonhosted", "registry" + r"\.npmjs"]
+    )
     leak = re.compile(rf"(^|[^a-zA-Z0-9_.])/(wo{''}rk|fa{''}rm)/|{hosts}")
     found = []
     for file in tracked("*"):

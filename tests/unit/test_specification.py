@@ -38,4 +38,8 @@ def test_each_promise_is_held_by_tests_that_exist(number: str) -> None:
 
 def _test_names(file: Path) -> set[str]:
     tree = ast.parse(file.read_text())
-    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name.startswith("test_")}
+    return {
+        n.name
+        for n in ast.walk(tree)
+        if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name.startswith("test_")
+    }

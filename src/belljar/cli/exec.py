@@ -135,8 +135,14 @@ def _explain(output: ExecOutput) -> None:
         (output.timed_out, "the command timed out; its whole tree was killed"),
         (output.not_started_errno is not None, f"the command did not start: {output.why_not_started}"),
         (output.out_of_memory, "the command ran out of memory"),
-        (output.stdout_dropped_bytes > 0, f"{output.stdout_dropped_bytes} bytes of standard output were dropped (policy: output)"),
-        (output.stderr_dropped_bytes > 0, f"{output.stderr_dropped_bytes} bytes of standard error were dropped (policy: output)"),
+        (
+            output.stdout_dropped_bytes > 0,
+            f"{output.stdout_dropped_bytes} bytes of standard output were dropped (policy: output)",
+        ),
+        (
+            output.stderr_dropped_bytes > 0,
+            f"{output.stderr_dropped_bytes} bytes of standard error were dropped (policy: output)",
+        ),
     ]
     for holds, note in notes:
         if holds:

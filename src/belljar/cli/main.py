@@ -45,10 +45,12 @@ COMMANDS: Final[dict[str, _Late]] = {
 class _LateGroup(click.Group):
     """A group whose commands are imported when they are run, not when they are listed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """In the order a new user needs them."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - as above
+        """Import one command."""
         late = COMMANDS.get(cmd_name)
         if late is None:
             return None
@@ -57,7 +59,8 @@ class _LateGroup(click.Group):
             raise TypeError(f"{late.module}:{late.attribute} is not a command")
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
+        """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, late.summary) for name, late in COMMANDS.items()])
 

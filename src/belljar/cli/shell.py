@@ -31,7 +31,9 @@ def shell(policy: str | None, user: str | None) -> int:
     terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("a shell needs a terminal on standard input and output; for pipes use: belljar exec -- sh")
+        raise click.UsageError(
+            "a shell needs a terminal on standard input and output; for pipes use: belljar exec -- sh"
+        )
     from belljar.cli._async import run_async
 
     return run_async(_shell, policy, user)
@@ -42,7 +44,10 @@ async def _shell(policy: str | None, user: str | None) -> int:
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
         async with open_cell(policy, run=run) as cell:
-            click.echo(f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D", err=True)
+            click.echo(
+                f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D",
+                err=True,
+            )
             rows, cols = _size()
             env = {"TERM": os.environ.get("TERM", "xterm")}
             async with cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=PtySize(rows=rows, cols=cols)) as running:
