@@ -92,7 +92,7 @@ int rootfs_build(const struct config *config, int user_ns, const char **stage); 
 void renew(struct reader *r);
 
 /* ---- cgroups.c ---- */
-struct slot { int fd; uint32_t name; uint64_t oom_base; uint8_t state; };
+struct slot { int fd; uint32_t name; uint64_t oom_base; uint8_t state; bool killed; };
 int cgroups_mount(void);
 int cgroups_limit(const struct config *config);
 int cgroups_divide(pid_t init);

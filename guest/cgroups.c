@@ -1,5 +1,6 @@
 /* Limits for the workload as a whole, and a leaf for each operation so that its tree can be ended at once and its out-of-memory be told apart.
- * Leaves are used again when they are empty: a removed one would linger in the kernel for as long as a file written from it does. */
+ * Leaves are used again when they are empty: a removed one would linger in the kernel for as long as a file written from it does. One that was killed is
+ * removed, though: Linux 6.12 kills whatever is cloned into it later. */
 #include "agent.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -12,7 +13,7 @@ enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, FREE = 0, BUSY = 1, LINGERING = 2 };
 
 static int tree = -1; /* the workload's cgroup; this process stays in the root one, out of reach of its limits */
 static struct slot *slots[MAX_SLOTS];
-static uint32_t slot_count;
+static uint32_t slot_count, last_name;
 
 int cgroups_mount(void)
 {
@@ -51,14 +52,14 @@ static struct slot *slot_make(void)
     char name[12];
     if (slot_count == MAX_SLOTS)
         return NULL;
-    snprintf(name, sizeof name, "%u", slot_count + 1);
+    snprintf(name, sizeof name, "%u", ++last_name);
     if (mkdirat(tree, name, 0755) != 0)
         return NULL;
     int fd = openat(tree, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return NULL;
     struct slot *slot = must_alloc(NULL, sizeof *slot);
-    *slot = (struct slot){.fd = fd, .name = slot_count + 1};
+    *slot = (struct slot){.fd = fd, .name = last_name};
     slots[slot_count++] = slot;
     return slot;
 }
@@ -103,19 +104,36 @@ static bool populated(const struct slot *slot)
     return read_at(slot->fd, "cgroup.events", text, sizeof text) < 0 || strstr(text, "populated 0") == NULL;
 }
 
+static void slot_remove(struct slot *slot)
+{
+    char name[12];
+    uint32_t i = 0;
+    snprintf(name, sizeof name, "%u", slot->name);
+    close(slot->fd);
+    unlinkat(tree, name, AT_REMOVEDIR);
+    while (slots[i] != slot)
+        i++;
+    slots[i] = slots[--slot_count];
+    free(slot);
+}
+
 void slot_release(struct slot *slot)
 {
-    if (slot != NULL)
-        slot->state = populated(slot) ? LINGERING : FREE;
+    if (slot == NULL)
+        return;
+    slot->state = populated(slot) ? LINGERING : FREE;
+    if (slot->state == FREE && slot->killed)
+        slot_remove(slot);
 }
 
 bool slots_sweep(void)
 {
     bool some = false;
-    for (uint32_t i = 0; i < slot_count; i++) {
-        if (slots[i]->state == LINGERING)
+    for (uint32_t i = slot_count; i-- > 0;) {
+        bool lingers = slots[i]->state == LINGERING && populated(slots[i]);
+        if (slots[i]->state == LINGERING && !lingers)
             slot_release(slots[i]);
-        some |= slots[i]->state == LINGERING;
+        some |= lingers;
     }
     return some;
 }
@@ -126,6 +144,7 @@ bool slot_oom_seen(struct slot *slot) { return slot != NULL && oom_kills(slot) >
 void slot_signal(struct slot *slot, int signo)
 {
     if (signo == SIGKILL) {
+        slot->killed = true;
         write_at(slot->fd, "cgroup.kill", "1");
         return;
     }
