@@ -43,6 +43,7 @@ enum { ST_NONE, ST_USER, ST_CWD, ST_EXEC, ST_FORK, ST_OPEN, ST_READ, ST_WRITE, S
 /* ---- util.c ---- */
 extern bool native_mode; /* --serve: no VM, no container */
 int64_t now_ns(void);
+__attribute__((format(printf, 3, 4))) bool format(char *out, size_t n, const char *pattern, ...);
 void put_le(uint8_t *at, uint64_t value, int bytes);
 uint64_t get_le(const uint8_t *at, int bytes);
 int write_all(int fd, const void *data, size_t n);

@@ -2,7 +2,6 @@
 #include "agent.h"
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -26,7 +25,7 @@ static int is_module(const struct dirent *entry)
 static void load_module(const char *name)
 {
     char path[300];
-    snprintf(path, sizeof path, "/m/%s", name);
+    format(path, sizeof path, "/m/%s", name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || (syscall(SYS_finit_module, fd, "", 0) != 0 && errno != EEXIST))
         fatal(path, errno);
@@ -94,7 +93,7 @@ static void wait_for(const char *path)
 static int open_port(const char *device)
 {
     char path[300];
-    snprintf(path, sizeof path, "/dev/%s", device);
+    format(path, sizeof path, "/dev/%s", device);
     int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         fatal(path, errno);
@@ -104,7 +103,7 @@ static int open_port(const char *device)
 static bool is_our_port(int ports, const char *device)
 {
     char path[300], name[64];
-    snprintf(path, sizeof path, "%s/name", device);
+    format(path, sizeof path, "%s/name", device);
     ssize_t n = read_at(ports, path, name, sizeof name);
     return n == (ssize_t)sizeof PORT_NAME && memcmp(name, PORT_NAME, sizeof PORT_NAME - 1) == 0; /* a newline ends it */
 }

@@ -4,16 +4,16 @@
 #include "agent.h"
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 
-enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, FREE = 0, BUSY = 1, LINGERING = 2 };
+/* One operation may have as many processes as the policy says; the spare ones keep a fork bomb from shutting out the next operation. */
+enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, SPARE_PROCESSES = 32, FREE = 0, BUSY = 1, LINGERING = 2 };
 
 static int tree = -1; /* the workload's cgroup; this process stays in the root one, out of reach of its limits */
 static struct slot *slots[MAX_SLOTS];
-static uint32_t slot_count, last_name;
+static uint32_t slot_count, last_name, leaf_processes;
 
 int cgroups_mount(void)
 {
@@ -31,11 +31,11 @@ int cgroups_mount(void)
 
 int cgroup_tree(void) { return tree; }
 
-static int set_limit(const char *file, uint64_t value)
+static int set_limit(int dir, const char *file, uint64_t value)
 {
     char text[24];
-    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    return -write_at(tree, file, text);
+    format(text, sizeof text, "%llu", (unsigned long long)value);
+    return -write_at(dir, file, text);
 }
 
 static uint64_t oom_kills(const struct slot *slot)
@@ -52,12 +52,16 @@ static struct slot *slot_make(void)
     char name[12];
     if (slot_count == MAX_SLOTS)
         return NULL;
-    snprintf(name, sizeof name, "%u", ++last_name);
+    format(name, sizeof name, "%u", ++last_name);
     if (mkdirat(tree, name, 0755) != 0)
         return NULL;
     int fd = openat(tree, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return NULL;
+    if (set_limit(fd, "pids.max", leaf_processes) != 0) {
+        close(fd);
+        return NULL;
+    }
     struct slot *slot = must_alloc(NULL, sizeof *slot);
     *slot = (struct slot){.fd = fd, .name = last_name};
     slots[slot_count++] = slot;
@@ -66,15 +70,16 @@ static struct slot *slot_make(void)
 
 int cgroups_limit(const struct config *config)
 {
-    int error = set_limit("memory.max", config->memory_max_bytes);
-    return error != 0 ? error : set_limit("pids.max", (uint64_t)config->processes + 1); /* and its process 1 */
+    leaf_processes = config->processes;
+    int error = set_limit(tree, "memory.max", config->memory_max_bytes);
+    return error != 0 ? error : set_limit(tree, "pids.max", (uint64_t)config->processes + SPARE_PROCESSES);
 }
 
 /* The container's process 1 is born in the tree's root, so that this is where its cgroup namespace begins; then it goes to a leaf, as all must. */
 int cgroups_divide(pid_t init)
 {
     char text[16];
-    snprintf(text, sizeof text, "%d", (int)init);
+    format(text, sizeof text, "%d", (int)init);
     int error = -write_at(tree, "0/cgroup.procs", text);
     if (error == 0)
         error = -write_at(tree, "cgroup.subtree_control", "+memory +pids");
@@ -108,7 +113,7 @@ static void slot_remove(struct slot *slot)
 {
     char name[12];
     uint32_t i = 0;
-    snprintf(name, sizeof name, "%u", slot->name);
+    format(name, sizeof name, "%u", slot->name);
     close(slot->fd);
     unlinkat(tree, name, AT_REMOVEDIR);
     while (slots[i] != slot)
@@ -148,12 +153,12 @@ void slot_signal(struct slot *slot, int signo)
         write_at(slot->fd, "cgroup.kill", "1");
         return;
     }
-    int fd = openat(slot->fd, "cgroup.procs", O_RDONLY | O_CLOEXEC);
-    FILE *list = fd < 0 ? NULL : fdopen(fd, "r");
-    int pid;
-    while (list != NULL && fscanf(list, "%d", &pid) == 1)
-        if (pid > 1)
-            kill(pid, signo);
-    if (list != NULL)
-        fclose(list);
+    char text[4096];
+    ssize_t n = read_at(slot->fd, "cgroup.procs", text, sizeof text);
+    for (char *at = text; n > 0 && *at != 0;) {
+        long pid = strtol(at, &at, 10);
+        if (pid <= 1 || *at++ != '\n')
+            return; /* the last number may be cut off */
+        kill((pid_t)pid, signo);
+    }
 }

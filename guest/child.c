@@ -3,7 +3,6 @@
 #include "agent.h"
 #include <fcntl.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
@@ -23,7 +22,7 @@ static void send_status(const struct status *status)
 _Noreturn void child_fail(int stage, int error, const char *detail)
 {
     struct status status = {.type = S_FAILED, .stage = (uint16_t)stage, .error = error};
-    snprintf(status.detail, sizeof status.detail, "%s", detail);
+    format(status.detail, sizeof status.detail, "%s", detail);
     send_status(&status);
     _exit(127);
 }
@@ -76,7 +75,7 @@ static void default_env(struct request *r, const char *name, const char *value)
         return;
     size_t n = strlen(name) + strlen(value) + 2;
     char *entry = must_alloc(NULL, n);
-    snprintf(entry, n, "%s=%s", name, value);
+    format(entry, n, "%s=%s", name, value);
     r->env[r->envc++] = entry;
     r->env[r->envc] = NULL;
 }
@@ -151,7 +150,7 @@ _Noreturn static void run(const struct request *r)
     }
     for (;;) {
         int n = (int)strcspn(dir, ":");
-        if (snprintf(path, sizeof path, "%.*s%s%s", n, dir, n ? "/" : "", name) < (int)sizeof path) {
+        if (format(path, sizeof path, "%.*s%s%s", n, dir, n ? "/" : "", name)) {
             execve(path, r->argv, r->env);
             if (errno != ENOENT && errno != ENOTDIR && errno != EACCES)
                 child_fail(ST_EXEC, errno, name);

@@ -9,7 +9,6 @@
 #include <net/if.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -24,15 +23,15 @@ struct container container = {.init_pidfd = -1, .user_ns = -1, .root = -1, .boot
 static int open_ns(pid_t pid, const char *name)
 {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%d/ns/%s", (int)pid, name);
+    format(path, sizeof path, "/proc/%d/ns/%s", (int)pid, name);
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 static int write_map(pid_t pid, const char *file)
 {
     char path[64], map[64];
-    snprintf(path, sizeof path, "/proc/%d/%s", (int)pid, file);
-    snprintf(map, sizeof map, "0 %d %d\n", ID_SHIFT, ID_COUNT);
+    format(path, sizeof path, "/proc/%d/%s", (int)pid, file);
+    format(map, sizeof map, "0 %d %d\n", ID_SHIFT, ID_COUNT);
     return -write_at(AT_FDCWD, path, map);
 }
 
@@ -111,7 +110,7 @@ _Noreturn static void init_main(const struct config *config, int user_ns, int ne
     write_at(AT_FDCWD, "/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     if (report.error == 0)
         report.error = rootfs_build(config, user_ns, &stage);
-    snprintf(report.stage, sizeof report.stage, "%s", stage);
+    format(report.stage, sizeof report.stage, "%s", stage);
     write_all(report_fd, &report, sizeof report);
     char go;
     if (report.error != 0 || read(root_fd[0], &go, 1) != 1)
@@ -133,7 +132,7 @@ static pid_t clone_init(void)
 static int open_inside(const char **stage)
 {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%d/root", (int)container.init_pid);
+    format(path, sizeof path, "/proc/%d/root", (int)container.init_pid);
     *stage = "descriptors";
     container.init_pidfd = (int)syscall(SYS_pidfd_open, container.init_pid, 0);
     container.root = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);

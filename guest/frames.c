@@ -1,7 +1,6 @@
 /* The channel: frames in, frames out. The output buffer is the send queue; producers of bulk data ask channel_has_room first, control frames don't. */
 #include "agent.h"
 #include <poll.h>
-#include <stdio.h>
 
 enum { IN_BYTES = 2 * (MAX_PAYLOAD_BYTES + HEADER_BYTES), OUT_BYTES = 2 << 20, HIGH_WATER = 256 << 10 };
 

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <linux/random.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -71,14 +70,13 @@ static bool write_plain(const char *path, const char *text, bool create)
 static bool set_boot_id(const char *id)
 {
     char line[64];
-    int n = snprintf(line, sizeof line, "%s\n", id);
-    return n == 37 && pwrite(container.boot_id, line, 37, 0) == 37;
+    return format(line, sizeof line, "%s\n", id) && strlen(line) == 37 && pwrite(container.boot_id, line, 37, 0) == 37;
 }
 
 static bool set_machine_id(const char *id)
 {
     char line[64];
-    return snprintf(line, sizeof line, "%s\n", id) == 33 && write_plain("etc/machine-id", line, false);
+    return format(line, sizeof line, "%s\n", id) && strlen(line) == 33 && write_plain("etc/machine-id", line, false);
 }
 
 static bool set_hostname(const char *name)
@@ -87,8 +85,8 @@ static bool set_hostname(const char *name)
     size_t n = strlen(name);
     if (n == 0 || n > 64 || sethostname(name, n) != 0)
         return false;
-    snprintf(line, sizeof line, "%s\n", name);
-    snprintf(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", name);
+    format(line, sizeof line, "%s\n", name);
+    format(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", name);
     bool file = write_plain("etc/hostname", line, true);
     return write_plain("etc/hosts", hosts, true) && file;
 }

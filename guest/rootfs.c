@@ -3,7 +3,6 @@
 #include "agent.h"
 #include <fcntl.h>
 #include <linux/mount.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -36,7 +35,7 @@ static int make_upper(const struct config *config)
 {
     char options[128];
     struct stat lower;
-    snprintf(options, sizeof options, "size=%llu,nr_inodes=%llu,mode=700", (unsigned long long)config->disk_bytes, (unsigned long long)config->disk_inodes);
+    format(options, sizeof options, "size=%llu,nr_inodes=%llu,mode=700", (unsigned long long)config->disk_bytes, (unsigned long long)config->disk_inodes);
     if (mkdir("/rw", 0700) != 0 || mount("rw", "/rw", "tmpfs", MS_NOSUID | MS_NODEV, options) != 0)
         return -1;
     if (mkdir("/rw/u", 0755) != 0 || mkdir("/rw/w", 0700) != 0 || stat("/low", &lower) != 0)
@@ -80,7 +79,7 @@ static int make_dev(const struct config *config)
         {"/proc/self/fd/2", "dev/stderr"}, {"pts/ptmx", "dev/ptmx"},
     };
     char shm[128];
-    snprintf(shm, sizeof shm, "size=%llu,nr_inodes=65536,mode=1777,uid=%d,gid=%d", (unsigned long long)config->memory_max_bytes / 2, ID_SHIFT, ID_SHIFT);
+    format(shm, sizeof shm, "size=%llu,nr_inodes=65536,mode=1777,uid=%d,gid=%d", (unsigned long long)config->memory_max_bytes / 2, ID_SHIFT, ID_SHIFT);
     if (own_dir("dev", 0755) != 0 || mount("dev", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64m,nr_inodes=4096,mode=755") != 0)
         return -1;
     if (chown("dev", ID_SHIFT, ID_SHIFT) != 0)

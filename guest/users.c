@@ -2,7 +2,6 @@
  * rights are gone, so the worst a hostile file can do is name an id that root of the container could take anyway. */
 #include "agent.h"
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -57,7 +56,7 @@ static bool parse_id(const char *text, uint32_t *id)
     return true;
 }
 
-static void copy(char *to, size_t n, const char *from) { snprintf(to, n, "%s", from); }
+static void copy(char *to, size_t n, const char *from) { format(to, n, "%s", from); }
 
 /* Fills in from passwd by name, or by id when `name` is a number. */
 static bool find_account(const char *name, struct user *user)
@@ -121,7 +120,7 @@ int user_find(const char *spec, struct user *user)
     copy(name, sizeof name, spec);
     name[colon == NULL ? strlen(spec) : (size_t)(colon - spec)] = 0;
     if (native_mode && spec[0] == 0)
-        snprintf(name, sizeof name, "%u", (unsigned)geteuid());
+        format(name, sizeof name, "%u", (unsigned)geteuid());
     const char *wanted = name[0] ? name : "0";
     if (!find_account(wanted, user)) {
         if (!parse_id(wanted, &user->uid))

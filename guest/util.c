@@ -1,7 +1,7 @@
 /* Small things every file needs. */
 #include "agent.h"
 #include <fcntl.h>
-#include <stdio.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <sys/reboot.h>
 #include <sys/syscall.h>
@@ -14,6 +14,50 @@ int64_t now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static char *decimal(uint64_t value, char *end)
+{
+    *end = 0;
+    do
+        *--end = (char)('0' + value % 10);
+    while ((value /= 10) != 0);
+    return end;
+}
+
+/* As snprintf, for %s %.*s %d %u %llu only: the C library's brings floating point with it, a tenth of this program. True: it fitted. */
+bool format(char *out, size_t n, const char *pattern, ...)
+{
+    char digits[24];
+    size_t at = 0;
+    va_list args;
+    va_start(args, pattern);
+    for (const char *p = pattern; *p != 0; p++) {
+        size_t most = SIZE_MAX;
+        const char *text = digits;
+        if (*p != '%') {
+            if (at < n)
+                out[at] = *p;
+            at++;
+            continue;
+        }
+        if (*++p == '.')
+            most = (size_t)va_arg(args, int), p += 2;
+        if (*p == 's')
+            text = va_arg(args, const char *);
+        else if (*p == 'd')
+            text = decimal((uint64_t)va_arg(args, int), digits + 23); /* never negative here */
+        else if (*p == 'u')
+            text = decimal(va_arg(args, unsigned), digits + 23);
+        else
+            text = decimal(va_arg(args, unsigned long long), digits + 23), p += 2;
+        for (size_t i = 0; i < most && text[i] != 0; i++, at++)
+            if (at < n)
+                out[at] = text[i];
+    }
+    va_end(args);
+    out[at < n ? at : n - 1] = 0;
+    return at < n;
 }
 
 void put_le(uint8_t *at, uint64_t value, int bytes)
@@ -87,7 +131,10 @@ _Noreturn void fatal(const char *what, int error)
 {
     static bool again;
     char line[256];
-    snprintf(line, sizeof line, error ? "init: %s: %s" : "init: %s", what, strerror(error));
+    if (error != 0)
+        format(line, sizeof line, "init: %s: error %d", what, error);
+    else
+        format(line, sizeof line, "init: %s", what);
     console_line(line);
     if (!again) {
         again = true;

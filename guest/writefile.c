@@ -22,7 +22,7 @@ static void dir_of(const char *path, char *dir)
     if (slash == NULL)
         strcpy(dir, ".");
     else
-        snprintf(dir, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+        format(dir, PATH_MAX, "%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
 /* Links in the last component are followed by hand, so that the rename replaces the file and not the link. Each step is the kernel's own lookup. */
@@ -40,9 +40,7 @@ static void follow(struct target *t, const char *path)
         link[n] = 0;
         if (link[0] == '/')
             strcpy(t->path, link);
-        else if (strlen(t->dir) + (size_t)n + 2 <= sizeof t->path)
-            sprintf(t->path, "%s/%s", t->dir, link);
-        else
+        else if (!format(t->path, sizeof t->path, "%s/%s", t->dir, link))
             child_fail(ST_OPEN, ENAMETOOLONG, path);
     }
     child_fail(ST_OPEN, ELOOP, path);
@@ -135,7 +133,7 @@ static void random_name(const char *dir, char *path)
     unsigned long long bits = 0;
     if (getrandom(&bits, sizeof bits, 0) != sizeof bits)
         child_fail(ST_WRITE, errno, dir);
-    if (snprintf(path, PATH_MAX, "%s/.%016llx", dir, bits) >= PATH_MAX)
+    if (!format(path, PATH_MAX, "%s/.%llu", dir, bits))
         child_fail(ST_OPEN, ENAMETOOLONG, dir);
 }
 
@@ -161,7 +159,7 @@ static int give_name(int fd, const struct target *t, char *name)
     if (name[0] != 0)
         return 0;
     random_name(t->dir, name);
-    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    format(self, sizeof self, "/proc/self/fd/%d", fd);
     if (linkat(AT_FDCWD, self, AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0)
         return 0;
     name[0] = 0;
