@@ -6,6 +6,7 @@ Must not: interpret events; know what a cell is.
 
 from belljar.ledger.checker import parse_line
 from belljar.ledger.keys import SigningKey, load_or_make_key, local_fingerprint
+from belljar.ledger.listing import read_events
 from belljar.ledger.rundir import RunDirectory, create_run
 from belljar.ledger.schema import Line
 from belljar.ledger.verify import Problem, Status, Verification, verify
@@ -23,5 +24,6 @@ __all__ = [
     "load_or_make_key",
     "local_fingerprint",
     "parse_line",
+    "read_events",
     "verify",
 ]

@@ -15,7 +15,7 @@ from belljar.events import Kind
 from belljar.ledger.bodies import body_path
 from belljar.ledger.chain import NO_LINE, parse_canonical, sha256_hex
 from belljar.ledger.checkpoint import MAX_CHECKPOINT_BYTES, parse_checkpoint
-from belljar.ledger.files import digest_file, exists, open_beneath, raw_lines, read_beneath, walk_files
+from belljar.ledger.files import exists, has_digest, open_beneath, raw_lines, read_beneath, walk_files
 from belljar.ledger.manifest import MANIFEST, check_finished_files
 from belljar.ledger.merkle import MerkleTree
 from belljar.ledger.schema import (
@@ -42,6 +42,14 @@ def parse_line(raw: bytes) -> Line:
     if line.data != SPILLED:
         check_data(line.kind, line.data)
     return line
+
+
+def spilled_data(root: int, line: Line) -> dict[str, Any]:
+    """The data of a line that stands in its body. Raises `ValueError` when it isn't there or isn't data, `OSError`, `LedgerError`."""
+    body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
+    if body is None or body.stored is None or body.kept_bytes != body.total_bytes:
+        raise ValueError("its data should be a body, which is not there whole")
+    return parse_canonical(read_beneath(root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
 
 
 @dataclass(slots=True)
@@ -164,31 +172,25 @@ class Checker:
             raise LedgerError(f"{what}: no digest says where its bytes are", where=where)
         size = self.bodies.get(bytes.fromhex(digest))
         if size is None:
-            size = self._stored_size(digest, f"{what} ({body_path(digest)})", where)
-            self.bodies[bytes.fromhex(digest)] = size
-        if size != body.kept_bytes:
-            raise LedgerError(f"{what}: {body.kept_bytes} bytes recorded, {size} stored", where=where)
+            self._stored(body, digest, f"{what} ({body_path(digest)})", where)
+            self.bodies[bytes.fromhex(digest)] = body.kept_bytes
+        elif size != body.kept_bytes:
+            raise LedgerError(f"{what}: {body.kept_bytes} bytes recorded here, {size} before", where=where)
 
-    def _stored_size(self, digest: str, what: str, where: str) -> int:
+    def _stored(self, body: BodyRef, digest: str, what: str, where: str) -> None:
         try:
             with open_beneath(self.root, body_path(digest)) as file:
-                found, size = digest_file(file)
+                good = has_digest(file, digest, body.kept_bytes)
         except FileNotFoundError as error:
             raise LedgerError(f"{what}: missing", where=where) from error
         except LedgerError as error:
             raise LedgerError(f"{what}: {error.what}", where=where) from error
-        if found != digest:
-            raise LedgerError(f"{what}: changed, its bytes have another digest", where=where)
-        return size
+        if not good:
+            raise LedgerError(f"{what}: changed, its bytes are not those recorded", where=where)
 
     def _spilled(self, line: Line, where: str) -> None:
-        body = next((body for body in line.bodies if body.name == SPILLED_BODY), None)
-        if body is None or body.stored is None or not 0 < body.kept_bytes == body.total_bytes <= MAX_SPILLED_BYTES:
-            raise LedgerError("its data should be a body, which is not there", where=where)
         try:
-            check_data(
-                line.kind, parse_canonical(read_beneath(self.root, body_path(body.stored), max_bytes=MAX_SPILLED_BYTES))
-            )
+            check_data(line.kind, spilled_data(self.root, line))
         except ValueError as error:
             raise LedgerError(f"body {SPILLED_BODY}: {error}", where=where) from error
 

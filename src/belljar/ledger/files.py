@@ -98,6 +98,11 @@ def digest_file(file: BinaryIO) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
+def has_digest(file: BinaryIO, sha256: str, size_bytes: int) -> bool:
+    """Whether the file is of this size and digest. Another size is noticed without reading it, however large it is."""
+    return os.fstat(file.fileno()).st_size == size_bytes and digest_file(file) == (sha256, size_bytes)
+
+
 def raw_lines(file: BinaryIO, *, max_bytes: int, name: str) -> Iterator[tuple[int, bytes, bool]]:
     """(line number from 1, its bytes without the newline, whether it had one). Raises `LedgerError` at a line over
     `max_bytes`."""

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from belljar.errors import LedgerError
 from belljar.events import Kind
-from belljar.ledger.checker import parse_line
+from belljar.ledger.checker import parse_line, spilled_data
 from belljar.ledger.files import open_beneath, raw_lines, walk_files
 from belljar.ledger.manifest import MANIFEST, MANIFEST_PART
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import MAX_LINE_BYTES, Line
+from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, Line
 from belljar.ledger.writer import LEDGER, is_being_written
 
 _TAIL_BYTES: Final = 256 << 10
@@ -129,8 +129,31 @@ def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
-    """The events, for reports. Raises as `read_lines`; skips lines that are none: verify first."""
-    return (event for _, event in read_lines(run_dir) if isinstance(event, Line))
+    """The events in order, for reports, each with its `data` whole: fetched from its body when it was too large for its
+    line. The half line that a crash left at the end is passed over. This is no verification.
+
+    Raises:
+        OSError: there is no ledger to read, or a body is missing.
+        LedgerError: a line is not an event, or its body not its data.
+    """
+    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open_beneath(root, LEDGER) as file:
+            for number, raw, complete in raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER):
+                if complete:
+                    yield _whole_event(root, raw, number)
+    finally:
+        os.close(root)
+
+
+def _whole_event(root: int, raw: bytes, number: int) -> Line:
+    try:
+        event = parse_line(raw)
+        return event if event.data != SPILLED else event.model_copy(update={"data": spilled_data(root, event)})
+    except ValueError as error:
+        raise LedgerError(
+            f"not an event: {error}", where=f"{LEDGER}:{number}", mend="run `belljar ledger verify` on it"
+        ) from error
 
 
 def _event_or_why(raw: bytes, *, complete: bool) -> Line | ValueError:

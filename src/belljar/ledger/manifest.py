@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from belljar.errors import LedgerError
 from belljar.ledger.bodies import BODIES, body_path
 from belljar.ledger.chain import parse_canonical, sha256_hex
-from belljar.ledger.files import digest_file, exists, open_beneath, read_beneath, walk_files
+from belljar.ledger.files import digest_file, exists, has_digest, open_beneath, read_beneath, walk_files
 from belljar.ledger.schema import Checkpoint, Manifest, first_error
 from belljar.ledger.writer import CHECKPOINTS
 
@@ -49,8 +49,9 @@ def check_finished_files(root: int, final: Checkpoint, bodies: Mapping[bytes, in
             expected = due.pop(path, None)
             if expected is None:
                 raise LedgerError("added: the manifest doesn't list it", where=path)
-            if _digest(root, path) != {"sha256": expected.sha256, "bytes": expected.bytes}:
-                raise LedgerError("changed: its digest is not the manifest's", where=path)
+            with open_beneath(root, path) as file:
+                if not has_digest(file, expected.sha256, expected.bytes):
+                    raise LedgerError("changed: its digest is not the manifest's", where=path)
     if due:
         raise LedgerError("missing: the manifest lists it", where=min(due))
     return warnings
@@ -100,5 +101,6 @@ def _is_listed(path: str) -> bool:
 
 def _digest(root: int, path: str) -> dict[str, Any]:
     with open_beneath(root, path) as file:
+        os.fsync(file.fileno())
         sha256, size = digest_file(file)
     return {"sha256": sha256, "bytes": size}

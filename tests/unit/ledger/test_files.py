@@ -1,0 +1,97 @@
+"""Reading what an attacker may have laid out."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import LedgerError
+from belljar.ledger.files import has_digest, open_beneath, raw_lines, read_beneath, walk_files, write_file
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[int]:
+    """A directory with a file, a folder, and everything that is neither."""
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner" / "file").write_bytes(b"content")
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yield fd
+    os.close(fd)
+
+
+def test_a_plain_file(root: int) -> None:
+    """Opened by a path of folders, read up to a bound."""
+    assert read_beneath(root, "folder/inner/file", max_bytes=7) == b"content"
+    with pytest.raises(ValueError, match="longer"):
+        read_beneath(root, "folder/inner/file", max_bytes=6)
+    with pytest.raises(FileNotFoundError):
+        open_beneath(root, "folder/none")
+    assert list(walk_files(root)) == ["folder/inner/file"]
+
+
+def test_links_are_not_followed(root: int, tmp_path: Path) -> None:
+    """Neither as the file nor as a folder on the way; the walk stops at one."""
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    (tmp_path / "folders").symlink_to("folder")
+    for path in ("link", "folders/inner/file"):
+        with pytest.raises(LedgerError, match="link"):
+            open_beneath(root, path)
+    with pytest.raises(LedgerError, match="link"):
+        list(walk_files(root))
+
+
+def test_special_files_are_not_read(root: int, tmp_path: Path) -> None:
+    """A pipe does not make us wait; a folder is no file."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("pipe", "folder"):
+        with pytest.raises(LedgerError):
+            open_beneath(root, path)
+    with pytest.raises(LedgerError, match="special"):
+        list(walk_files(root))
+
+
+def test_endless_depth_is_refused(root: int, tmp_path: Path) -> None:
+    """Folders in folders, without end."""
+    (tmp_path / "/".join("d" * 40)).mkdir(parents=True)
+    with pytest.raises(LedgerError, match="deep"):
+        list(walk_files(root))
+
+
+def test_another_size_is_noticed_without_reading(root: int, tmp_path: Path) -> None:
+    """A sparse terabyte in a small file's place costs nothing."""
+    (tmp_path / "big").touch()
+    os.truncate(tmp_path / "big", 1 << 40)
+    with open_beneath(root, "big") as file:
+        assert not has_digest(file, "0" * 64, 10)
+        assert file.tell() == 0
+
+
+def test_a_file_is_written_once(tmp_path: Path) -> None:
+    """What is there is not replaced, not even a link that leads nowhere."""
+    write_file(tmp_path / "a", b"1")
+    (tmp_path / "b").symlink_to(tmp_path / "c")
+    for name in ("a", "b"):
+        with pytest.raises(FileExistsError):
+            write_file(tmp_path / name, b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_lines_are_bounded(content: bytes, max_bytes: int) -> None:
+    """The lines give back the bytes, numbered from 1; one over the bound is an error that names it."""
+    expected = re.findall(rb"[^\n]*\n|[^\n]+", content)
+    reading = raw_lines(io.BytesIO(content), max_bytes=max_bytes, name="f")
+    for number, whole in enumerate(expected, 1):
+        if len(whole) > max_bytes:
+            with pytest.raises(LedgerError, match=f"f:{number}: longer"):
+                next(reading)
+            return
+        assert next(reading) == (number, whole.removesuffix(b"\n"), whole.endswith(b"\n"))
+    assert next(reading, None) is None
