@@ -116,7 +116,8 @@ class Cell:
         except BaseException as error:
             bodies = [c.body() for c in (stdin, *captures.values()) if c.total_bytes]
             self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
-            raise self._explained(error) from error
+            self._end_if_dead(error)
+            raise
         output = output_of(outcome)
         self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
         return output
@@ -148,7 +149,8 @@ class Cell:
         except BaseException as error:
             bodies = running.bodies() if running is not None else []
             self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
-            raise self._explained(error) from error
+            self._end_if_dead(error)
+            raise
         if running.output is None:
             self._recorder.record(
                 record.failed(
@@ -175,7 +177,8 @@ class Cell:
     ) -> None:
         """Write a file in the cell: parents are made, an existing file is replaced at once or not at all.
 
-        Relative paths resolve against the work directory. Raises `PermissionError`, `IsADirectoryError`, another `OSError` of the guest's with `path` in it, `TimeoutError`, `CellError`.
+        Relative paths resolve against the work directory. Raises `PermissionError`, `IsADirectoryError`, another `OSError` of the
+        guest's with `path` in it, `TimeoutError`, `CellError`.
         """
         operation, user = self._operation(), self._user(user)
         body = body_of("content", contents)
@@ -193,7 +196,8 @@ class Cell:
             )
         except BaseException as error:
             self._recorder.record(record.failed(operation, Kind.FILE_WRITE_FAILED, error))
-            raise self._explained(error) from error
+            self._end_if_dead(error)
+            raise
         took_s = anyio.current_time() - began
         self._recorder.record(record.finished(operation, Kind.FILE_WRITE_COMPLETED, duration_s=took_s))
 
@@ -202,7 +206,8 @@ class Cell:
     ) -> bytes:
         """Read a regular file of the cell.
 
-        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond `max_bytes`), another `OSError` of the guest's, `TimeoutError`, `CellError`.
+        Raises `FileNotFoundError`, `PermissionError`, `IsADirectoryError`, `FileTooLarge` (beyond `max_bytes`), another `OSError` of
+        the guest's, `TimeoutError`, `CellError`.
         """
         operation, user = self._operation(), self._user(user)
         self._recorder.record(record.read_started(operation, path, user=user, max_bytes=max_bytes))
@@ -219,7 +224,8 @@ class Cell:
             self._recorder.record(record.failed(operation, Kind.FILE_READ_FAILED, error))
             if isinstance(error, FileTooLarge):
                 self._recorder.record(operation.event(Kind.LIMIT_HIT, {"limit": "read_file", "value": max_bytes}))
-            raise self._explained(error) from error
+            self._end_if_dead(error)
+            raise
         took_s, body = anyio.current_time() - began, body_of("content", contents)
         self._recorder.record(record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body))
         return contents
@@ -229,7 +235,8 @@ class Cell:
         try:
             return await self._vm.client.ping(timeout_s=timeout_s)
         except CellError as error:
-            raise self._explained(error) from error
+            self._end_if_dead(error)
+            raise
 
     async def destroy(self) -> Destruction:
         """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""
@@ -288,28 +295,22 @@ class Cell:
             )
         )
 
-    def _explained(self, error: BaseException) -> BaseException:
-        """A dead cell's error, with the cause of death; it is recorded once and kept for every later operation."""
+    def _end_if_dead(self, error: BaseException) -> None:
+        """Raise a dead cell's error with the cause of death; it is recorded once and kept for every later operation. Others pass."""
         if not isinstance(error, CellError):
-            return error
+            return
         if self._dead is None:
-            cause = self._vm.cause_of_death()
+            cause, console = self._vm.cause_of_death(), self._vm.console()
             self._dead = CellError(
                 f"the cell died: {cause or error.what}",
                 where=f"cell {self.id}",
-                mend="the sample can't go on; its record is complete up to here",
+                mend="its record is complete up to here: `belljar ledger show last`",
             )
             kind = Kind.PROTOCOL_VIOLATION if isinstance(error, ProtocolViolation) else Kind.CELL_FAILED
-            console = [body_of("console", self._vm.console())] if self._vm.console() else []
-            self._recorder.record(
-                Event(
-                    kind=kind,
-                    cell_id=self.id,
-                    data={"error": type(error).__name__, "reason": cause or error.what},
-                    bodies=tuple(console),
-                )
-            )
-        return self._dead
+            data = {"error": type(error).__name__, "reason": cause or error.what}
+            bodies = (body_of("console", console),) if console else ()
+            self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
+        raise self._dead from error
 
 
 def _fed(source: Input, capture: Capture) -> Input:
