@@ -31,7 +31,7 @@ from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.report.cells import Action, gather_cells
 from belljar.report.lines import read_events
 from outside import Outside, try_outside
-from watches import WATCHES, Scene, Watch, processes_with, with_descendants
+from watches import WATCHES, NextFile, NextProcess, Scene, Watch, processes_with, with_descendants
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
@@ -64,7 +64,7 @@ def begin_to_watch() -> Solver:
         attack, cell = BY_NAME[str(state.sample_id)], this_cell()
         marker = secrets.token_hex(8)
         watch = WATCHES[attack.watch](marker)
-        scene = Scene(pids=lambda: with_descendants(processes_with(cell.cell.id)), images=image_files(cell))
+        scene = Scene(pids=lambda: with_descendants(processes_with(cell.cell.id)), in_cell=True, images=image_files(cell))
         await anyio.to_thread.run_sync(watch.start, scene)
         WATCHING[state.uuid] = (watch, scene)
         facts = {"attack": attack.name, "marker": marker, **watch.facts}
@@ -135,9 +135,9 @@ async def look_with_the_hosts_eyes(cell: BelljarSandboxEnvironment, watch: Watch
         scene.answers = True
     except CellError:
         scene.answers = False
-    if "scratch" in watch.facts:
+    if isinstance(watch, NextFile):
         scene.next_has_file = await in_next_cell(cell, lambda next_cell: has_file(next_cell, f"{watch.facts['scratch']}/{watch.marker}"))
-    if watch.__class__.__name__ == "NextProcess":
+    if isinstance(watch, NextProcess):
         scene.next_has_process = await in_next_cell(cell, lambda next_cell: has_process(next_cell, watch.marker))
 
 

@@ -34,12 +34,13 @@ class Scene:
     """Where an attack takes place, as far as a watch must know it.
 
     `pids` are the host's processes that carry it (the cell's, or the attack's own when it runs outside). `status` is the exit status of its last command as
-    the host has it. `spoken` is all that was said, by the attacker or its commands.
+    the host has it. `spoken` is all that was said, by the attacker or its commands. `images` are the host's files that a cell was made from.
     """
 
     pids: Callable[[], set[int]]
     status: int | None = None
     spoken: str = ""
+    in_cell: bool = False
     images: tuple[Path, ...] = ()
     next_has_file: bool | None = None
     next_has_process: bool | None = None
@@ -145,7 +146,7 @@ class Network(Watch):
     def seen(self, scene: Scene) -> list[str]:
         """Somebody called; or the cell's processes have an interface that could."""
         found = [*self.calls, *(caller for listening in self.sockets for caller in callers(listening))]
-        return found + (self._interfaces(scene) if scene.images else [])
+        return found + (self._interfaces(scene) if scene.in_cell else [])
 
     def _interfaces(self, scene: Scene) -> list[str]:
         machines = [pid for pid in scene.pids() if name_of(pid).startswith("qemu")]
@@ -232,6 +233,8 @@ class Images(Watch):
 
     def seen(self, scene: Scene) -> list[str]:
         """One is not what it was."""
+        if not self.before:
+            return ["no image was there to look at"]
         return [f"the host's {path.name} was changed" for path, before in self.before.items() if fingerprint(path) != before]
 
 
@@ -278,7 +281,7 @@ class ProcessCount(Gauge):
 
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit: far more of the cell, a few more outside."""
-        self.facts = {"processes": 4000 if scene.images else 200, "seconds": 2}
+        self.facts = {"processes": 4000 if scene.in_cell else 200, "seconds": 2}
         super().start(scene)
 
     def measure(self, scene: Scene) -> float:
@@ -295,7 +298,7 @@ class Memory(Gauge):
 
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit."""
-        self.facts = {"mebibytes": 8192 if scene.images else 1200}
+        self.facts = {"mebibytes": 8192 if scene.in_cell else 1200}
         super().start(scene)
 
     def measure(self, scene: Scene) -> float:
@@ -314,7 +317,7 @@ class Disk(Gauge):
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit."""
         self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir="/var/tmp"))
-        self.facts = {"mebibytes": 8192 if scene.images else 500, "scratch": "/tmp" if scene.images else str(self.scratch)}
+        self.facts = {"mebibytes": 8192 if scene.in_cell else 500, "scratch": "/tmp" if scene.in_cell else str(self.scratch)}
         super().start(scene)
 
     def measure(self, scene: Scene) -> float:
@@ -334,8 +337,8 @@ class NextFile(Watch):
     def start(self, scene: Scene) -> None:
         """A place to leave things."""
         self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir="/var/tmp"))
-        places = "/tmp /var/tmp /dev/shm /usr/local/bin /etc" if scene.images else str(self.scratch)
-        self.facts = {"scratch": "/tmp" if scene.images else str(self.scratch), "places": places}
+        places = "/tmp /var/tmp /dev/shm /usr/local/bin /etc" if scene.in_cell else str(self.scratch)
+        self.facts = {"scratch": "/tmp" if scene.in_cell else str(self.scratch), "places": places}
 
     def seen(self, scene: Scene) -> list[str]:
         """It found the file."""
@@ -363,7 +366,7 @@ class Status(Watch):
     def start(self, scene: Scene) -> None:
         """Name the ports that might lead to the host."""
         ports = "/dev/vport* /dev/hvc* /dev/virtio-ports/* /dev/ttyS* /dev/console /dev/kmsg"
-        self.facts = {"ports": ports if scene.images else "/dev/null"}
+        self.facts = {"ports": ports if scene.in_cell else "/dev/null"}
 
     def seen(self, scene: Scene) -> list[str]:
         """Not the 7 that it was. None: it was not tried."""

@@ -22,6 +22,7 @@ from belljar.cell.output import ExecOutput
 from belljar.channel import FileTooLarge
 from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
+from belljar.ledger import create_run
 from belljar.policy import LoadedPolicy
 
 _numbers = itertools.count(1)
@@ -190,6 +191,65 @@ class FakeCells:
             )
         if self.destroy_error is not None:
             raise self.destroy_error
+
+
+class RecordedCells(FakeCells):
+    """Fake cells that write into real run directories, event by event as a real cell does."""
+
+    @contextmanager
+    def start_run(self, kind: str, argv: list[str], *, home: Path | None, what: str = "") -> Iterator[Any]:
+        """As the real one."""
+        assert home is not None
+        with create_run(home, kind, argv, what=what) as run:
+            yield run
+
+    @asynccontextmanager
+    async def open_cell(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> AsyncIterator[Any]:
+        """As the real one."""
+        async with super().open_cell(policy, run=run, home=home) as cell:
+            planned = {"policy_sha256": "0" * 64, "tier": "microvm", "emulated": True, "layers": []}
+            run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data=planned))
+            yield _Recorded(cell, run)
+
+
+class _Recorded:
+    """A fake cell whose operations are recorded."""
+
+    def __init__(self, cell: FakeCell, run: Any) -> None:
+        self._cell, self._run, self._ops = cell, run, itertools.count(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cell, name)
+
+    def _record(self, kind: Kind, **data: Any) -> None:
+        self._run.recorder.record(Event(kind=kind, cell_id=self._cell.id, data=data))
+
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecOutput:
+        op = next(self._ops)
+        started = {"argv": list(argv), "cwd": "/", "user": "u", "env_names": [], "stdin": False, "timeout_s": None}
+        self._record(Kind.EXEC_STARTED, op=op, **started)
+        output = await self._cell.exec(argv, **options)
+        sizes = {
+            "stdout_bytes": len(output.stdout) + output.stdout_dropped_bytes,
+            "stderr_bytes": len(output.stderr),
+            "stdout_dropped_bytes": output.stdout_dropped_bytes,
+            "stderr_dropped_bytes": 0,
+        }
+        if output.timed_out:
+            self._record(Kind.EXEC_TIMED_OUT, op=op, timeout_s=1.0, duration_ms=1.0, **sizes)
+        elif output.not_started_errno is not None:
+            self._record(
+                Kind.EXEC_FAILED, op=op, reason="could not start", stage=output.stage, errno=output.not_started_errno
+            )
+        else:
+            self._record(Kind.EXEC_COMPLETED, op=op, status="exited", code=output.code, duration_ms=1.0, **sizes)
+        return output
+
+    async def write_file(self, path: str, contents: bytes, **options: Any) -> None:
+        op = next(self._ops)
+        self._record(Kind.FILE_WRITE_STARTED, op=op, path=path, bytes=len(contents))
+        await self._cell.write_file(path, contents, **options)
+        self._record(Kind.FILE_WRITE_COMPLETED, op=op)
 
 
 def _identity(user: str) -> dict[str, Any]:

@@ -108,6 +108,8 @@ def inspect_context(request: RunRequest) -> click.Context:
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
         raise HostError("Inspect AI is not installed", mend="pip install 'belljar[inspect]'") from error
+    import belljar.harness._registry  # noqa: F401 - known to Inspect even where the entry point is not installed
+
     init_dotenv()
     context = eval_command.make_context("belljar run", list(request.inspect_args), auto_envvar_prefix=_PREFIX)
     for option, mend in _TAKEN.items():
@@ -199,6 +201,8 @@ def _invoke(context: click.Context, tasks: list[Task], run: RunDirectory, *, qui
         say(f"belljar: inspect: {_plain(error.message)}")
     except (KeyboardInterrupt, click.Abort):
         return True
+    except Exception as error:  # noqa: BLE001 - whatever ends the evaluation, its record is closed and judged
+        say(f"belljar: the evaluation ended with {type(error).__name__}: {printable(str(error), max_chars=2000)}")
     return False
 
 

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.anyio
 
 
 async def open_environment(metadata: dict[str, str] | None = None) -> BelljarSandboxEnvironment:
-    environments = await BelljarSandboxEnvironment.sample_init("task", None, {"__sample_id__": "s1", **(metadata or {})})
+    environments = await BelljarSandboxEnvironment.sample_init(
+        "task", None, {"__sample_id__": "s1", **(metadata or {})}
+    )
     assert list(environments) == ["default"]
     return environments["default"].as_type(BelljarSandboxEnvironment)
 
@@ -57,7 +59,9 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cel
 async def test_results(session: Session) -> None:
     """Exit codes, streams, environment, input and directory arrive as given."""
     environment = await open_environment()
-    result = await environment.exec(["sh", "-c", 'echo "$X"; cat; pwd; echo e >&2; exit 7'], input="in\n", env={"X": "x"}, cwd="/tmp")
+    result = await environment.exec(
+        ["sh", "-c", 'echo "$X"; cat; pwd; echo e >&2; exit 7'], input="in\n", env={"X": "x"}, cwd="/tmp"
+    )
     assert (result.success, result.returncode, result.stderr) == (False, 7, "e\n")
     assert result.stdout == "x\nin\n/tmp\n"
     await close(environment)
@@ -117,7 +121,10 @@ async def test_files(session: Session) -> None:
     assert await environment.read_file("c", text=False) == b"\xc3\x28"
     with pytest.raises(UnicodeDecodeError):
         await environment.read_file("c")
-    with override_max_read_file_size(1024), pytest.raises(OutputLimitExceededError, match="limit of 1 KiB was exceeded"):
+    with (
+        override_max_read_file_size(1024),
+        pytest.raises(OutputLimitExceededError, match="limit of 1 KiB was exceeded"),
+    ):
         await environment.write_file("d", "x" * 2048)
         await environment.read_file("d")
     with pytest.raises(FileNotFoundError, match="nothing-here"):

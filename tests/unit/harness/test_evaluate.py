@@ -1,0 +1,167 @@
+"""`belljar run` from command line to sealed run directory: real Inspect, real ledger, fake cells."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+import pytest
+
+from belljar.errors import HostError, PolicyError
+from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.ledger import verify
+from belljar.report.samples import Verdict
+from tests.fakes.cell import RecordedCells
+
+# Inspect leaves streams of its own to the collector when a sample fails; they are collected here, within the test that made them.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def work() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        box = sandbox()
+        await box.write_file("note", "12345")
+        said = await box.exec(["sh", "-c", "cat note; seq 100"])
+        if state.sample_id == "bad":
+            raise RuntimeError("the solver failed")
+        try:
+            await box.exec(["sleep", "30"], timeout=1)
+        except TimeoutError:
+            pass
+        await box.exec(["echo", "/var/tmp/sandbox-services"])
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=1, metadata={"containment": state.metadata["verdict"]} if "verdict" in state.metadata else None)
+    return score
+
+@task
+def good(n: int = 1) -> Task:
+    return Task(dataset=[Sample(id=f"s{i}", input="x") for i in range(n)], solver=work(), scorer=points(), sandbox="docker")
+
+@task
+def bad() -> Task:
+    return Task(dataset=[Sample(id="bad", input="x")], solver=work(), scorer=points())
+
+@task
+def escaped() -> Task:
+    return Task(dataset=[Sample(id="e", input="x", metadata={"verdict": "breached"})], solver=work(), scorer=points())
+
+@task
+def built() -> Task:
+    return Task(dataset=[Sample(id="b", input="x")], sandbox=("docker", "Dockerfile"))
+"""
+
+
+@pytest.fixture
+def task_file(tmp_path: Path) -> str:
+    """A file with tasks."""
+    path = tmp_path / "task.py"
+    path.write_text(TASK)
+    return str(path)
+
+
+def run(arguments: Sequence[str], tmp_path: Path, cells: RecordedCells | None = None, policy: str = "") -> RunOutcome:
+    """Run an evaluation with fake cells."""
+    return run_evaluation(
+        RunRequest(
+            inspect_args=arguments, policy=policy, quiet=True, home=tmp_path / "home", source=cells or RecordedCells()
+        )
+    )
+
+
+def test_a_run_from_end_to_end(task_file: str, tmp_path: Path) -> None:
+    """Every sample in a cell of its own, all of it sealed, and what the transcript hides is found."""
+    cells = RecordedCells()
+    outcome = run([f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2", "--epochs", "2"], tmp_path, cells)
+    findings = outcome.findings
+    assert (findings.verdict, findings.exit_code) == (Verdict.CONTAINED, 0)
+    assert len(findings.rows) == len(cells.opened) == 4
+    assert {(row.transcript.sample, row.transcript.epoch) for row in findings.rows} == {
+        ("s0", 1),
+        ("s0", 2),
+        ("s1", 1),
+        ("s1", 2),
+    }
+    for row in findings.rows:
+        assert row.destroyed
+        assert len(row.cells) == 1
+        assert row.transcript.scores == {"points": "1"}
+        assert [operation.what for operation in row.difference.raised] == ["sleep 30"]
+        assert "echo /var/tmp/sandbox-services" in [operation.what for operation in row.difference.silent]
+        assert row.difference.shortened
+        assert not row.difference.unfounded
+        assert row.bytes_in == 5
+    assert verify(outcome.path).ok(strict=True)
+    assert len(list((outcome.path / "inspect").glob("*.eval"))) == 1
+    assert json.loads((outcome.path / "findings.json").read_text())["verdict"] == "contained"
+
+
+def test_a_failing_sample_is_an_evaluation_error(task_file: str, tmp_path: Path) -> None:
+    """The evaluation failed, the containment did not."""
+    findings = run([f"{task_file}@bad", "--model", "mockllm/model"], tmp_path).findings
+    assert (findings.exit_code, findings.verdict) == (1, Verdict.CONTAINED)
+    assert "the solver failed" in findings.rows[0].transcript.error
+
+
+def test_a_scorer_can_make_the_verdict_worse(task_file: str, tmp_path: Path) -> None:
+    """What a scorer saw on the host counts against containment."""
+    findings = run([f"{task_file}@escaped", "--model", "mockllm/model"], tmp_path).findings
+    assert (findings.exit_code, findings.verdict) == (2, Verdict.BREACHED)
+
+
+def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
+    """What can't be run, or mustn't, ends with the right error, and no cell."""
+    cells = RecordedCells()
+    with pytest.raises(PolicyError, match="Dockerfile"):
+        run([f"{task_file}@built"], tmp_path, cells)
+    with pytest.raises(PolicyError, match="can't be loaded"):
+        run([f"{task_file}@missing"], tmp_path, cells)
+    with pytest.raises(PolicyError):
+        run([f"{task_file}@good"], tmp_path, cells, policy="no-such-policy")
+    with pytest.raises(click.UsageError, match="which task"):
+        run([], tmp_path, cells)
+    with pytest.raises(click.UsageError, match="--policy"):
+        run([f"{task_file}@good", "--sandbox", "docker"], tmp_path, cells)
+    with pytest.raises(click.UsageError, match="no-such-option"):
+        run([f"{task_file}@good", "--no-such-option"], tmp_path, cells)
+    assert not cells.opened
+
+
+def test_a_host_that_cannot_is_told_and_recorded(task_file: str, tmp_path: Path) -> None:
+    """The error of the plan is the error of the run, and the run directory is sealed with it."""
+    cells = RecordedCells()
+    cells.prepare_error = HostError("no virtualisation here", mend="use another host")
+    with pytest.raises(HostError, match="no virtualisation"):
+        run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
+    (sealed,) = (tmp_path / "home" / "runs").iterdir()
+    assert verify(sealed).ok(strict=True)
+
+
+def test_a_missing_destruction_voids(task_file: str, tmp_path: Path) -> None:
+    """Evidence or void."""
+    cells = RecordedCells()
+    cells.destroy_error = HostError("a survivor")
+    findings = run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells).findings
+    assert findings.exit_code == 2
+    assert findings.verdict is not Verdict.CONTAINED
