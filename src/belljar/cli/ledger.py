@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from belljar.ledger import Line, Verification
+
+_T = TypeVar("_T")
 
 
 @click.group()
@@ -81,10 +83,12 @@ def show(
     """Print the events of RUN. Does not verify them."""
     from itertools import islice
 
+    from belljar.ledger.listing import read_lines
+
     path, after = _run_path(run), _since(since)
     wanted = (
         (number, event)
-        for number, event in _lines(path)
+        for number, event in _readable(path, read_lines(path))
         if _is_wanted(event, kinds=kinds, cell=cell, after=after, grep=grep)
     )
     for number, event in islice(wanted, limit):
@@ -116,14 +120,18 @@ def export(run: str, output: Path | None) -> None:
 
 
 def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
-    from belljar.ledger.chain import canonical
+    from belljar.ledger.checker import parse_line
+    from belljar.ledger.listing import read_raw
 
-    for number, event in _lines(path):
-        if isinstance(event, ValueError):
-            click.echo(f"line {number}: left out: {printable(str(event))}", err=True)
+    for number, raw, complete in _readable(path, read_raw(path)):
+        try:
+            if not complete:
+                raise ValueError("incomplete: the event being written when the run ended")
+            parse_line(raw)
+        except ValueError as error:
+            click.echo(f"line {number}: left out: {printable(str(error))}", err=True)
             continue
-        value = _dump(event)
-        target.write((json.dumps(value).encode() if escape else canonical(value)) + b"\n")
+        target.write((json.dumps(json.loads(raw)).encode() if escape else raw) + b"\n")
     target.flush()
 
 
@@ -176,15 +184,17 @@ def _since(text: str | None) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    from belljar.ledger.listing import read_lines
-
-    try:
-        yield from read_lines(path)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise click.BadParameter(printable(f"{path}: no ledger to read: {error.strerror}"), param_hint="RUN") from error
+def _readable(path: Path, lines: Iterator[_T]) -> Iterator[_T]:
+    """The lines, or a usage error when there is no ledger."""
+    while True:
+        try:
+            line = next(lines)
+        except StopIteration:
+            return
+        except OSError as error:
+            text = printable(f"{path}: no ledger to read: {error.strerror}")
+            raise click.BadParameter(text, param_hint="RUN") from error
+        yield line
 
 
 def _is_wanted(

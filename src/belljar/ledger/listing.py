@@ -113,56 +113,70 @@ def summarise(run_dir: Path) -> RunSummary:
     )
 
 
-def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
-    """(line number, the event, or why it is none). Data that moved to a body stays `{"$body": "data"}`.
+def read_raw(run_dir: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """(line number, its bytes, whether it is complete) for each line.
 
     Raises:
-        OSError, LedgerError: there is no ledger to read, or a line is too long to go on.
+        OSError: there is no ledger to read.
+        LedgerError: a line is too long to go on, or the ledger is a link or special file.
     """
-    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = _open_dir(run_dir)
     try:
         with open_beneath(root, LEDGER) as file:
-            for number, raw, complete in raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER):
-                yield number, _event_or_why(raw, complete=complete)
+            yield from raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER)
+    finally:
+        os.close(root)
+
+
+def read_lines(run_dir: Path) -> Iterator[tuple[int, Line | ValueError]]:
+    """(line number, the event, or why it is none) for each line, in order, with `data` whole: fetched from its body when
+    it was too large for its line. This is no verification. Raises as `read_raw`.
+    """
+    root = _open_dir(run_dir)
+    try:
+        for number, raw, complete in read_raw(run_dir):
+            yield number, _event_or_why(root, raw, complete=complete)
     finally:
         os.close(root)
 
 
 def read_events(run_dir: Path) -> Iterator[Line]:
-    """The events in order, for reports, each with its `data` whole: fetched from its body when it was too large for its
-    line. The half line that a crash left at the end is passed over. This is no verification.
+    """The events in order, for reports. The half line that a crash left at the end is passed over.
 
     Raises:
-        OSError: there is no ledger to read, or a body is missing.
+        OSError: there is no ledger to read.
         LedgerError: a line is not an event, or its body not its data.
     """
-    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = _open_dir(run_dir)
     try:
-        with open_beneath(root, LEDGER) as file:
-            for number, raw, complete in raw_lines(file, max_bytes=MAX_LINE_BYTES, name=LEDGER):
-                if complete:
-                    yield _whole_event(root, raw, number)
+        for number, raw, complete in read_raw(run_dir):
+            if complete:
+                yield _event(root, raw, f"{run_dir / LEDGER}:{number}")
     finally:
         os.close(root)
 
 
-def _whole_event(root: int, raw: bytes, number: int) -> Line:
+def _event(root: int, raw: bytes, where: str) -> Line:
+    event = _event_or_why(root, raw, complete=True)
+    if isinstance(event, ValueError):
+        raise LedgerError(f"not an event: {event}", where=where, mend="run `belljar ledger verify` on it")
+    return event
+
+
+def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError:
+    if not complete:
+        return ValueError("incomplete: the event being written when the run ended")
     try:
         event = parse_line(raw)
         return event if event.data != SPILLED else event.model_copy(update={"data": spilled_data(root, event)})
     except ValueError as error:
-        raise LedgerError(
-            f"not an event: {error}", where=f"{LEDGER}:{number}", mend="run `belljar ledger verify` on it"
-        ) from error
-
-
-def _event_or_why(raw: bytes, *, complete: bool) -> Line | ValueError:
-    if not complete:
-        return ValueError("incomplete: the event being written when the run ended")
-    try:
-        return parse_line(raw)
-    except ValueError as error:
         return error
+    except (OSError, LedgerError) as error:
+        return ValueError(f"its data can't be read: {error}")
+
+
+def _open_dir(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _first_event(run_dir: Path) -> Line:
@@ -174,7 +188,7 @@ def _first_event(run_dir: Path) -> Line:
 
 def _last_event(run_dir: Path) -> Line | None:
     """The last line, if it is an event; found from the end, so that a list of large runs stays quick."""
-    root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = _open_dir(run_dir)
     try:
         with open_beneath(root, LEDGER) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -183,13 +197,15 @@ def _last_event(run_dir: Path) -> Line | None:
         os.close(root)
     if len(lines) < 2 or lines[-1]:
         return None
-    event = _event_or_why(lines[-2], complete=True)
-    return event if isinstance(event, Line) else None
+    try:
+        return parse_line(lines[-2])
+    except ValueError:
+        return None
 
 
 def _files_of(run_dir: Path) -> list[str]:
     try:
-        root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = _open_dir(run_dir)
     except OSError:
         return []
     try:

@@ -23,6 +23,7 @@ from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
 
 RUNS: Final = "runs"
 
+_MAX_ERROR_CHARS: Final = 4096
 OUTCOMES: Final = ("completed", "failed", "interrupted")
 
 
@@ -200,11 +201,17 @@ class RunDirectory:
 
 
 def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | None]:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
     if error is None:
         return "completed", 0, None
-    if not isinstance(error, Exception):  # KeyboardInterrupt, a cancellation
+    exit_code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", None)
+    if not isinstance(error, Exception | SystemExit):  # KeyboardInterrupt, a cancellation
         return "interrupted", 130, type(error).__name__
-    return "failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}"
+    if exit_code == 0:
+        return "completed", 0, None
+    text = f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS]
+    return "failed", exit_code if isinstance(exit_code, int) else 1, text
 
 
 def _own_version() -> str:

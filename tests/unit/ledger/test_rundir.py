@@ -46,7 +46,15 @@ def test_a_run_is_sealed(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     ("error", "outcome", "exit_code"),
-    [(CellError("died"), "failed", 5), (OSError("x"), "failed", 1), (KeyboardInterrupt(), "interrupted", 130)],
+    [
+        (CellError("died"), "failed", 5),
+        (OSError("x"), "failed", 1),
+        (KeyboardInterrupt(), "interrupted", 130),
+        (SystemExit(0), "completed", 0),
+        (SystemExit(3), "failed", 3),
+        (ExceptionGroup("tasks", [CellError("died")]), "failed", 5),
+        (BaseExceptionGroup("tasks", [KeyboardInterrupt()]), "interrupted", 130),
+    ],
 )
 def test_a_run_that_raises_is_sealed_too(home: Path, error: BaseException, outcome: str, exit_code: int) -> None:
     """The exception is recorded and goes on; the record is complete and verifies."""
