@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,16 +17,12 @@ if TYPE_CHECKING:
 _DIGEST_CHARS = 12
 
 
-class _Size(click.ParamType):
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """A size as people write it."""
-
-    name = "size"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return value if isinstance(value, int) else parse_size(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx=ctx, param=param) from error
 
 
 @click.group()
@@ -56,7 +52,12 @@ def build(name: str, mirror: str, as_json: bool) -> None:  # noqa: FBT001 - clic
 @click.argument("source", metavar="REF")
 @click.option("--name", default="", help="The image's name [default: from REF].")
 @click.option(
-    "--max-size", type=_Size(), default="8GiB", show_default=True, help="Most that it may hold, uncompressed."
+    "--max-size",
+    callback=_size,
+    metavar="SIZE",
+    default="8GiB",
+    show_default=True,
+    help="Most that it may hold, uncompressed.",
 )
 @click.option("--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities.")
 @click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
@@ -145,7 +146,7 @@ def _shown(name: str, value: object) -> str:
     return printable(value if isinstance(value, str) else json.dumps(value))
 
 
-def _show_table(images: list[Image]) -> None:
+def _show_table(images: Sequence[Image]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -25,6 +25,7 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._/:-]{0,126}[a-z0-9])?")
 _HASH_CHUNK_BYTES: Final = 1 << 20
+_SEAL_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +89,12 @@ class Store:
     def add(self, rootfs: Path, config: ImageConfig, *, name: str, source: str, created: str) -> Image:
         """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name`.
 
-        The name moves to it from whichever image had it. Bytes that the store already has under the same configuration are not
-        stored twice. Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be written.
+        The name moves to it from whichever image had it. What the store already has is not stored twice. The configuration is
+        part of the digest: its hash is appended to the file, behind the end of the file system.
+        Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be written.
         """
         check_name(name)
+        _seal(rootfs, config)
         digest = file_sha256(rootfs)
         document = {
             "version": 1,
@@ -133,15 +136,13 @@ class Store:
     def _place(self, digest: str, rootfs: Path, document: Mapping[str, Any]) -> None:
         final = self._images / digest
         make_store_dir(self._images)
+        if final.exists():
+            return
         with scratch_dir(self.home) as scratch:
             whole = scratch / digest
             whole.mkdir(mode=0o755)
             whole.joinpath("image.json").write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
             whole.joinpath("image.json").chmod(0o444)
-            if final.exists():
-                # The same bytes again: its configuration may be a newer one.
-                whole.joinpath("image.json").replace(final / "image.json")
-                return
             rootfs.replace(whole / "rootfs.sqfs")
             whole.joinpath("rootfs.sqfs").chmod(0o444)
             sync_file(whole / "rootfs.sqfs")
@@ -253,6 +254,16 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _seal(rootfs: Path, config: ImageConfig) -> None:
+    """Append the configuration's hash in a block of its own, so that equal files started differently are different images."""
+    parts = [sorted(config.env.items()), config.user, config.workdir, config.entrypoint, config.cmd]
+    seal = hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
+    rootfs.chmod(0o600)
+    with rootfs.open("ab") as file:
+        file.write(bytes(-file.tell() % _SEAL_BYTES) + seal.ljust(_SEAL_BYTES, b"\0"))
+    rootfs.chmod(0o444)
 
 
 def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str]) -> Image:

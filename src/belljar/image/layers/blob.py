@@ -1,0 +1,135 @@
+"""A layer's blob: decompressed into an unnamed temporary file, bounded while it streams, its digests checked."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+
+from belljar.errors import HostError
+from belljar.image.layers.limits import LayerError
+from belljar.image.tools import started, tool
+from belljar.units import format_size
+
+_CHUNK_BYTES: Final = 1 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_OTHERS: Final = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_ZSTD_MEMORY_BYTES: Final = 512 << 20
+
+
+class Layer:
+    """An uncompressed layer. The file has no name, so nothing of it outlives this process."""
+
+    def __init__(self, file: IO[bytes], size_bytes: int, diff_id: str) -> None:
+        self._file = file
+        self.size_bytes = size_bytes
+        self.diff_id = diff_id
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Up to `count` bytes at `offset`."""
+        return os.pread(self._file.fileno(), count, offset)
+
+    def chunks(self, offset: int, size_bytes: int) -> Iterator[bytes]:
+        """The bytes of a file in the layer."""
+        while size_bytes:
+            chunk = self.pread(min(_CHUNK_BYTES, size_bytes), offset)
+            if not chunk:
+                return
+            yield chunk
+            offset, size_bytes = offset + len(chunk), size_bytes - len(chunk)
+
+    def close(self) -> None:
+        """Give the file's space back."""
+        self._file.close()
+
+
+def open_layer(blob: Path, digest: str, *, max_bytes: int, scratch: Path) -> Layer:
+    """Decompress a blob (gzip, zstd or plain) whose SHA-256 must be `digest`.
+
+    Stops as soon as it has grown beyond `max_bytes`. Raises `LayerError` for that, for a wrong digest and for broken compression.
+    """
+    file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - the layer owns it
+    try:
+        compressed, plain, size = hashlib.sha256(), hashlib.sha256(), 0
+        with blob.open("rb") as source:
+            for chunk in _decompressed(source, compressed):
+                size += len(chunk)
+                if size > max_bytes:
+                    raise LayerError(
+                        f"it is larger than {format_size(max_bytes)} when uncompressed; --max-size allows more"
+                    )
+                plain.update(chunk)
+                file.write(chunk)
+        if compressed.hexdigest() != digest:
+            raise LayerError("a layer's bytes are not those of its digest")
+        file.flush()
+        return Layer(file, size, plain.hexdigest())
+    except BaseException:
+        file.close()
+        raise
+
+
+def _decompressed(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    magic = source.read(6)
+    source.seek(0)
+    other = next((name for start, name in _OTHERS.items() if magic.startswith(start)), None)
+    if other:
+        raise LayerError(f"a layer is compressed with {other}, which images don't use")
+    if magic.startswith(_ZSTD):
+        return _unzstd(source, digest)
+    return _gunzip(source, digest) if magic.startswith(_GZIP) else _read(source, digest)
+
+
+def _read(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    while chunk := source.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        yield chunk
+
+
+def _gunzip(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    """All members of a gzip file, at most a mebibyte at a time however much a chunk inflates to."""
+    inflate = zlib.decompressobj(wbits=31)
+    try:
+        for chunk in _read(source, digest):
+            rest = chunk
+            while rest:
+                if inflate.eof:
+                    inflate = zlib.decompressobj(wbits=31)
+                yield inflate.decompress(rest, _CHUNK_BYTES)
+                rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+        while not inflate.eof and (tail := inflate.decompress(inflate.unconsumed_tail, _CHUNK_BYTES)):
+            yield tail
+    except zlib.error as error:
+        raise LayerError(f"a layer's compression is broken: {error}") from error
+    if not inflate.eof:
+        raise LayerError("a layer ends in the middle of its compressed data")
+
+
+def _unzstd(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
+    for _ in _read(source, digest):
+        pass
+    source.seek(0)
+    argv = [tool("prlimit"), f"--as={_ZSTD_MEMORY_BYTES}", "--core=0", "--", tool("zstd"), "-dcq", "--memory=128MB"]
+    with started(argv, stdin=source, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        if process.stdout is None:
+            raise HostError("zstd was started without an output", where="zstd")
+        while chunk := process.stdout.read(_CHUNK_BYTES):
+            yield chunk
+        if process.wait() != 0:
+            raise LayerError("a layer's compression is broken")
+
+
+@contextmanager
+def closing_all(layers: list[Layer]) -> Iterator[list[Layer]]:
+    """Close every layer in the list, also those added meanwhile."""
+    try:
+        yield layers
+    finally:
+        for layer in layers:
+            layer.close()

@@ -1,0 +1,301 @@
+"""Reading a tar stream that may lie. Every length is bounded before it is used, and what is not understood is refused.
+
+Understood: ustar, GNU long names and base-256 numbers, POSIX pax records. Refused: device nodes, sparse files, absolute names, `..`, and
+anything after which the reader would have to guess.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+from urllib.parse import unquote_to_bytes
+
+from belljar.image.layers.limits import (
+    MAX_DEPTH,
+    MAX_ID,
+    MAX_METADATA_BYTES,
+    MAX_NAME_BYTES,
+    MAX_PATH_BYTES,
+    MAX_TIME_S,
+    MAX_XATTR_BYTES,
+    LayerError,
+)
+from belljar.units import printable
+
+_BLOCK: Final = 512
+_EMPTY: Final = bytes(_BLOCK)
+_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
+_XATTR_PREFIX: Final = "SCHILY.xattr."
+_LIBARCHIVE_PREFIX: Final = "LIBARCHIVE.xattr."
+
+Path = tuple[bytes, ...]
+
+
+class EntryKind(StrEnum):
+    """What an image may hold."""
+
+    FILE = "file"
+    HARD_LINK = "hard link"
+    SYMLINK = "symbolic link"
+    DIRECTORY = "directory"
+    FIFO = "pipe"
+
+
+_KINDS: Final[Mapping[bytes, EntryKind]] = {
+    b"0": EntryKind.FILE,
+    b"\0": EntryKind.FILE,
+    b"7": EntryKind.FILE,
+    b"1": EntryKind.HARD_LINK,
+    b"2": EntryKind.SYMLINK,
+    b"5": EntryKind.DIRECTORY,
+    b"6": EntryKind.FIFO,
+}
+_REFUSED: Final[Mapping[bytes, str]] = {
+    b"3": "a character device",
+    b"4": "a block device",
+    b"S": "a sparse file",
+    b"M": "a part of a multi-volume archive",
+    b"D": "a directory dump",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerEntry:
+    """One entry of a layer. `path` is relative to the root and has no `.` or `..`; `target` is a link's, as it is written.
+
+    The content of a file is `size_bytes` bytes at `offset` of the layer.
+    """
+
+    path: Path
+    kind: EntryKind
+    mode: int
+    uid: int
+    gid: int
+    mtime_s: int
+    size_bytes: int = 0
+    offset: int = 0
+    target: bytes = b""
+    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """A layer's bytes, uncompressed: reads like `os.pread`, short only at the end."""
+
+    def pread(self, count: int, offset: int) -> bytes:
+        """Up to `count` bytes at `offset`."""
+        ...
+
+
+def read_entries(source: Source, size_bytes: int) -> Iterator[LayerEntry]:
+    """The entries of a layer of `size_bytes`, in its order. Memory is bounded (about 2 MiB) whatever the layer says.
+
+    Raises `LayerError` for anything broken or refused. A layer must end with its end marker or exactly after an entry.
+    """
+    offset, extra = 0, _Extra()
+    while offset < size_bytes:
+        header = source.pread(_BLOCK, offset)
+        if header == _EMPTY:
+            break
+        _check_header(header, offset)
+        size, kind = _number(header[124:136], "size"), header[156:157]
+        size = (
+            extra.size if extra.size is not None and kind not in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX} else size
+        )
+        content, offset = offset + _BLOCK, _end(offset, size, kind, size_bytes)
+        if kind in {_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX}:
+            extra.take(kind, _metadata(source, content, size))
+            continue
+        yield _entry(header, kind, size, content, extra)
+        extra = _Extra()
+    if extra.used:
+        raise LayerError("the layer ends where an entry should follow")
+
+
+def split_path(name: bytes) -> Path:
+    """A name in an archive as components below the root. Raises `LayerError` for one that could lead elsewhere."""
+    if name.startswith(b"/"):
+        raise LayerError(f"the name {printable(name)!r} is absolute")
+    parts = tuple(part for part in name.split(b"/") if part not in {b"", b"."})
+    if b".." in parts:
+        raise LayerError(f"the name {printable(name)!r} leads out of its directory")
+    check_components(parts, name)
+    return parts
+
+
+def check_components(parts: Path, name: bytes) -> None:
+    """Raise `LayerError` unless a file system can hold such a name."""
+    if b"\0" in name or len(name) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in parts):
+        raise LayerError(f"the name {printable(name[:100])!r} is too long or holds a zero byte")
+    if len(parts) > MAX_DEPTH:
+        raise LayerError(f"the name {printable(name[:100])!r} is more than {MAX_DEPTH} directories deep")
+
+
+class _Extra:
+    """What the extended headers before an entry say about it."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self.name: bytes | None = None
+        self.link: bytes | None = None
+        self.size: int | None = None
+        self.uid: int | None = None
+        self.gid: int | None = None
+        self.mtime_s: int | None = None
+        self.xattrs: dict[str, bytes] = {}
+
+    def take(self, kind: bytes, content: bytes) -> None:
+        if kind == _GLOBAL_PAX:
+            # Only remarks may hold for a whole archive (git writes its commit there); anything else would change entries unseen.
+            if any(key != "comment" for key, _ in _pax_records(content)):
+                raise LayerError("the layer has a global header, which could change every entry")
+            return
+        self.used = True
+        if kind == _LONG_NAME:
+            self.name = _text(content)
+        elif kind == _LONG_LINK:
+            self.link = _text(content)
+        else:
+            for key, value in _pax_records(content):
+                self._record(key, value)
+
+    def _record(self, key: str, value: bytes) -> None:
+        if key.startswith("GNU.sparse."):
+            raise LayerError("a sparse file is not taken")
+        if key == "path":
+            self.name = value
+        elif key == "linkpath":
+            self.link = value
+        elif key in {"size", "uid", "gid"}:
+            setattr(self, key, _decimal(value, key))
+        elif key == "mtime":
+            self.mtime_s = (
+                _decimal(value.partition(b".")[0].removeprefix(b"-"), key) if not value.startswith(b"-") else 0
+            )
+        elif key.startswith(_XATTR_PREFIX):
+            self._xattr(key.removeprefix(_XATTR_PREFIX), value)
+        elif key.startswith(_LIBARCHIVE_PREFIX):
+            self._xattr(
+                unquote_to_bytes(key.removeprefix(_LIBARCHIVE_PREFIX)).decode("utf-8", "replace"), _unbase64(value)
+            )
+
+    def _xattr(self, name: str, value: bytes) -> None:
+        self.xattrs[name] = value
+        if sum(len(k) + len(v) for k, v in self.xattrs.items()) > MAX_XATTR_BYTES:
+            raise LayerError(f"an entry has more than {MAX_XATTR_BYTES} bytes of extended attributes")
+
+
+def _check_header(header: bytes, offset: int) -> None:
+    if len(header) != _BLOCK:
+        raise LayerError(f"the layer ends inside a header, at byte {offset}")
+    stated = _number(header[148:156], "checksum")
+    if stated != sum(header) - sum(header[148:156]) + 8 * 0x20:
+        raise LayerError(f"the header at byte {offset} is broken: its checksum is wrong")
+
+
+def _end(offset: int, size: int, kind: bytes, size_bytes: int) -> int:
+    """Where the next header is. Links and directories have no content, whatever their header says."""
+    has_content = kind not in {b"1", b"2", b"5", b"6"}
+    if not has_content and size:
+        raise LayerError(f"the entry at byte {offset} has a size and can't have content")
+    end = offset + _BLOCK + size
+    if end > size_bytes:
+        raise LayerError(f"the entry at byte {offset} is longer than the layer")
+    return end + (-end) % _BLOCK
+
+
+def _metadata(source: Source, offset: int, size: int) -> bytes:
+    if size > MAX_METADATA_BYTES:
+        raise LayerError(f"an extended header has {size} bytes; {MAX_METADATA_BYTES} are allowed")
+    return source.pread(size, offset)
+
+
+def _entry(header: bytes, kind: bytes, size: int, content: int, extra: _Extra) -> LayerEntry:
+    name = extra.name if extra.name is not None else _header_name(header)
+    if kind not in _KINDS:
+        raise LayerError(
+            f"{printable(name[:200])!r} is {_REFUSED.get(kind, f'of the unknown type {printable(kind)!r}')}"
+        )
+    # Archives older than POSIX mark a directory by its name only.
+    known = EntryKind.DIRECTORY if kind in {b"0", b"\0"} and name.endswith(b"/") and not size else _KINDS[kind]
+    target = extra.link if extra.link is not None else _text(header[157:257])
+    is_link = known in {EntryKind.SYMLINK, EntryKind.HARD_LINK}
+    if is_link and (not target or len(target) > MAX_PATH_BYTES or b"\0" in target):
+        raise LayerError(f"the link {printable(name[:200])!r} has no target, or too long a one")
+    return LayerEntry(
+        path=split_path(name),
+        kind=known,
+        mode=_number(header[100:108], "mode") & 0o7777,
+        uid=_bounded(extra.uid, header[108:116], "owner", MAX_ID),
+        gid=_bounded(extra.gid, header[116:124], "group", MAX_ID),
+        mtime_s=min(extra.mtime_s if extra.mtime_s is not None else _time(header[136:148]), MAX_TIME_S),
+        size_bytes=size if known is EntryKind.FILE else 0,
+        offset=content,
+        target=target if is_link else b"",
+        xattrs=extra.xattrs,
+    )
+
+
+def _header_name(header: bytes) -> bytes:
+    name = _text(header[0:100])
+    prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else b""
+    return prefix + b"/" + name if prefix else name
+
+
+def _text(field_bytes: bytes) -> bytes:
+    return field_bytes.partition(b"\0")[0]
+
+
+def _bounded(stated: int | None, field_bytes: bytes, what: str, most: int) -> int:
+    value = stated if stated is not None else _number(field_bytes, what)
+    if value > most:
+        raise LayerError(f"an entry's {what} is {value}; at most {most} is allowed")
+    return value
+
+
+def _time(field_bytes: bytes) -> int:
+    """A time before 1970 is 1970."""
+    return 0 if field_bytes[0] == 0xFF else _number(field_bytes, "time")
+
+
+def _number(field_bytes: bytes, what: str) -> int:
+    """An octal number, or GNU's base 256 (never negative)."""
+    if field_bytes[0] & 0x80:
+        if field_bytes[0] != 0x80:
+            raise LayerError(f"a header's {what} is negative or too large")
+        return int.from_bytes(field_bytes[1:], "big")
+    digits = field_bytes.strip(b" \0")
+    if any(digit not in b"01234567" for digit in digits):
+        raise LayerError(f"a header's {what} is not a number")
+    return int(digits, 8) if digits else 0
+
+
+def _pax_records(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """The records `length key=value\\n`; each length must be exactly right."""
+    rest = memoryview(content)
+    while rest:
+        head = bytes(rest[:20])
+        length = _decimal(head.partition(b" ")[0], "record's length")
+        start = head.find(b" ") + 1
+        record = bytes(rest[start:length])
+        key, equals, value = record[:-1].partition(b"=")
+        if not start or length > len(rest) or length <= start or record[-1:] != b"\n" or not equals:
+            raise LayerError("an extended header is broken")
+        yield key.decode("utf-8", "replace"), value
+        rest = rest[length:]
+
+
+def _decimal(digits: bytes, what: str) -> int:
+    if not digits.isdigit() or len(digits) > 19:
+        raise LayerError(f"an extended header's {what} is not a number that can be meant")
+    return int(digits)
+
+
+def _unbase64(value: bytes) -> bytes:
+    try:
+        return base64.b64decode(value + b"=" * (-len(value) % 4), validate=True)
+    except binascii.Error:
+        raise LayerError("an extended attribute is not what its encoding says") from None

@@ -1,0 +1,33 @@
+"""What an imported image may be at most, and the one error for a layer that is more, or is broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_PATH_BYTES: Final = 4096
+MAX_NAME_BYTES: Final = 255
+MAX_DEPTH: Final = 200
+MAX_METADATA_BYTES: Final = 1 << 20
+MAX_XATTR_BYTES: Final = 64 << 10
+MAX_ID: Final = 0xFFFF_FFFE
+MAX_TIME_S: Final = 0xFFFF_FFFF
+
+
+class LayerError(ValueError):
+    """A layer is broken or asks for what an image may not have; the message says which entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportLimits:
+    """Bounds of an import. Beyond one of them, the import is refused."""
+
+    max_bytes: int = 8 << 30
+    """All layers together, uncompressed."""
+    max_entries: int = 500_000
+    """All layers together, also those that a later layer replaces."""
+    max_layers: int = 500
+    max_document_bytes: int = 4 << 20
+    """A manifest or a configuration."""
+    timeout_s: float = 1800
+    """Fetching."""

@@ -1,0 +1,243 @@
+"""Layers merged into one tree, in memory. Names from an archive only ever become keys of a dictionary, never paths of the host.
+
+A link inside the tree is followed inside the tree, as the guest would; one that climbs above the root is refused.
+"""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from belljar.image.layers.headers import EntryKind, LayerEntry, Path, check_components
+from belljar.image.layers.limits import ImportLimits, LayerError
+from belljar.units import printable
+
+_WHITEOUT: Final = b".wh."
+_OPAQUE: Final = b".wh..wh..opq"
+_MAX_LINKS_FOLLOWED: Final = 40
+# Long chains of links before every entry would keep the host busy for hours: the whole of an image may take so many steps.
+_MAX_STEPS: Final = 100_000_000
+_TYPES: Final = {
+    EntryKind.FILE: tarfile.REGTYPE,
+    EntryKind.SYMLINK: tarfile.SYMTYPE,
+    EntryKind.DIRECTORY: tarfile.DIRTYPE,
+    EntryKind.FIFO: tarfile.FIFOTYPE,
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """A file of the tree. Hard links are one node under several names. `layer` is the last that said something about it.
+
+    A file's content is in `layer_of_content` (0: it has none), `size_bytes` at `offset`.
+    """
+
+    kind: EntryKind
+    layer: int
+    layer_of_content: int = 0
+    mode: int = 0o755
+    uid: int = 0
+    gid: int = 0
+    mtime_s: int = 0
+    size_bytes: int = 0
+    offset: int = 0
+    target: bytes = b""
+    xattrs: Mapping[str, bytes] = field(default_factory=dict)
+    children: dict[bytes, Node] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emitted:
+    """An entry of the merged tree: its header, and the node whose content (if it is a file) belongs to it."""
+
+    info: tarfile.TarInfo
+    node: Node
+
+
+class Tree:
+    """The merged file system of an image.
+
+    `apply` takes each layer's entries, lowest layer first. With `keep_setuid` false, setuid and setgid bits of files and file capabilities are
+    taken away. Raises `LayerError` for what an image may not have, also for more than `limits` allows.
+    """
+
+    def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
+        self.root = Node(kind=EntryKind.DIRECTORY, layer=0)
+        self.newest_s = 0
+        self._limits = limits
+        self._keep_setuid = keep_setuid
+        self._layer = 0
+        self._entries = 0
+        self._steps = 0
+
+    def begin_layer(self) -> int:
+        """The next layer begins; its number, from 1."""
+        self._layer += 1
+        return self._layer
+
+    def apply(self, entry: LayerEntry) -> None:
+        """Take one entry of the layer that has begun."""
+        self._entries += 1
+        if self._entries > self._limits.max_entries:
+            raise LayerError(f"it holds more than {self._limits.max_entries} entries")
+        if not entry.path:
+            self._take_root(entry)
+            return
+        parent = self._directory(entry.path[:-1], entry)
+        name = entry.path[-1]
+        if name.startswith(_WHITEOUT):
+            self._white_out(parent, name)
+        else:
+            self._place(parent, name, entry)
+
+    def ensure(self, path: Path, mode: int, *, kind: EntryKind = EntryKind.DIRECTORY) -> None:
+        """Add a directory or an empty file, owned by root, if nothing is there and its parent is a directory."""
+        parent = self.root
+        for part in path[:-1]:
+            parent = parent.children.get(part, self.root)
+            if parent is self.root or parent.kind is not EntryKind.DIRECTORY:
+                return
+        parent.children.setdefault(path[-1], Node(kind=kind, layer=self._layer, mode=mode, mtime_s=self.newest_s))
+
+    def emit(self) -> Iterator[Emitted]:
+        """The tree in a fixed order, each directory before what it holds, each hard link after the file's first name."""
+        first_names: dict[int, bytes] = {}
+        waiting = [(b"", self.root)]
+        while waiting:
+            path, node = waiting.pop()
+            if path:
+                yield _emitted(path, node, first_names)
+            inside = sorted(node.children.items(), reverse=True)
+            waiting.extend((path + b"/" + name if path else name, child) for name, child in inside)
+
+    def _take_root(self, entry: LayerEntry) -> None:
+        if entry.kind is not EntryKind.DIRECTORY:
+            raise LayerError(f"the root directory is a {entry.kind}")
+
+    def _place(self, parent: Node, name: bytes, entry: LayerEntry) -> None:
+        before = parent.children.get(name)
+        if entry.kind is EntryKind.HARD_LINK:
+            parent.children[name] = self._link_target(entry)
+            return
+        node = self._node(entry)
+        if before is not None and before.kind is EntryKind.DIRECTORY and entry.kind is EntryKind.DIRECTORY:
+            node.children = before.children
+        parent.children[name] = node
+
+    def _node(self, entry: LayerEntry) -> Node:
+        mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
+        if self._keep_setuid and "security.capability" in entry.xattrs:
+            xattrs["security.capability"] = entry.xattrs["security.capability"]
+        if not self._keep_setuid and entry.kind is not EntryKind.DIRECTORY:
+            mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        self.newest_s = max(self.newest_s, entry.mtime_s)
+        return Node(
+            kind=entry.kind,
+            layer=self._layer,
+            layer_of_content=self._layer,
+            mode=mode,
+            uid=entry.uid,
+            gid=entry.gid,
+            mtime_s=entry.mtime_s,
+            size_bytes=entry.size_bytes,
+            offset=entry.offset,
+            target=entry.target,
+            xattrs=xattrs if entry.kind in {EntryKind.FILE, EntryKind.DIRECTORY} else {},
+        )
+
+    def _link_target(self, entry: LayerEntry) -> Node:
+        target = entry.target.removeprefix(b"/") if entry.target.startswith(b"/") else entry.target
+        parts = tuple(part for part in target.split(b"/") if part not in {b"", b"."})
+        if b".." in parts or not parts:
+            raise LayerError(f"the hard link {_shown(entry.path)} leads out of the image")
+        parent = self._find(parts[:-1])
+        node = None if parent is None else parent.children.get(parts[-1])
+        if node is None or node.kind is EntryKind.DIRECTORY:
+            raise LayerError(
+                f"the hard link {_shown(entry.path)} points to no file of the image: {printable(entry.target)!r}"
+            )
+        # The name is this layer's now, though the file may be a lower one's: a whiteout of this layer must not take it.
+        node.layer = self._layer
+        return node
+
+    def _white_out(self, parent: Node, name: bytes) -> None:
+        """Take away what lower layers put there; what this layer put there stays."""
+        if name == _OPAQUE:
+            self._prune(parent)
+            return
+        hidden = name.removeprefix(_WHITEOUT)
+        if hidden in {b"", b".", b".."}:
+            raise LayerError(f"the whiteout {printable(name)!r} names nothing")
+        child = parent.children.get(hidden)
+        if child is not None and not hidden.startswith(_WHITEOUT) and not self._prune(child):
+            del parent.children[hidden]
+
+    def _prune(self, node: Node) -> bool:
+        """Take away all below `node` that is not of this layer; whether `node` itself must stay."""
+        for name, child in list(node.children.items()):
+            if not self._prune(child):
+                del node.children[name]
+        return node.layer == self._layer or bool(node.children)
+
+    def _directory(self, path: Path, entry: LayerEntry) -> Node:
+        """The directory that an entry goes into. Missing ones are made; links to directories inside the tree are followed."""
+        node = self._find(path, make=entry.mtime_s)
+        if node is None:
+            raise LayerError(f"{_shown(entry.path)} lies below something that is no directory")
+        return node
+
+    def _find(self, path: Path, *, make: int | None = None) -> Node | None:
+        """Walk inside the tree; None if something on the way is no directory. With `make`, missing directories get that time."""
+        above: list[Node] = [self.root]
+        todo, followed = list(reversed(path)), 0
+        while todo:
+            part = todo.pop()
+            if part == b"..":
+                if len(above) == 1:
+                    raise LayerError(f"a symbolic link on the way to {_shown(path)} leads out of the image")
+                above.pop()
+                continue
+            child = above[-1].children.get(part)
+            if child is None and make is not None:
+                child = above[-1].children[part] = Node(kind=EntryKind.DIRECTORY, layer=self._layer, mtime_s=make)
+            if child is not None and child.kind is EntryKind.SYMLINK:
+                followed += 1
+                above = self._follow(child, above, todo, followed)
+                continue
+            if child is None or child.kind is not EntryKind.DIRECTORY:
+                return None
+            above.append(child)
+        return above[-1]
+
+    def _follow(self, link: Node, above: list[Node], todo: list[bytes], followed: int) -> list[Node]:
+        """Put a link's target before what remains of the way; where the way goes on from."""
+        parts = tuple(part for part in link.target.split(b"/") if part not in {b"", b"."})
+        check_components(parts, link.target)
+        self._steps += len(parts) + len(todo)
+        if followed > _MAX_LINKS_FOLLOWED or self._steps > _MAX_STEPS:
+            raise LayerError("symbolic links lead in a circle, or through too many others")
+        todo.extend(reversed(parts))
+        return [self.root] if link.target.startswith(b"/") else above
+
+
+def _emitted(path: bytes, node: Node, first_names: dict[int, bytes]) -> Emitted:
+    info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
+    info.mode, info.uid, info.gid, info.mtime = node.mode, node.uid, node.gid, node.mtime_s
+    first = first_names.setdefault(id(node), path)
+    if first is not path:
+        info.type, info.linkname = tarfile.LNKTYPE, first.decode("utf-8", "surrogateescape")
+        return Emitted(info=info, node=node)
+    info.type = _TYPES[node.kind]
+    info.size = node.size_bytes
+    info.linkname = node.target.decode("utf-8", "surrogateescape")
+    info.pax_headers = {
+        f"SCHILY.xattr.{k}": v.decode("utf-8", "surrogateescape") for k, v in sorted(node.xattrs.items())
+    }
+    return Emitted(info=info, node=node)
+
+
+def _shown(path: Path) -> str:
+    return repr(printable(b"/".join(path)[:200]))

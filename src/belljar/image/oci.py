@@ -1,0 +1,276 @@
+"""Importing container images. skopeo fetches and translates; what it hands over is read with bounds and merged in memory, never unpacked.
+
+Nothing of the archive is believed: not its digests, not its sizes, not its names. Design note 0007 says why no tool unpacks it on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import PolicyError
+from belljar.image.fetch import fetch, transport_of
+from belljar.image.kernel import debian_arch
+from belljar.image.layers import ImportLimits, LayerError, Tree, read_entries
+from belljar.image.layers.blob import Layer, closing_all, open_layer
+from belljar.image.layers.headers import EntryKind
+from belljar.image.layers.tree import Emitted
+from belljar.image.pack import pack
+from belljar.image.scratch import need_space, scratch_dir
+from belljar.image.store import Image, ImageConfig, Store, check_name, file_sha256
+from belljar.units import printable
+
+__all__ = ["ImportLimits", "config_of", "default_name", "import_image"]
+
+Report = Callable[[str], None]
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_MANIFEST_TYPES: Final = frozenset(
+    {"application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"}
+)
+_LAYER_TYPES: Final = re.compile(
+    r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
+)
+_LEAST_FREE_BYTES: Final = 256 << 20
+_MAX_WORDS: Final = 1000
+_MAX_WORD_CHARS: Final = 128 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A packed entry whose content lies in a layer."""
+
+    emitted: Emitted
+    layers: list[Layer]
+
+    @property
+    def info(self) -> tarfile.TarInfo:
+        return self.emitted.info
+
+    @property
+    def chunks(self) -> Iterable[bytes]:
+        node = self.emitted.node
+        return self.layers[node.layer_of_content - 1].chunks(node.offset, node.size_bytes)
+
+
+def import_image(
+    home: Path,
+    ref: str,
+    *,
+    name: str = "",
+    limits: ImportLimits | None = None,
+    keep_setuid: bool = False,
+    report: Report = lambda _line: None,
+) -> Image:
+    """Put the container image `ref` (as skopeo names it) into the store under `name` (default: made from `ref`).
+
+    All of it is checked before it is packed; setuid bits are taken away unless `keep_setuid`. Raises `PolicyError` when the image is broken, hostile
+    or beyond `limits`, `HostError` when this host can't; the store is then as it was and nothing is left behind.
+    """
+    bounds = limits or ImportLimits()
+    name = name or default_name(ref)
+    check_name(name)
+    transport_of(ref)
+    need_space(home, _LEAST_FREE_BYTES, "importing an image")
+    with scratch_dir(home) as scratch:
+        report("fetching")
+        layout = fetch(ref, scratch, bounds)
+        try:
+            return _from_layout(Store(home), layout, scratch, ref, name, bounds, keep_setuid=keep_setuid, report=report)
+        except LayerError as error:
+            raise PolicyError(f"the image is refused: {error}", where=printable(ref), mend=_mend(error)) from error
+
+
+def _mend(error: LayerError) -> str:
+    text = str(error)
+    return "" if "--" in text else "use an image without it; nothing of this one was kept"
+
+
+def _from_layout(
+    store: Store,
+    layout: Path,
+    scratch: Path,
+    ref: str,
+    name: str,
+    limits: ImportLimits,
+    *,
+    keep_setuid: bool,
+    report: Report,
+) -> Image:
+    manifest = _document(layout, _only_manifest(_read_json(layout / "index.json", limits)), limits)
+    config = _document(layout, _object(manifest, "config"), limits)
+    image_config = config_of(config)
+    _check_platform(config)
+    tree, opened = Tree(limits, keep_setuid=keep_setuid), list[Layer]()
+    with closing_all(opened) as layers:
+        _merge(tree, layers, layout, scratch, manifest, config, limits, report=report)
+        report("packing")
+        _complete(tree)
+        rootfs = scratch / "rootfs.sqfs"
+        pack(_entries(tree, layers), rootfs, made_s=tree.newest_s)
+    created = printable(str(config.get("created") or ""), max_chars=40)
+    return store.add(rootfs, image_config, name=name, source=printable(ref, max_chars=300), created=created)
+
+
+def _merge(
+    tree: Tree,
+    layers: list[Layer],
+    layout: Path,
+    scratch: Path,
+    manifest: Mapping[str, Any],
+    config: Mapping[str, Any],
+    limits: ImportLimits,
+    *,
+    report: Report,
+) -> None:
+    described = _list(manifest, "layers")
+    diff_ids = _list(_object(config, "rootfs"), "diff_ids")
+    if len(described) > limits.max_layers or len(described) != len(diff_ids):
+        raise LayerError(
+            f"it has {len(described)} layers and {len(diff_ids)} in its configuration; at most {limits.max_layers}"
+        )
+    left_bytes = limits.max_bytes
+    for number, (descriptor, diff_id) in enumerate(zip(described, diff_ids, strict=True), 1):
+        report(f"reading layer {number} of {len(described)}")
+        blob, digest = _blob(layout, descriptor)
+        if _LAYER_TYPES.fullmatch(str(descriptor.get("mediaType"))) is None:
+            raise LayerError(
+                f"layer {number} is of the type {printable(str(descriptor.get('mediaType')))!r}, which isn't taken"
+            )
+        layer = open_layer(blob, digest, max_bytes=left_bytes, scratch=scratch)
+        layers.append(layer)
+        blob.unlink()
+        if diff_id != f"sha256:{layer.diff_id}":
+            raise LayerError(f"layer {number} is not what the configuration says: its digest differs")
+        left_bytes -= layer.size_bytes
+        tree.begin_layer()
+        for entry in read_entries(layer, layer.size_bytes):
+            tree.apply(entry)
+
+
+def _complete(tree: Tree) -> None:
+    """What every guest needs to mount on, if the image has it not."""
+    for directory in (b"dev", b"proc", b"sys", b"run", b"etc"):
+        tree.ensure((directory,), 0o755)
+    tree.ensure((b"tmp",), 0o1777)
+    for file in (b"machine-id", b"resolv.conf", b"hostname", b"hosts"):
+        tree.ensure((b"etc", file), 0o644, kind=EntryKind.FILE)
+
+
+def _entries(tree: Tree, layers: list[Layer]) -> Iterator[_Entry]:
+    return (_Entry(emitted=emitted, layers=layers) for emitted in tree.emit())
+
+
+def config_of(document: Mapping[str, Any]) -> ImageConfig:
+    """What an image's configuration says about starting processes. Raises `LayerError` for what can't be meant."""
+    config = document.get("config") or {}
+    if not isinstance(config, dict):
+        raise LayerError("its configuration is broken: config")
+    env = dict(_variable(word) for word in _words(config, "Env"))
+    workdir = _word(config.get("WorkingDir") or "/", "WorkingDir")
+    if not workdir.startswith("/"):
+        raise LayerError(f"its working directory {printable(workdir)!r} is not absolute")
+    return ImageConfig(
+        env=env,
+        user=_word(config.get("User") or "root", "User"),
+        workdir=workdir,
+        entrypoint=tuple(_words(config, "Entrypoint")),
+        cmd=tuple(_words(config, "Cmd")),
+    )
+
+
+def default_name(ref: str) -> str:
+    """A name for the image `ref`: the last part of it, without a file's ending."""
+    transport, _, rest = ref.partition(":")
+    is_file = transport not in {"docker", "docker-daemon"}
+    rest = rest.partition(":" if is_file else "@")[0]
+    rest = re.sub(r"\.(?:tar|tgz|tar\.gz|oci)$", "", rest) if is_file else rest
+    return re.sub(r"[^a-z0-9._:-]", "-", rest.rstrip("/").rpartition("/")[2].lower()).strip("._:-")
+
+
+def _check_platform(config: Mapping[str, Any]) -> None:
+    stated = (str(config.get("os") or "linux"), str(config.get("architecture") or debian_arch()))
+    if stated != ("linux", debian_arch()):
+        raise LayerError(f"it is made for {printable('/'.join(stated))}; guests here are linux/{debian_arch()}")
+
+
+def _only_manifest(index: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The one manifest that skopeo was asked for. An index inside an index is not followed."""
+    manifests = _list(index, "manifests")
+    if (
+        len(manifests) != 1
+        or not isinstance(manifests[0], dict)
+        or manifests[0].get("mediaType") not in _MANIFEST_TYPES
+    ):
+        raise LayerError("it names no single image")
+    return manifests[0]
+
+
+def _document(layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
+    """The JSON document that a descriptor names, its digest checked."""
+    path, digest = _blob(layout, descriptor)
+    document = _read_json(path, limits)
+    if file_sha256(path) != digest:
+        raise LayerError("a document's bytes are not those of its digest")
+    return document
+
+
+def _blob(layout: Path, descriptor: object) -> tuple[Path, str]:
+    """Where a descriptor's bytes are. Only 64 hex digits of it become part of a path."""
+    match = _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
+    if match is None:
+        raise LayerError("a digest is not a SHA-256")
+    path = layout / "blobs" / "sha256" / match[1]
+    if not path.is_file() or path.is_symlink():
+        raise LayerError(f"the blob {match[1][:12]} is missing")
+    return path, match[1]
+
+
+def _read_json(path: Path, limits: ImportLimits) -> Mapping[str, Any]:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > limits.max_document_bytes:
+        raise LayerError(f"a document is missing or larger than {limits.max_document_bytes} bytes")
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise LayerError("a document is not JSON that can be read") from error
+    if not isinstance(document, dict):
+        raise LayerError("a document is not a JSON object")
+    return document
+
+
+def _object(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = document.get(name)
+    if not isinstance(value, dict):
+        raise LayerError(f"a document is broken: {name}")
+    return value
+
+
+def _list(document: Mapping[str, Any], name: str) -> list[Any]:
+    value = document.get(name)
+    if not isinstance(value, list):
+        raise LayerError(f"a document is broken: {name}")
+    return value
+
+
+def _words(config: Mapping[str, Any], name: str) -> list[str]:
+    words = config.get(name) or []
+    if not isinstance(words, list) or len(words) > _MAX_WORDS:
+        raise LayerError(f"its configuration is broken: {name}")
+    return [_word(word, name) for word in words]
+
+
+def _word(value: object, name: str) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_WORD_CHARS or "\0" in value:
+        raise LayerError(f"its configuration is broken: {name}")
+    return value
+
+
+def _variable(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    if not name:
+        raise LayerError("its configuration is broken: a variable without a name in Env")
+    return name, value
