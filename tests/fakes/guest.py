@@ -1,7 +1,7 @@
-"""A guest agent in Python for the client's tests: it speaks the channel's protocol over one end of a socket pair, honestly, until a script says otherwise.
+"""A guest agent in Python for the client's tests: the channel's protocol over one end of a socket pair, honestly, until a script says otherwise.
 
-It is written from `design/0002-channel.md` alone and shares no code with the host's wire, so that a misreading on either side shows. Run `serve` in the test's task
-group. A script is an async function `(guest, op)` that plays one exec; the default echoes.
+It is written from `design/0002-channel.md` alone and shares no code with the host's wire, so that a misreading on either side shows. Run `serve` in
+the test's task group. A script is an async function `(guest, op)` that plays one exec; the default echoes.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class FakeGuest:
             self._parts[op] = self._parts.get(op, b"") + payload
         elif kind == START:
             self.ops[op] = GuestOp(id=op, kind=payload[0], body=self._parts.pop(op, b"") + payload[1:])
+            self.ops[op].stdin_ended = payload[0] == 1 and not self.ops[op].body[0] & 1
             self.started_order.append(op)
             self.most_at_once = max(self.most_at_once, len(self.ops))
             tasks.start_soon(self._play, self.ops[op])

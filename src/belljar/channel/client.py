@@ -272,7 +272,8 @@ class GuestClient:
         """
         body = frames.write_body(user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append)
         async with self._file_operation(lambda wire: wire.start_write(body), timeout_s) as operation:
-            await _feed(operation, contents)
+            with anyio.move_on_at(operation.deadline):
+                await _feed(operation, contents)
             while await operation.next_chunk() is not None:
                 pass
             _judge(operation, path, timeout_s)
@@ -345,16 +346,23 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
 
 
 async def _feed(operation: Operation, contents: Contents) -> None:
-    """Send all of the contents, then the end. A generator that the operation did not outlive is closed."""
+    """Send all of the contents, then the end."""
     if isinstance(contents, bytes):
         await operation.send_stdin(contents)
     else:
-        async for chunk in contents:
-            if not await operation.send_stdin(chunk):
-                break
+        await _feed_pieces(operation, contents)
+    await operation.close_stdin()
+
+
+async def _feed_pieces(operation: Operation, contents: AsyncIterable[bytes]) -> None:
+    """Send the pieces as they come, while anyone is there to take them. A generator is closed in any case: nobody else will."""
+    try:
+        async for piece in contents:
+            if not await operation.send_stdin(piece):
+                return
+    finally:
         if isinstance(contents, AsyncGenerator):
             await contents.aclose()
-    await operation.close_stdin()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -25,6 +25,7 @@ from belljar.channel.wire import HostConnection
 from belljar.errors import CellError
 
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4
+_LATE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +50,21 @@ class Operation:
         self.result: Result | None = None
         self.size_bytes = 0
         self.overdue = False
+        self.discarded = {Stream.STDOUT: 0, Stream.STDERR: 0}
         self._pump = pump
         self._patience = patience
         self._op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
         self._credit_owed = 0
         self._discards = False
+        self._was_late = False
         self._deadline = math.inf
 
     def deliver(self, event: GuestEvent) -> None:
         """Take what the guest sent."""
         if isinstance(event, Data):
             if self._discards:
+                self.discarded[event.stream] += len(event.content)
                 self._credit_owed += len(event.content)
             else:
                 self._arrived[event.stream] += event.content
@@ -69,6 +73,11 @@ class Operation:
             self._pump.forget(self._op)
         elif isinstance(event, Started):
             self.size_bytes = event.info
+
+    @property
+    def deadline(self) -> float:
+        """When the host ends the operation by force, on the event loop's clock."""
+        return self._deadline
 
     async def start(self, make: Callable[[HostConnection], tuple[int, bytes]], *, deadline_s: float) -> None:
         """Send the request; the host's deadline counts from here."""
@@ -119,7 +128,7 @@ class Operation:
         for stream, arrived in self._arrived.items():
             if arrived:
                 self._arrived[stream] = bytearray()
-                self._credit_owed += len(arrived)
+                self._credit_owed += 0 if self._discards else len(arrived)
                 return stream, bytes(arrived)
         return None
 
@@ -138,17 +147,25 @@ class Operation:
         return self._pump.wire.send_credit(self._op, owed)
 
     async def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait within the host's deadline; at the deadline kill the tree; when that has no effect, give the guest up."""
+        """Wait within the host's deadline; at the deadline end the operation by force. `ready` must hold once there is a RESULT."""
+        if self.result is not None:
+            return None
+        if anyio.current_time() >= self._deadline:
+            if self._was_late:
+                return await self._end_by_force()
+            # The caller may have been the slow one, and RESULT be waiting to be read: one more chance, once.
+            self._was_late, self._deadline = True, anyio.current_time() + _LATE_S
         with anyio.move_on_at(self._deadline):
-            await self._pump.wait_until(self, ready)
-            return
-        if self.overdue:
+            return await self._pump.wait_until(self, ready)
+        return await self._end_by_force()
+
+    async def _end_by_force(self) -> None:
+        self.overdue = True
+        with anyio.move_on_after(self._patience.kill_s):
+            await self._kill()
+        if self.result is None:
             self._give_up()
             self._pump.check()
-        self.overdue = True
-        self._deadline = anyio.current_time() + self._patience.kill_s
-        await self.send_signal(signal.SIGKILL, SignalScope.WHOLE_TREE)
-        await self._wait(ready)
 
     def _give_up(self) -> None:
         what = f"the guest agent did not end an operation within {self._patience.kill_s:g} s of being told to kill it"
@@ -171,7 +188,12 @@ class Operation:
             self._pump.forget(self._op)
 
     async def _kill(self) -> None:
-        self._discard_output()
+        """Kill the tree and wait for RESULT. What had arrived can still be taken; what comes now is dropped and counted, and its credit returned: a guest
+        without credit could not finish.
+        """
+        if not self._discards:
+            self._discards = True
+            self._credit_owed += sum(len(arrived) for arrived in self._arrived.values())
         await self.send_signal(signal.SIGKILL, SignalScope.WHOLE_TREE)
         while self.result is None:
             await self._return_credit()
@@ -179,12 +201,6 @@ class Operation:
 
     def _over_or_in_debt(self) -> bool:
         return self.result is not None or self._credit_owed >= _CREDIT_BATCH_BYTES
-
-    def _discard_output(self) -> None:
-        self._discards = True
-        for stream, arrived in self._arrived.items():
-            self._credit_owed += len(arrived)
-            self._arrived[stream] = bytearray()
 
 
 class RunningExec:
@@ -228,7 +244,9 @@ class RunningExec:
 
     def outcome(self, *, kept: tuple[bytes, bytes], dropped: tuple[int, int]) -> ExecOutcome:
         """The outcome with what the caller kept and dropped. Raises `RuntimeError` before the command has ended."""
-        return outcome_of(self._operation.ended(), kept=kept, dropped=dropped, overdue=self._operation.overdue)
+        result, discarded = self._operation.ended(), self._operation.discarded
+        dropped = (dropped[0] + discarded[Stream.STDOUT], dropped[1] + discarded[Stream.STDERR])
+        return outcome_of(result, kept=kept, dropped=dropped, overdue=self._operation.overdue)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes import guest as g
 
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, RenewedBit, ResultFlag, SignalScope, Stage, Stream
@@ -28,7 +29,6 @@ from belljar.channel.messages import (
 )
 from belljar.channel.wire import HostConnection
 from belljar.errors import ProtocolViolation
-from tests.fakes import guest as g
 
 NONCE = bytes(range(16))
 WINDOW = 1000

@@ -1,0 +1,535 @@
+"""The client against a fake guest: what it promises its callers, and what it does when the guest misbehaves. Under both event loops."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp, Script
+
+from belljar.channel import ExecRequest, ExecStatus, FileTooLarge, GuestClient, Patience, PtySize, Stream
+from belljar.errors import CellError, ProtocolViolation
+
+pytestmark = pytest.mark.anyio
+SHORT = Patience(grace_s=0.2, kill_s=0.3)
+RENEWAL = {"realtime_ns": 1, "seed": bytes(32), "machine_id": "0" * 32, "boot_id": "0" * 36, "hostname": "h"}
+CAT = ExecRequest(argv=["cat"])
+HANG = ExecRequest(argv=["hang"])
+FLOOD = ExecRequest(argv=["flood"], max_stdout_bytes=1 << 40)
+
+
+async def hang(guest: FakeGuest, op: GuestOp) -> None:
+    """Run until killed."""
+    await guest.started(op)
+    await guest.until_killed(op)
+
+
+async def flood(guest: FakeGuest, op: GuestOp) -> None:
+    """Write until killed."""
+    await guest.started(op)
+    while not op.killed:
+        await guest.output(op, 1, b"x" * 200_000)
+    await guest.finish(op, g.SIGNALED, 9, flags=2)
+
+
+async def undying(guest: FakeGuest, op: GuestOp) -> None:
+    """Never end, whatever comes."""
+    await guest.started(op)
+    await anyio.sleep_forever()
+
+
+def raw(*said: bytes) -> Script:
+    """Send exactly that after START, with the operation's id put in."""
+
+    async def script(guest: FakeGuest, op: GuestOp) -> None:
+        for part in said:
+            await guest.send(part[:8] + struct.pack("<I", op.id) + part[12:])
+
+    return script
+
+
+@asynccontextmanager
+async def talking(
+    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, patience: Patience = SHORT
+) -> AsyncIterator[tuple[FakeGuest, GuestClient]]:
+    """A fake guest that is served, and a client that has shaken hands with it."""
+    guest = FakeGuest({b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops)
+    try:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(guest.serve)
+                async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, patience=patience) as client:
+                    await client.hello()
+                    await client.renew(**RENEWAL)  # type: ignore[arg-type]
+                    yield guest, client
+                tasks.cancel_scope.cancel()
+    finally:
+        guest.close()
+
+
+# ---- what it promises
+
+
+async def test_exec() -> None:
+    """Input goes in, output and outcome come back; what can't start is a result."""
+    async with talking() as (_, client):
+        outcome = await client.exec(CAT, input=b"hello")
+        assert (outcome.status, outcome.returncode, outcome.stdout) == (ExecStatus.EXITED, 0, b"hello")
+        missing = await client.exec(ExecRequest(argv=["missing"]))
+        assert (missing.status, missing.returncode, missing.stage_name) == (ExecStatus.NOT_STARTED, 127, "exec")
+        assert missing.detail == "no such program"
+
+
+async def test_more_than_every_window_both_ways() -> None:
+    """Input and output larger than their windows, and a request larger than a frame, flow without a stall."""
+    content = bytes(range(256)) * 40_000
+    async with talking() as (_, client):
+        outcome = await client.exec(ExecRequest(argv=["cat", "x" * 200_000], max_stdout_bytes=1 << 30), input=content)
+    assert outcome.stdout == content
+
+
+async def test_input_in_pieces() -> None:
+    """An async iterable is sent as it comes; a command that ends before it leaves it, closed, behind."""
+    closed = False
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal closed
+        try:
+            for _ in range(100):
+                yield b"x" * 10_000
+        finally:
+            closed = True
+
+    async def short(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.stdin(op)
+        await guest.finish(op, code=4)
+
+    async with talking({b"short": short}) as (_, client):
+        assert len((await client.exec(CAT, input=pieces())).stdout) == 1_000_000
+        assert (await client.exec(ExecRequest(argv=["short"]), input=pieces())).code == 4
+    assert closed
+
+
+async def test_head_and_tail() -> None:
+    """`keep_bytes` bounds what is returned, from the end asked for, and the rest is counted."""
+    async with talking() as (_, client):
+        head = await client.exec(CAT, input=b"0123456789", keep_bytes=4)
+        assert (head.stdout, head.stdout_dropped_bytes) == (b"0123", 6)
+        tail = await client.exec(ExecRequest(argv=["cat"], max_stdout_bytes=3), input=b"0123456789", keep="tail")
+        assert (tail.stdout, tail.stdout_dropped_bytes) == (b"789", 7)
+
+
+async def test_on_output_sees_everything() -> None:
+    """Every byte passes the callback, kept or not; what it raises ends the command and reaches the caller."""
+    seen = bytearray()
+    async with talking() as (guest, client):
+        await client.exec(CAT, input=b"x" * 50_000, keep_bytes=1, on_output=lambda _stream, chunk: seen.extend(chunk))
+        assert len(seen) == 50_000
+
+        def fail(_stream: Stream, _chunk: bytes) -> None:
+            raise LookupError("mine")
+
+        for content in (b"small", b"x" * 500_000):
+            with pytest.raises(LookupError, match="mine"):
+                await client.exec(CAT, input=content, on_output=fail)
+        assert guest.ops == {}
+
+
+async def test_streaming() -> None:
+    """Streams, input, signals and sizes of a command that runs."""
+
+    async def script(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"out")
+        await guest.stdin(op)
+        await guest.output(op, 2, b"err")
+        while not (op.signals and op.sizes):
+            await op.news.wait()
+        assert (op.signals, op.sizes) == ([(15, 0)], [(3, 4)])
+        await guest.finish(op, g.SIGNALED, 15)
+
+    async with talking({b"script": script}) as (_, client):
+        async with client.open_exec(ExecRequest(argv=["script"], stdin=True, pty=None)) as running:
+            assert await anext(running) == (Stream.STDOUT, b"out")
+            await running.send_stdin(b"go")
+            assert await anext(running) == (Stream.STDERR, b"err")
+            await running.signal(15)
+            await running.resize(3, 4)
+            assert (await running.wait()).returncode == 143
+        with pytest.raises(ValueError, match="terminal"):
+            PtySize(rows=0, cols=1)
+
+
+async def test_output_that_nobody_iterated_is_counted() -> None:
+    """`wait` drops what is left and says how much."""
+
+    async def script(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"x" * 3_000_000)
+        await guest.finish(op, dropped=(5, 0))
+
+    async with talking({b"script": script}) as (_, client), client.open_exec(ExecRequest(argv=["script"])) as running:
+        outcome = await running.wait()
+    assert (outcome.stdout, outcome.stdout_dropped_bytes) == (b"", 3_000_005)
+
+
+async def test_credit_is_returned_as_output_is_taken() -> None:
+    """The guest gets credit only for what the consumer took, in batches."""
+    async with talking() as (guest, client), client.open_exec(FLOOD) as running:
+        await client.ping()
+        while guest.ops[1].credit:
+            await client.ping()
+        assert guest.credits == []
+        _, chunk = await anext(running)
+        assert len(chunk) == 1 << 20
+        await anext(running)
+        assert sum(guest.credits) == 1 << 20
+
+
+async def test_files() -> None:
+    """Files go in and come back; errors are the builtins with the path in them."""
+    content = bytes(range(256)) * 10_000
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one "
+        yield b"two"
+
+    async with talking() as (_, client):
+        await client.write_file("/a", content)
+        await client.write_file("/b", pieces())
+        await client.write_file("/empty", b"")
+        assert await client.read_file("/a", max_bytes=1 << 30) == content
+        assert await client.read_file("/b", max_bytes=7) == b"one two"
+        assert await client.read_file("/empty", max_bytes=0) == b""
+        with pytest.raises(FileNotFoundError, match="/missing"):
+            await client.read_file("/missing", max_bytes=1)
+        with pytest.raises(FileTooLarge) as caught:
+            await client.read_file("/a", max_bytes=100)
+        assert (caught.value.size_bytes, caught.value.errno, caught.value.filename) == (2_560_000, errno.EFBIG, "/a")
+
+
+async def test_requests_that_can_not_be_sent() -> None:
+    """Mistakes of the caller's are told before anything is sent, and cost nothing."""
+    async with talking() as (guest, client):
+        for request in (
+            ExecRequest(argv=[]),
+            ExecRequest(argv=["a\0b"]),
+            ExecRequest(argv=["a"], env={"A=B": "c"}),
+            ExecRequest(argv=["a"], timeout_s=0),
+            ExecRequest(argv=["a"], max_stdout_bytes=-1),
+        ):
+            with pytest.raises(ValueError, match=r"argv|name for|timeout|fit"):
+                await client.exec(request)
+        with pytest.raises(OSError, match="at most") as caught:
+            await client.exec(ExecRequest(argv=["x" * 5_000_000]))
+        assert caught.value.errno == errno.E2BIG
+        with pytest.raises(ValueError, match="path"):
+            await client.read_file("", max_bytes=1)
+        assert guest.started_order == []
+        assert (await client.exec(CAT, input=b"x")).stdout == b"x"
+
+
+# ---- many at once
+
+
+async def test_a_thousand_queue_in_order() -> None:
+    """No more run at once than the limit; the rest start in the order they came; each gets its own answer."""
+    async with talking(max_ops=8) as (guest, client):
+        answers = {}
+
+        async def one(number: int) -> None:
+            answers[number] = (await client.exec(CAT, input=str(number).encode())).stdout
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(1000):
+                tasks.start_soon(one, number)
+    assert answers == {number: str(number).encode() for number in range(1000)}
+    assert guest.most_at_once <= 8
+    assert guest.started_order == list(range(1, 1001))
+
+
+async def test_the_guests_limit_holds() -> None:
+    """When the guest takes fewer operations than the client would, the guest's number counts."""
+    async with talking(guest_ops=2) as (guest, client), anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(client.exec, CAT)
+    assert guest.most_at_once <= 2
+
+
+async def test_the_lead_is_passed_on() -> None:
+    """Whoever reads for all may end or be cancelled at any time: the others go on."""
+    async with talking() as (_, client):
+
+        async def cancelled(delay_s: float) -> None:
+            with anyio.move_on_after(delay_s):
+                await client.exec(HANG)
+
+        async def chat() -> None:
+            for number in range(50):
+                assert (await client.exec(CAT, input=b"%d" % number)).stdout == b"%d" % number
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(cancelled, 0.01 * number)
+                tasks.start_soon(chat)
+
+
+# ---- endings
+
+
+async def test_cancelled_operations_are_killed() -> None:
+    """A cancelled operation has been killed and has ended in the guest when its caller goes on; nothing is left of it."""
+    async with talking() as (guest, client):
+        for request in (HANG, FLOOD, CAT):
+            with anyio.move_on_after(0.05) as scope:
+                await client.exec(request, input=_endless())
+            assert scope.cancelled_caught
+            assert guest.ops == {}
+        with anyio.move_on_after(0.05) as scope:
+            await client.write_file("/half", _endless())
+        assert scope.cancelled_caught
+        assert guest.files == {}
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
+
+
+async def _endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * 1000
+        await anyio.sleep(0.001)
+
+
+async def test_cancelled_at_every_step() -> None:
+    """Wherever a cancellation hits, the connection stays whole."""
+    async with talking() as (guest, client):
+        for step in range(60):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_cancel_after, scope, step)
+                    await client.exec(ExecRequest(argv=["cat"], max_stdout_bytes=1 << 30), input=b"x" * 400_000)
+            assert guest.ops == {}
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
+
+
+async def _cancel_after(scope: anyio.CancelScope, checkpoints: int) -> None:
+    for _ in range(checkpoints):
+        await anyio.lowlevel.checkpoint()
+    scope.cancel()
+
+
+async def test_leaving_the_block_kills() -> None:
+    """`open_exec` left by a return or an error ends its command."""
+    async with talking() as (guest, client):
+        async with client.open_exec(HANG):
+            pass
+        with pytest.raises(LookupError):
+            async with client.open_exec(HANG):
+                raise LookupError
+        assert guest.ops == {}
+
+
+async def test_the_hosts_own_deadline() -> None:
+    """A guest that forgets its timeout is reminded: the tree is killed and the outcome says that it timed out."""
+    async with talking() as (guest, client):
+        outcome = await client.exec(ExecRequest(argv=["hang"], timeout_s=0.1))
+        assert (outcome.timed_out, outcome.killed, outcome.returncode) == (True, True, 137)
+        assert (await client.exec(ExecRequest(argv=["flood"], timeout_s=0.1), keep="tail")).timed_out
+        with pytest.raises(TimeoutError, match="/slow"):
+            await client.write_file("/slow", _endless(), timeout_s=0.1)
+        assert guest.files == {}
+
+
+async def test_a_guest_that_does_not_end_what_it_was_told_to_kill() -> None:
+    """No RESULT after the kill: the guest is wedged, the caller and everyone else is told so, in bounded time."""
+    async with talking() as (_, client):
+        with pytest.raises(CellError, match="told to kill"):
+            await client.exec(ExecRequest(argv=["undying"], timeout_s=0.1))
+        with pytest.raises(CellError, match="told to kill"):
+            await client.exec(CAT)
+    async with talking() as (_, client):
+        with anyio.move_on_after(0.1) as scope:
+            await client.exec(ExecRequest(argv=["undying"]))
+        assert scope.cancelled_caught
+        with pytest.raises(CellError, match="told to kill"):
+            await client.ping()
+
+
+async def test_a_failure_reaches_the_leader_too() -> None:
+    """When one operation gives the guest up, the one that reads for all is told at once, not when something arrives."""
+    async with talking() as (_, client):
+        failures = []
+
+        async def wait_forever() -> None:
+            with pytest.raises(CellError) as caught:
+                await client.exec(HANG)
+            failures.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(wait_forever)
+            await client.ping()
+            with pytest.raises(CellError):
+                await client.exec(ExecRequest(argv=["undying"], timeout_s=0.05))
+        assert len(failures) == 3
+
+
+async def test_death_ends_all_at_once() -> None:
+    """At the end of the stream every operation that runs, streams, queues or comes is a `CellError`."""
+    async with talking(max_ops=3) as (guest, client):
+        failed = []
+
+        async def one(request: ExecRequest) -> None:
+            with pytest.raises(CellError, match="gone"):
+                await client.exec(request, input=_endless())
+            failed.append(request)
+
+        async with anyio.create_task_group() as tasks:
+            for request in (HANG, CAT, FLOOD) * 4:
+                tasks.start_soon(one, request)
+            await client.ping()
+            guest.close()
+        assert len(failed) == 12
+        with pytest.raises(CellError, match="gone"):
+            await client.exec(CAT)
+        assert client.failure is not None
+
+
+async def test_closing() -> None:
+    """After `aclose` every operation is a `CellError`; closing again does nothing."""
+    async with talking() as (_, client):
+        await client.aclose()
+        await client.aclose()
+        with pytest.raises(CellError, match="closed"):
+            await client.ping()
+
+
+# ---- a hostile guest
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [g.frame(g.RESULT, 0, g.result_payload())],
+        [g.frame(g.DATA, 0, b"\1x")],
+        [g.frame(g.STARTED, 0, bytes(8)), g.frame(g.DATA, 0, b"\3x")],
+        [g.frame(g.STARTED, 0, bytes(8)), g.frame(g.DATA, 0, b"\1" + bytes(65_535))]
+        + [g.frame(g.DATA, 0, b"\1" + bytes(65_535))] * 16,
+        [b"\xff" * 12],
+    ],
+    ids=["success that never started", "data before started", "stream 3", "over its credit", "noise"],
+)
+async def test_violations_end_everything(said: list[bytes]) -> None:
+    """A guest that breaks the protocol in one operation ends them all, as `ProtocolViolation`."""
+    async with talking({b"raw": raw(*said)}) as (_, client):
+        failures = []
+
+        async def bystander() -> None:
+            with pytest.raises(ProtocolViolation) as caught:
+                await client.exec(HANG)
+            failures.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bystander)
+            tasks.start_soon(_start, client, ExecRequest(argv=["raw"], max_stdout_bytes=1 << 30))
+            with pytest.raises(ProtocolViolation):
+                await _ping_until_it_fails(client)
+        assert len(failures) == 1
+
+
+async def _start(client: GuestClient, request: ExecRequest) -> None:
+    """Start a command and take none of its output."""
+    with suppress(ProtocolViolation):
+        async with client.open_exec(request):
+            await _ping_until_it_fails(client)
+
+
+async def _ping_until_it_fails(client: GuestClient) -> None:
+    while True:
+        await client.ping()
+
+
+async def test_tiny_frames_cost_no_more_than_their_bytes() -> None:
+    """Half a million one-byte frames that nobody takes are held as half a million bytes, not as as many objects."""
+
+    sent = False
+
+    async def dribble(guest: FakeGuest, op: GuestOp) -> None:
+        nonlocal sent
+        await guest.started(op)
+        await guest.send((g.frame(g.DATA, op.id, b"\1x") + g.frame(g.DATA, op.id, b"\2y")) * 250_000)
+        sent = True
+        await guest.until_killed(op)
+
+    async with talking({b"dribble": dribble}) as (_, client):
+        before = len(gc.get_objects())
+        async with client.open_exec(ExecRequest(argv=["dribble"])) as running:
+            while not sent:
+                await client.ping(timeout_s=30)
+            await client.ping()
+            assert len(gc.get_objects()) - before < 10_000
+            assert await anext(running) == (Stream.STDOUT, b"x" * 250_000)
+            assert await anext(running) == (Stream.STDERR, b"y" * 250_000)
+
+
+async def test_fatal() -> None:
+    """FATAL ends the cell with what the guest said, made safe to show."""
+    async with talking({b"raw": raw()}) as (guest, client):
+        await guest.send(g.frame(g.FATAL, 0, g.text("gone\x1b[31m\n" + "x" * 1000)))
+        with pytest.raises(CellError, match="gave up") as caught:
+            await client.ping()
+        assert "\x1b" not in str(caught.value)
+        assert len(caught.value.what) < 500
+
+
+async def test_no_answers() -> None:
+    """A guest that doesn't answer is a `CellError` in time; a lost PONG alone doesn't end the connection."""
+    guest = FakeGuest()
+    async with GuestClient.from_socket(guest.host_socket) as client:
+        for question in (client.wait_ready(timeout_s=0.05), client.hello(timeout_s=0.05)):
+            with pytest.raises(CellError, match="within 50 ms"):
+                await question
+    guest.close()
+    async with talking() as (guest, client):
+        guest.answers_pings = False
+        with pytest.raises(CellError, match="PING"):
+            await client.ping(timeout_s=0.05)
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
+
+
+async def test_a_guest_that_does_not_read() -> None:
+    """A send that the guest doesn't take ends, in bounded time, in a `CellError`, also for one who was cancelled meanwhile."""
+    guest = FakeGuest()
+    with guest.host_socket:
+        from belljar.channel.pipe import SocketPipe
+
+        client = GuestClient(SocketPipe(guest.host_socket), send_deadline_s=0.2)
+        await client._pump.send(lambda: client._pump.wire.send_hello(bytes(16)))
+        began = time.monotonic()
+        with pytest.raises(CellError, match="did not read"):
+            await client._pump.send(lambda: bytes(50_000_000))
+        assert time.monotonic() - began < 5
+        with pytest.raises(CellError, match="did not read"):
+            await client.ping()
+    guest.close()
+
+
+async def test_ready_configure_and_renew() -> None:
+    """The answers of a template's and a clone's beginning; a container that can't be built is a `CellError`."""
+    async with talking() as (guest, client):
+        shape = {"memory_max_bytes": 1, "disk_bytes": 2, "disk_inodes": 3, "processes": 4, "hostname": "h"}
+        assert (await client.configure(**shape)).errno == 0  # type: ignore[arg-type]
+        assert int((await client.renew(**RENEWAL)).done) == 31  # type: ignore[arg-type]
+    guest = FakeGuest()
+    async with GuestClient.from_socket(guest.host_socket) as client:
+        await guest.send(g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("b")))
+        assert (await client.wait_ready(timeout_s=1)).build == "b"
+        with pytest.raises(RuntimeError, match="hello"):
+            await client.exec(CAT)
+    guest.close()
