@@ -28,8 +28,8 @@ import adversary
 from attacks import ATTACKS, BY_NAME, Attack
 from belljar.errors import CellError
 from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.ledger import read_events
 from belljar.report.cells import Action, gather_cells
-from belljar.report.lines import read_events
 from outside import Outside, try_outside
 from watches import WATCHES, NextFile, NextProcess, Scene, Watch, processes_with, with_descendants
 

@@ -23,7 +23,6 @@ from belljar.errors import BelljarError, HostError, LedgerError, PolicyError
 from belljar.harness.lifecycle import say
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.report.cells import gather_cells
-from belljar.report.lines import read_events
 from belljar.report.samples import RunFindings, as_json, find_rows
 from belljar.units import printable
 
@@ -245,6 +244,7 @@ def _termination_as_interrupt() -> Iterator[None]:
 
 def _findings(run: RunDirectory, session: Session) -> RunFindings:
     from belljar.harness.transcript import read_transcripts
+    from belljar.ledger import read_events
 
     transcripts, errors = read_transcripts(run.inspect_log_dir)
     if not transcripts and not errors:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.ledger.schema import BodyRef
 
 
 class Action(StrEnum):
@@ -22,8 +24,7 @@ class Action(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Operation:
-    """One operation as the ledger has it. `outcome` is the kind of the event that ended it, None when it was cut off.
-    """
+    """One operation as the ledger has it. `outcome` is the kind of the event that ended it, None when it was cut off."""
 
     op: int
     action: Action
@@ -85,20 +86,17 @@ _ENDS = {
 }
 
 
-def gather_cells(lines: Iterable[Mapping[str, Any]]) -> dict[str, CellFindings]:
+def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
     """The cells of a run, by id, in the order in which they appear."""
     cells: dict[str, CellFindings] = {}
     for line in lines:
-        cell_id = line["cell"]
-        if cell_id is not None:
-            cell = cells.setdefault(cell_id, CellFindings(cell_id=cell_id))
-            _add(cell, Kind(line["kind"]), line["data"], datetime.fromisoformat(line["time"]), line["bodies"])
+        if line.cell is not None:
+            cell = cells.setdefault(line.cell, CellFindings(cell_id=line.cell))
+            _add(cell, line.kind, line.data, datetime.fromisoformat(line.time), line.bodies)
     return cells
 
 
-def _add(
-    cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Iterable[Mapping[str, Any]]
-) -> None:
+def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Sequence[BodyRef]) -> None:
     cell.started = cell.started or time
     cell.ended = time
     if kind in _STARTS:
@@ -121,7 +119,7 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any]) -> N
         cell.bytes_in += _count(data.get("bytes"))
 
 
-def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Iterable[Mapping[str, Any]]) -> None:
+def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Sequence[BodyRef]) -> None:
     operation = cell.operations.get(data["op"])
     if operation is None:
         cell.failures.append(f"operation {data['op']} ended without a start")
@@ -133,7 +131,7 @@ def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: It
     if kind is Kind.FILE_READ_COMPLETED:
         operation.output_bytes = _count(data.get("bytes"))
     cell.bytes_out += operation.output_bytes
-    cell.bytes_in += sum(_count(body.get("total_bytes")) for body in bodies if body.get("name") == "stdin")
+    cell.bytes_in += sum(body.total_bytes for body in bodies if body.name == "stdin")
 
 
 def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:

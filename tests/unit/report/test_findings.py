@@ -1,0 +1,150 @@
+"""From ledger and transcript to rows and a verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from belljar.events import Actor, Kind, Trust
+from belljar.ledger import Line
+from belljar.report.cells import Action, CellFindings, Operation, gather_cells
+from belljar.report.reconcile import Call, reconcile, silent_commands
+from belljar.report.samples import RunFindings, Transcript, Verdict, as_json, find_rows
+
+
+def line(
+    kind: Kind, cell: str | None = "c1", /, *, second: int = 0, bodies: list[dict[str, Any]] | None = None, **data: Any
+) -> Line:  # noqa: ANN401 - JSON
+    """A ledger line."""
+    return Line.model_validate(
+        {
+            "v": 1,
+            "seq": 0,
+            "prev": "0" * 64,
+            "time": f"2026-11-20T22:00:{second:02}.000000Z",
+            "mono_ns": "1",
+            "kind": kind,
+            "cell": cell,
+            "actor": Actor.HARNESS,
+            "trust": Trust.HOST_OBSERVED,
+            "data": data,
+            "bodies": bodies or [],
+        }
+    )
+
+
+SIZES = {"stderr_bytes": 0, "stdout_dropped_bytes": 0, "stderr_dropped_bytes": 0, "duration_ms": 1.0}
+STORY = [
+    line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[]),
+    line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1", second=1),
+    line(Kind.EXEC_STARTED, op=1, argv=["echo", "a b"], user="u", pty=False),
+    line(
+        Kind.EXEC_COMPLETED,
+        op=1,
+        status="exited",
+        code=0,
+        stdout_bytes=4,
+        **SIZES,
+        bodies=[{"name": "stdin", "sha256": None, "kept_bytes": 0, "total_bytes": 9}],
+    ),
+    line(Kind.FILE_WRITE_STARTED, op=2, path="f", bytes=5),
+    line(Kind.FILE_WRITE_COMPLETED, op=2),
+    line(Kind.EXEC_STARTED, op=3, argv=["sleep", "9"], user="u", pty=False),
+    line(Kind.EXEC_TIMED_OUT, op=3, timeout_s=1.0, stdout_bytes=3, **SIZES),
+    line(Kind.LIMIT_HIT, limit="exec_timeout"),
+    line(Kind.EXEC_STARTED, op=4, argv=["bash"], user="u", pty=True),
+    line(Kind.CELL_DESTROYED, clean=True, survivors=[], duration_ms=1.0, second=30),
+    line(Kind.SAMPLE_FINISHED, sample="s", epoch=2, outcome="completed", second=31),
+    line(Kind.RUN_STARTED, None),
+]
+
+
+def test_a_cell_is_gathered() -> None:
+    """Commands, bytes both ways, limits, time and destruction."""
+    (cell,) = gather_cells(STORY).values()
+    assert (cell.tier, cell.emulated, cell.sample, cell.epoch, cell.uuid) == ("microvm", True, "s", 2, "u1")
+    assert (cell.commands, cell.bytes_in, cell.bytes_out) == (3, 14, 7)
+    assert (cell.limits, cell.destroyed, cell.clean, cell.lasted_s) == (["exec_timeout"], True, True, 31.0)
+    assert cell.operations[1].what == "echo 'a b'"
+    assert cell.operations[4].outcome is None
+
+
+def test_what_the_transcript_hides() -> None:
+    """Calls that raised, a person's terminal, and output that was cut."""
+    (cell,) = gather_cells(STORY).values()
+    difference = reconcile([Call(action=Action.EXEC, what="echo 'a b'", shown_bytes=1)], [cell])
+    assert [operation.what for operation in difference.raised] == ["sleep 9"]
+    assert [operation.what for operation in difference.terminal] == ["bash"]
+    assert [operation.what for operation in difference.silent] == ["f"]
+    assert (difference.shortened, difference.missing_bytes, difference.hidden) == (1, 3, 3)
+    assert silent_commands(difference) == {"write_file f": 1}
+
+
+def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
+    """The first timed out, the second did not: one is hidden, and it is the first."""
+    cell = CellFindings(cell_id="c")
+    cell.operations[1] = Operation(op=1, action=Action.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT)
+    cell.operations[2] = Operation(op=2, action=Action.EXEC, what="x", outcome=Kind.EXEC_COMPLETED)
+    difference = reconcile([Call(action=Action.EXEC, what="x")], [cell])
+    assert [operation.op for operation in difference.raised] == [1]
+    assert not difference.unfounded
+
+
+def judged(
+    *lines: Line, calls: tuple[Call, ...] = (), lowered: Verdict = Verdict.CONTAINED, error: str = ""
+) -> RunFindings:
+    """A run of one sample."""
+    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1", calls=calls, lowered=lowered, error=error)
+    return find_rows([transcript], gather_cells(lines))
+
+
+def test_contained_needs_all_the_evidence() -> None:
+    """A cell on record, destroyed, clean; anything less is void."""
+    assert judged(*STORY).verdict is Verdict.CONTAINED
+    assert judged(*STORY).exit_code == 0
+    assert judged(*STORY[:-3]).verdict is Verdict.VOID
+    assert judged().verdict is Verdict.VOID
+    assert judged(*STORY, lowered=Verdict.VOID).exit_code == 2
+
+
+def test_a_call_that_never_reached_the_cell_voids() -> None:
+    """Something stands between the transcript and the cell."""
+    findings = judged(*STORY, calls=(Call(action=Action.EXEC, what="never"),))
+    assert findings.verdict is Verdict.VOID
+    assert "never reached" in findings.rows[0].reasons[0]
+
+
+def test_survivors_and_scorers_mean_breached() -> None:
+    """Breached is worse than void, and than an error."""
+    left = line(Kind.CELL_DESTROYED, clean=False, survivors=["process 7"], duration_ms=1.0)
+    findings = judged(*STORY[:-3], left, error="too")
+    assert findings.verdict is Verdict.BREACHED
+    assert "process 7" in findings.rows[0].reasons[0]
+    assert findings.exit_code == 2
+    assert judged(*STORY, lowered=Verdict.BREACHED).verdict is Verdict.BREACHED
+
+
+def test_errors_and_strays() -> None:
+    """An evaluation that failed is 1; a cell without a sample counts only when it is not clean; no sample at all proves nothing."""
+    assert judged(*STORY, error="the solver failed").exit_code == 1
+    nothing = find_rows([], {}, errors=["the evaluation did not run"])
+    assert (nothing.exit_code, nothing.verdict) == (1, Verdict.VOID)
+    stray = find_rows([], gather_cells(STORY[:-3]), errors=["cancelled"])
+    assert stray.exit_code == 2
+    assert len(stray.strays) == 1
+
+
+def test_as_json_says_it_all() -> None:
+    """For `--json` and the run directory."""
+    said = as_json(judged(*STORY))
+    assert (said["verdict"], said["samples"][0]["cells"], said["samples"][0]["limits_hit"]) == (
+        "contained",
+        ["c1"],
+        ["exec_timeout"],
+    )
+    assert said["samples"][0]["not_in_transcript"] == {
+        "raised": 1,
+        "terminal": 1,
+        "silent": 2,
+        "shortened": 0,
+        "missing_bytes": 0,
+    }
