@@ -1,0 +1,146 @@
+"""Control groups of a cell: one in each hierarchy, made, limited, looked at and removed. Version 1 and 2.
+
+Where the host hands out no group (an ordinary user without delegation), there are none: the jail then bounds memory by its address space, and the plan says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import HostError
+from belljar.host.cgroups import cgroup_fact, parse_hierarchies
+from belljar.host.model import CgroupVersion
+from belljar.plan.jail import JailLimits
+
+_CPU_PERIOD_US: Final = 100_000
+_REMOVE_PATIENCE_S: Final = 0.5
+_Settings = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellGroups:
+    """The groups of one cell, by controller; `unified` when one directory of version 2 serves all."""
+
+    paths: Mapping[str, Path]
+    unified: bool
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """The directories, each once."""
+        return tuple(dict.fromkeys(self.paths.values()))
+
+
+def plan_groups(cell_id: str, controllers: Iterable[str], *, parents: Mapping[str, Path] | None = None, unified: bool | None = None) -> CellGroups:
+    """Where the cell's groups will be. Looks at the host unless it is told. Raises `HostError` when a controller that the plan counts on isn't there."""
+    wanted = tuple(controllers)
+    if not wanted:
+        return CellGroups(paths={}, unified=False)
+    if parents is None or unified is None:
+        parents, unified = _host_parents()
+    if missing := [name for name in wanted if name not in parents]:
+        raise HostError(
+            f"no control group can be made under {', '.join(missing)}, which the plan counts on",
+            where="control groups",
+            mend="run `belljar doctor`; it says what this host can do now",
+        )
+    return CellGroups(paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified)
+
+
+def _host_parents() -> tuple[Mapping[str, Path], bool]:
+    found = parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    fact = cgroup_fact(found, is_root=os.geteuid() == 0)
+    return {name: Path(parent) for name, parent in fact.parents.items()}, fact.version is CgroupVersion.V2
+
+
+def make_groups(groups: CellGroups, limits: JailLimits) -> None:
+    """Make the groups and set their limits. Raises `HostError`; what was made by then is the caller's to remove (the journal names it)."""
+    try:
+        if groups.unified:
+            _enable_controllers(groups)
+        for directory in groups.directories:
+            directory.mkdir()
+        for controller, directory in groups.paths.items():
+            for name, value in _settings(controller, limits, unified=groups.unified):
+                _set(directory / name, value)
+    except OSError as exc:
+        raise HostError(
+            f"a control group could not be made or limited: {exc.strerror}",
+            where=str(exc.filename or "control groups"),
+            mend="run `belljar doctor`; it says what this host can do now",
+        ) from exc
+
+
+def _enable_controllers(groups: CellGroups) -> None:
+    for parent in {path.parent for path in groups.directories}:
+        file = parent / "cgroup.subtree_control"
+        missing = set(groups.paths) - set(file.read_text().split())
+        if missing:
+            file.write_text(" ".join(f"+{name}" for name in sorted(missing)))
+
+
+def _settings(controller: str, limits: JailLimits, *, unified: bool) -> _Settings:
+    """(file, value) of a controller's limits. A name that ends in `?` may be missing on this kernel."""
+    quota = limits.cpu_quota_percent
+    memory = str(limits.memory_max_bytes)
+    match controller, unified:
+        case "memory", True:
+            return [("memory.max", memory), ("memory.swap.max?", "0")]
+        case "memory", False:
+            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes?", memory)]
+        case "pids", _:
+            return [("pids.max", str(limits.processes))]
+        case "cpu", True:
+            return [] if quota is None else [("cpu.max", f"{quota * _CPU_PERIOD_US // 100} {_CPU_PERIOD_US}")]
+        case "cpu", False:
+            return [] if quota is None else [("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota * _CPU_PERIOD_US // 100))]
+    return []
+
+
+def _set(file: Path, value: str) -> None:
+    optional = file.name.endswith("?")
+    file = file.with_name(file.name.rstrip("?"))
+    if optional and not file.exists():
+        return
+    file.write_text(value)
+
+
+def processes_in(directory: Path) -> tuple[int, ...]:
+    """The pids in a group and those below it; empty when it is gone."""
+    pids: list[int] = []
+    for file in (directory / "cgroup.procs", *directory.glob("**/cgroup.procs")):
+        with contextlib.suppress(OSError):
+            pids.extend(int(line) for line in file.read_text().split())
+    return tuple(sorted(set(pids)))
+
+
+def out_of_memory_kills(directory: Path) -> int:
+    """How often the kernel killed in this memory group, either version; 0 when it can't be read."""
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError, ValueError):
+            for line in (directory / name).read_text().splitlines():
+                key, _, count = line.partition(" ")
+                if key == "oom_kill":
+                    return int(count)
+    return 0
+
+
+def remove_group(directory: Path) -> bool:
+    """Remove an empty group and those below it; True when it is gone. Waits a moment for the kernel to let the last process go."""
+    give_up = time.monotonic() + _REMOVE_PATIENCE_S
+    while directory.exists():
+        try:
+            for below in sorted(directory.glob("**/"), key=lambda path: -len(path.parts)):
+                below.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.002)
+    return True

@@ -1,0 +1,215 @@
+"""A live jail: the launcher's process, what it says, and how it is ended.
+
+The owner holds three ends of pipes: the *lifeline* (closing it ends the jail), the *status* (what the supervisor observed) and the *diagnosis* (what the launcher
+and the program wrote on standard error). No thread and no task belongs to a jail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+import belljar
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.isolation.process import ProcessId, identify, kill, namespaces_of
+from belljar.plan.jail import JailFds, JailSpec, jail_argv
+from belljar.units import printable
+
+_START_DEADLINE_S: Final = 20.0
+_KILL_STEP_S: Final = 2.0
+_MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+_MAX_STATUS_BYTES: Final = 8 << 10
+_ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
+_FAILED: Final = re.compile(r"failed step (\d+) ([^:]+): (.*)", re.ASCII)
+_FORBIDDEN_STEPS: Final = {"namespaces", "private mounts", "identity and control groups", "cgroup namespace", "host name"}
+_FORBIDDING: Final = ("Operation not permitted", "Permission denied", "No space left on device", "Invalid argument", "Function not implemented")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailEnd:
+    """How the jailed program ended, as its supervisor saw it."""
+
+    signal: int | None
+    status: int | None
+    cause: str
+
+
+def launcher_path() -> Path:
+    """The launcher's program for this machine. Raises `HostError` when the package was built without it."""
+    path = Path(belljar.__file__).parent / "_bin" / f"jail-{platform.machine()}"
+    if not os.access(path, os.X_OK):
+        raise HostError(f"the jail's launcher for {platform.machine()} is missing", where=str(path), mend="install the package again; its build compiles it")
+    return path
+
+
+def start_jail(spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...], hold: int | None = None) -> Jail:
+    """Start `program` in a jail. Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
+
+    The descriptors in `kept` stay open in this process: the caller closes them.
+    """
+    lifeline_read, lifeline_write = os.pipe()
+    status_read, status_write = os.pipe()
+    diagnosis_read, diagnosis_write = os.pipe()
+    fds = JailFds(lifeline=lifeline_read, status=status_write, kept=kept, hold=hold)
+    inherited = (lifeline_read, status_write, *kept, *(() if hold is None else (hold,)))
+    try:
+        process = subprocess.Popen(
+            jail_argv(str(launcher_path()), spec, fds, program),
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=diagnosis_write,
+            stderr=diagnosis_write,
+            env={},
+            close_fds=True,
+        )
+    except BaseException as exc:
+        for fd in (lifeline_write, status_read, diagnosis_read):
+            os.close(fd)
+        if isinstance(exc, OSError):
+            raise HostError(f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())) from exc
+        raise
+    finally:
+        for fd in (lifeline_read, status_write, diagnosis_write):
+            os.close(fd)
+    return Jail(spec.cell_id, process, lifeline_write, status_read, diagnosis_read)
+
+
+class Jail:
+    """Made only by `start_jail`. Ended by `end`, which is idempotent, or by its supervisor when this process dies."""
+
+    def __init__(self, cell_id: str, process: subprocess.Popen[bytes], lifeline: int, status: int, diagnosis: int) -> None:
+        self.cell_id = cell_id
+        self.supervisor = identify(process.pid)
+        self.child: ProcessId | None = None
+        self.namespaces: Mapping[str, int] = {}
+        self.ended: JailEnd | None = None
+        self._process = process
+        self._lifeline: int | None = lifeline
+        self._status: int | None = status
+        self._diagnosis: int | None = diagnosis
+        self._said = b""
+        self._diagnosed = b""
+        for fd in (status, diagnosis):
+            os.set_blocking(fd, False)
+
+    async def wait_running(self) -> None:
+        """Until the program runs in the jail. Raises `HostError` or `CellError` that names the step which failed."""
+        with anyio.move_on_after(_START_DEADLINE_S):
+            while self._status is not None:
+                self.read_status()
+                if b"running\n" in self._said:
+                    return
+                if b"failed step" in self._said or self.ended is not None or self._status is None:
+                    break
+                await anyio.wait_readable(self._status)
+        raise self._start_error()
+
+    def read_status(self) -> JailEnd | None:
+        """Take in what the supervisor has said by now, without waiting; how the program ended, if it has."""
+        self._said += _drain(self._status, _MAX_STATUS_BYTES - len(self._said))
+        for line in self._said.decode("utf-8", "replace").splitlines():
+            if line.startswith("child ") and self.child is None:
+                self._meet_child(int(line.split()[1]))
+            elif match := _ENDED.fullmatch(line):
+                number = int(match[2])
+                signalled = match[1] == "signal"
+                self.ended = JailEnd(signal=number if signalled else None, status=None if signalled else number, cause=match[3])
+        return self.ended
+
+    def diagnosis(self) -> str:
+        """What launcher and program wrote on standard error, escaped and bounded."""
+        room = _MAX_DIAGNOSIS_BYTES - len(self._diagnosed)
+        self._diagnosed += _drain(self._diagnosis, room) if room > 0 else b""
+        return printable(self._diagnosed.strip(), max_chars=2000)
+
+    async def end(self) -> None:
+        """Kill everything in the jail and wait until it is gone: the lifeline, then SIGKILL to the child, then to the supervisor. At most about six seconds."""
+        self._close_lifeline()
+        for victim in (None, self.child, self.supervisor):
+            if victim is not None:
+                with contextlib.suppress(PermissionError):
+                    kill(victim)
+            if await self._exited():
+                break
+        self.read_status()
+        self.diagnosis()
+        self._close()
+
+    async def wait_ended(self) -> JailEnd | None:
+        """Until the program has ended. None when its supervisor died without a word."""
+        while self.read_status() is None and self._process.poll() is None:
+            if not await self._exited(patience_s=3600.0):
+                continue
+        return self.read_status()
+
+    def _meet_child(self, pid: int) -> None:
+        self.child = identify(pid)
+        ours = namespaces_of(os.getpid())
+        self.namespaces = {name: inode for name, inode in namespaces_of(pid).items() if ours.get(name) != inode}
+
+    async def _exited(self, patience_s: float = _KILL_STEP_S) -> bool:
+        if self._process.poll() is not None:
+            return True
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            with anyio.move_on_after(patience_s):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        return self._process.poll() is not None
+
+    def _close_lifeline(self) -> None:
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def _close(self) -> None:
+        for fd in (self._status, self._diagnosis):
+            if fd is not None:
+                os.close(fd)
+        self._status = self._diagnosis = None
+
+    def _start_error(self) -> BelljarError:
+        return start_error(self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis())
+
+
+def start_error(cell_id: str, said: str, diagnosis: str) -> BelljarError:
+    """What to tell a person when a jail did not come up. Pure."""
+    where = f"jail of cell {cell_id}"
+    match = next((found for line in (said + "\n" + diagnosis).splitlines() if (found := _FAILED.search(line))), None)
+    if match is None:
+        return CellError(f"the jail did not come up in {_START_DEADLINE_S:.0f} s{': ' + diagnosis if diagnosis else ''}", where=where)
+    what = f"step {match[1]}, {match[2]}, failed: {printable(match[3], max_chars=300)}"
+    if match[2] in _FORBIDDEN_STEPS and match[3].startswith(_FORBIDDING):
+        mend = "this host forbids what the jail is made of (user namespaces or control groups); `belljar doctor` says which switch it is"
+        return HostError(f"the jail can't be built here: {what}", where=where, mend=mend)
+    return CellError(f"the jail could not be built: {what}", where=where, mend="if this host is unusual, `belljar doctor` may say why")
+
+
+def _drain(fd: int | None, max_bytes: int) -> bytes:
+    taken = b""
+    while fd is not None and len(taken) < max_bytes:
+        try:
+            chunk = os.read(fd, min(65536, max_bytes - len(taken)))
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        taken += chunk
+    return taken
+
+
+def grow_pipe(fd: int, size_bytes: int) -> None:
+    """Ask for a larger pipe; a host that allows less keeps what it has."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)

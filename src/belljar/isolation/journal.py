@@ -1,0 +1,177 @@
+"""The journal of host resources: one file a cell, written before anything is made, so that whatever is left after a crash can be found and removed.
+
+An entry names what *will* be made (groups, directories, the uid) before it is, and who owns it; what is only known afterwards (the supervisor, the namespaces)
+is added at once. Identity is by cell id, never by pid alone: a pid counts with its start time and boot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
+
+EntryKind: TypeAlias = Literal["cell", "template", "proof"]
+CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
+_MAX_ENTRY_BYTES: Final = 1 << 16
+_FORMAT: Final = 1
+
+
+def new_cell_id() -> str:
+    """A cell's name, unique and unguessable."""
+    return f"c-{secrets.token_hex(6)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """What belongs to one cell on this host. `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole."""
+
+    cell_id: str
+    kind: EntryKind
+    boot_id: str
+    owner: ProcessId
+    cgroups: tuple[Path, ...] = ()
+    directories: tuple[Path, ...] = ()
+    host_uid: int | None = None
+    supervisor: ProcessId | None = None
+    child: ProcessId | None = None
+    namespaces: Mapping[str, int] = field(default_factory=dict)
+
+    def owner_lives(self) -> bool:
+        """Whether the process that made the cell still runs."""
+        return self.boot_id == boot_id() and is_alive(self.owner)
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as JSON values."""
+        data = asdict(self)
+        data["cgroups"] = [str(path) for path in self.cgroups]
+        data["directories"] = [str(path) for path in self.directories]
+        return {"version": _FORMAT, **data}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
+        """The inverse of `to_json`. Raises `ValueError` for data that isn't an entry."""
+        try:
+            if data["version"] != _FORMAT or CELL_ID.fullmatch(data["cell_id"]) is None or data["kind"] not in {"cell", "template", "proof"}:
+                raise ValueError("not an entry of this version")
+            return cls(
+                cell_id=data["cell_id"],
+                kind=data["kind"],
+                boot_id=str(data["boot_id"]),
+                owner=_required(_process(data["owner"])),
+                cgroups=_own_paths(data["cgroups"], data["cell_id"]),
+                directories=_own_paths(data["directories"], data["cell_id"]),
+                host_uid=None if data["host_uid"] is None else int(data["host_uid"]),
+                supervisor=_process(data["supervisor"]),
+                child=_process(data["child"]),
+                namespaces={str(name): int(inode) for name, inode in data["namespaces"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"not a journal entry: {exc!r}") from exc
+
+
+def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
+    """A new entry owned by this process."""
+    owner = identify(os.getpid())
+    if owner is None:
+        raise RuntimeError("this process is not in /proc; is /proc mounted?")
+    return JournalEntry(cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=owner, **resources)
+
+
+class Journal:
+    """The entries under `home/journal`. One writer a cell: its owner, or who reaps it when that is dead."""
+
+    def __init__(self, home: Path) -> None:
+        self.directory = home / "journal"
+
+    def write(self, entry: JournalEntry) -> None:
+        """Make the entry durable, atomically, before its resources exist. Raises `OSError`."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self.directory / f".{entry.cell_id}.{os.getpid()}"
+        with draft.open("w") as file:
+            json.dump(entry.to_json(), file, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path(entry.cell_id))
+        _sync_directory(self.directory)
+
+    def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
+        """Write down what has become known; returns the new entry. Not synced: after a crash of the *machine* none of these facts is true any more."""
+        changed = replace(entry, **facts)
+        draft = self.directory / f".{entry.cell_id}.{os.getpid()}"
+        draft.write_text(json.dumps(changed.to_json(), sort_keys=True))
+        draft.replace(self._path(entry.cell_id))
+        return changed
+
+    def remove(self, cell_id: str) -> None:
+        """Forget a cell of which nothing is left."""
+        self._path(cell_id).unlink(missing_ok=True)
+
+    def entries(self) -> tuple[JournalEntry, ...]:
+        """Every entry that can be read, the oldest first."""
+        entries = []
+        for path in self._files():
+            if (entry := _read(path)) is not None:
+                entries.append(entry)
+        return tuple(entries)
+
+    def unreadable(self) -> tuple[Path, ...]:
+        """Files that are no entries: a person must look at them."""
+        return tuple(path for path in self._files() if path.exists() and _read(path) is None)
+
+    def _files(self) -> list[Path]:
+        found = []
+        for path in self.directory.glob("*.json"):
+            try:
+                found.append((path.stat().st_mtime, path))
+            except FileNotFoundError:
+                continue
+        return [path for _, path in sorted(found)]
+
+    def _path(self, cell_id: str) -> Path:
+        if CELL_ID.fullmatch(cell_id) is None:
+            raise ValueError(f"{cell_id!r} is not a cell id")
+        return self.directory / f"{cell_id}.json"
+
+
+def _read(path: Path) -> JournalEntry | None:
+    try:
+        if path.stat().st_size > _MAX_ENTRY_BYTES:
+            return None
+        entry = JournalEntry.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+    return entry if path.name == f"{entry.cell_id}.json" else None
+
+
+def _required(process: ProcessId | None) -> ProcessId:
+    if process is None:
+        raise ValueError("an entry needs an owner")
+    return process
+
+
+def _process(data: Mapping[str, Any] | None) -> ProcessId | None:
+    return None if data is None else ProcessId(pid=int(data["pid"]), start_ticks=int(data["start_ticks"]))
+
+
+def _own_paths(words: list[str], cell_id: str) -> tuple[Path, ...]:
+    """Only paths that carry the cell's id: a damaged entry must not make reaping remove anything else."""
+    paths = tuple(Path(word) for word in words)
+    for path in paths:
+        if not path.is_absolute() or ".." in path.parts or cell_id not in path.name:
+            raise ValueError(f"{path} does not belong to cell {cell_id}")
+    return paths
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

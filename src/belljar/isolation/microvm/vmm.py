@@ -1,0 +1,226 @@
+"""One jailed VMM: everything it needs made in the order of the journal, started, and unmade with proof.
+
+A template's maker, a clone and a proof of an accelerator are each one `JailedVmm`. It holds no task and no cancel scope open.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.errors import CellError, HostError
+from belljar.isolation import cgroup
+from belljar.isolation.identity import HeldIdentity, hold_identity
+from belljar.isolation.jail import Jail, JailEnd, start_jail
+from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.isolation.microvm.console import Console
+from belljar.isolation.microvm.qmp import Qmp
+from belljar.isolation.microvm.vmm_root import VmmRoot
+from belljar.isolation.reap import destroy_remains
+from belljar.isolation.survivors import Destruction
+from belljar.plan.jail import JailBind, JailLimits, JailSpec
+from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
+
+_KVM_DEVICE: Final = "/dev/kvm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmmSpec:
+    """What one VMM is to be. `directories` are the cell's own and vanish with it; writable binds are handed to the jail's uid."""
+
+    cell_id: str
+    kind: EntryKind
+    role: Role
+    shape: VmShape
+    limits: JailLimits
+    controllers: tuple[str, ...]
+    memory_by_rlimit: bool
+    root: VmmRoot
+    binds: tuple[JailBind, ...]
+    directories: tuple[Path, ...] = ()
+
+
+class _Ends:
+    """The descriptors of one VMM: the host's ends, and those that the VMM inherits."""
+
+    def __init__(self, spec: VmmSpec) -> None:
+        with ExitStack() as undo:
+            self.qmp, qmp = _pair(undo)
+            self.agent, agent = _pair(undo)
+            self.state, state = _pair(undo) if spec.role is Role.CLONE else (None, None)
+            self.console = Console()
+            undo.callback(self.console.close)
+            kvm = _open_kvm() if spec.shape.accel == "kvm" else None
+            self.fds = VmFds(
+                qmp=qmp.detach(), agent=agent.detach(), console=self.console.writer, kvm=kvm, state=state.detach() if state else None
+            )
+            undo.pop_all()
+        self._inherited: tuple[int, ...] = tuple(fd for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state) if fd is not None)
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        return (*self._inherited, self.console.writer)
+
+    def close_inherited(self) -> None:
+        """This process's copies of the VMM's ends; a VMM that dies is then seen to."""
+        for fd in self._inherited:
+            os.close(fd)
+        self._inherited = ()
+        self.console.close_writer()
+
+    def close(self) -> None:
+        self.close_inherited()
+        for sock in (self.qmp, self.agent, self.state):
+            if sock is not None:
+                sock.close()
+        self.console.close()
+
+
+def _pair(undo: ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair()
+    undo.callback(ours.close)
+    undo.callback(theirs.close)
+    return ours, theirs
+
+
+def _open_kvm() -> int:
+    try:
+        return os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as exc:
+        raise HostError(f"{_KVM_DEVICE} can't be opened: {exc.strerror}", where=_KVM_DEVICE, mend="add this user to the group kvm") from exc
+
+
+async def start_vmm(spec: VmmSpec, *, home: Path) -> JailedVmm:
+    """Journal it, make what it needs, start it, and wait until its monitor answers.
+
+    Raises:
+        HostError: this host can't (namespaces, control groups, no uid free, no space). CellError: the VMM did not come up. Nothing is left then.
+    """
+    vmm = JailedVmm(spec, home)
+    try:
+        await vmm.bring_up()
+    except BaseException:
+        await vmm.destroy()
+        raise
+    return vmm
+
+
+class JailedVmm:
+    """A VMM in its jail. Made only by `start_vmm`. Whoever takes `agent` (the host's end of the guest agent's port) closes it."""
+
+    def __init__(self, spec: VmmSpec, home: Path) -> None:
+        self.spec = spec
+        self.timings_ms: dict[str, float] = {}
+        self.destruction: Destruction | None = None
+        self.jail: Jail | None = None
+        self.oom_kills = 0
+        self._journal = Journal(home)
+        self._entry: JournalEntry | None = None
+        with ExitStack() as undo:
+            self._identity: HeldIdentity = undo.enter_context(hold_identity(home))
+            self._ends = _Ends(spec)
+            undo.callback(self._ends.close)
+            self._groups = cgroup.plan_groups(spec.cell_id, spec.controllers)
+            self._held = undo.pop_all()
+        self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
+        self.agent, self.state, self.console = self._ends.agent, self._ends.state, self._ends.console
+
+    async def bring_up(self) -> None:
+        """Journal, then create; then start and greet. Called once, by `start_vmm`."""
+        started = time.monotonic()
+        await anyio.to_thread.run_sync(self._make)
+        made = time.monotonic()
+        self._start()
+        await self._wait_up()
+        self.timings_ms["prepare"] = (made - started) * 1000
+        self.timings_ms["vmm_start"] = (time.monotonic() - made) * 1000
+
+    def end(self) -> JailEnd | None:
+        """How the VMM ended, if it has, as far as its supervisor has said. Does not wait."""
+        return None if self.jail is None else self.jail.read_status()
+
+    async def destroy(self) -> Destruction:
+        """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
+        if self.destruction is None:
+            with anyio.CancelScope(shield=True):
+                started = time.monotonic()
+                if self.jail is not None:
+                    await self.jail.end()
+                self.destruction = await anyio.to_thread.run_sync(self._unmake, started)
+        return self.destruction
+
+    def _make(self) -> None:
+        spec, identity = self.spec, self._identity
+        self._entry = own_entry(
+            spec.cell_id,
+            spec.kind,
+            cgroups=self._groups.directories,
+            directories=spec.directories,
+            host_uid=identity.own_uid,
+        )
+        try:
+            self._journal.write(self._entry)
+        except OSError as exc:
+            raise HostError(f"the journal can't be written: {exc.strerror}", where=str(self._journal.directory), mend="free some space, or mend the store's owner") from exc
+        cgroup.make_groups(self._groups, spec.limits)
+        if identity.jail.privileged:
+            for bind in spec.binds:
+                if bind.writable:
+                    os.chown(bind.source, identity.jail.host_uid, identity.jail.host_gid)
+
+    def _start(self) -> None:
+        spec = self.spec
+        jail = JailSpec(
+            cell_id=spec.cell_id,
+            owner_pid=os.getpid(),
+            root=spec.root.root,
+            binds=spec.binds,
+            identity=self._identity.jail,
+            limits=spec.limits,
+            cgroups=self._groups.directories,
+            memory_by_rlimit=spec.memory_by_rlimit,
+        )
+        argv = qemu_argv(spec.root.program, spec.shape, role=spec.role, name=spec.cell_id, fds=self._ends.fds)
+        try:
+            self.jail = start_jail(jail, argv, kept=self._ends.inherited, hold=self._identity.lock_fd)
+        finally:
+            self._ends.close_inherited()
+
+    async def _wait_up(self) -> None:
+        jail = self.jail
+        if jail is None or self._entry is None:
+            raise RuntimeError("the VMM was not started")
+        await jail.wait_running()
+        self._entry = self._journal.update(
+            self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
+        )
+        try:
+            await self.qmp.greet()
+        except CellError as exc:
+            said = jail.diagnosis()
+            raise CellError(f"the VMM did not start: {said or exc.what}", where=exc.where) from exc
+
+    def _unmake(self, started: float) -> Destruction:
+        memory = self._groups.paths.get("memory")
+        self.oom_kills = cgroup.out_of_memory_kills(memory) if memory is not None else 0
+        for directory in self._groups.directories:
+            if not cgroup.processes_in(directory):
+                cgroup.remove_group(directory)
+        for directory in self.spec.directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._held.close()
+        if self._entry is None:
+            return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+        destruction = destroy_remains(self._entry, started)
+        with suppress(OSError):
+            self._journal.remove(self.spec.cell_id)
+        return destruction

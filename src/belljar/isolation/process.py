@@ -1,0 +1,80 @@
+"""Processes by identity, not by number: a pid with its start time, since numbers are used again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessId:
+    """A process of this boot: `start_ticks` is when it started, as the kernel counts."""
+
+    pid: int
+    start_ticks: int
+
+
+def boot_id() -> str:
+    """This boot's name: what was written down in another boot says nothing about the processes of this one."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The process that has this number now; None when none has, or only its corpse is left."""
+    fields = _stat_fields(pid)
+    if fields is None or fields[0] in {"Z", "X"}:
+        return None
+    return ProcessId(pid=pid, start_ticks=int(fields[19]))
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether that very process still runs."""
+    return identify(process.pid) == process
+
+
+def cpu_ticks(pid: int) -> int | None:
+    """User and system time a process has used, in clock ticks; None when it is gone."""
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[11]) + int(fields[12])
+
+
+def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, int]:
+    """The inode numbers of a process's namespaces; those that can't be read are left out."""
+    found = {}
+    for name in names:
+        with contextlib.suppress(OSError, ValueError):
+            link = os.readlink(f"/proc/{pid}/ns/{name}")  # noqa: PTH115 - hundreds of processes, each time a cell ends
+            found[name] = int(link.partition("[")[2].rstrip("]"))
+    return found
+
+
+def kill(process: ProcessId) -> None:
+    """SIGKILL to that very process; harmless when it has ended. Raises `PermissionError` when it is not ours."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # The descriptor holds whoever has the number now; only then is its start time worth comparing.
+        if is_alive(process):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """/proc/PID/stat from the state on: the name before it may hold anything."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
