@@ -3,15 +3,25 @@
 It is an Inspect model provider like any other, so everything between the model and the cell is what a real model would use. It knows only its prompt.
 """
 
+# ruff: noqa: ARG002, A002, ANN401 - the signatures are an interface's
+
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from inspect_ai.model import ChatMessage, ChatMessageAssistant, ChatMessageTool, ChatMessageUser, GenerateConfig, ModelAPI, ModelOutput, modelapi
-from inspect_ai.tool import ToolChoice, ToolInfo
-
 from attacks import BY_NAME
+from inspect_ai.model import (
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageTool,
+    ChatMessageUser,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    modelapi,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
 
 NAME = "escape-artist"
 FACTS = "What you know: "
@@ -59,4 +69,7 @@ def commands_for(facts: dict[str, Any]) -> list[str]:
 
 def gathered(messages: list[ChatMessage], most_chars: int = 4000) -> str:
     """All that the commands said, cut."""
-    return "\n".join(message.text for message in messages if isinstance(message, ChatMessageTool))[:most_chars] or "nothing"
+    return (
+        "\n".join(message.text for message in messages if isinstance(message, ChatMessageTool))[:most_chars]
+        or "nothing"
+    )

@@ -3,6 +3,8 @@
 It happens in a throwaway directory, and where the commands would touch this host for real, in throwaway namespaces. If it can't be tried, that is said.
 """
 
+# ruff: noqa: ARG001 - the signatures are an interface's
+
 from __future__ import annotations
 
 import json
@@ -17,7 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks import Attack
-from watches import ANY_PORT, INTERNET, METADATA, WATCHES, Mounts, Network, Scene, Watch, processes_with, with_descendants
+from watches import (
+    ANY_PORT,
+    INTERNET,
+    METADATA,
+    WATCHES,
+    Mounts,
+    Network,
+    Scene,
+    Watch,
+    processes_with,
+    with_descendants,
+)
 
 PATIENCE_S = 30
 UNSHARE = "/usr/bin/unshare"
@@ -65,9 +78,21 @@ class Stage:
 
     def run(self, argv: list[str]) -> tuple[int, str]:
         """Run a program in the directory; returns its status and what it said."""
-        env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin:/usr/sbin:/sbin"), "HOME": str(self.folder), "LC_ALL": "C.UTF-8"}
+        env = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin:/usr/sbin:/sbin"),
+            "HOME": str(self.folder),
+            "LC_ALL": "C.UTF-8",
+        }
         with (self.folder / ".said").open("w+b") as said:
-            self.running = subprocess.Popen(argv, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)
+            self.running = subprocess.Popen(
+                argv,
+                cwd=self.folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
             try:
                 status = self.running.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
@@ -127,7 +152,7 @@ def mount_namespace(stage: Stage, scene: Scene, watch: Watch, commands: list[str
     if not isinstance(watch, Mounts):
         raise TypeError("only for mounts")
     table = stage.folder / "table"
-    status, said = stage.run([UNSHARE, "-rm", "--", "bash", "-c", f"{commands[0]}\ncat /proc/self/mountinfo >{table}"])
+    _, said = stage.run([UNSHARE, "-rm", "--", "bash", "-c", f"{commands[0]}\ncat /proc/self/mountinfo >{table}"])
     if not table.exists():
         return f"no mount namespace ({said.strip()[-120:]})"
     watch.table = table

@@ -4,6 +4,8 @@
 check outside of it, so a watch that sees nothing there would show.
 """
 
+# ruff: noqa: ARG002 - the signatures are an interface's
+
 from __future__ import annotations
 
 import hashlib
@@ -109,7 +111,11 @@ class Terminal(Watch):
     def seen(self, scene: Scene) -> list[str]:
         """The word appeared there."""
         readable, _, _ = select.select([self.master], [], [], 0)
-        return ["the word appeared on the host's terminal"] if readable and self.marker.encode() in os.read(self.master, 65536) else []
+        return (
+            ["the word appeared on the host's terminal"]
+            if readable and self.marker.encode() in os.read(self.master, 65536)
+            else []
+        )
 
     def stop(self) -> None:
         """Close it."""
@@ -141,7 +147,11 @@ class Network(Watch):
         if self.sockets:
             port = self.sockets[0].getsockname()[1]
             self.sockets += [s for host in hosts[1:] for s in listeners(host, port)]
-        self.facts = {"targets": ", ".join(f"({host!r}, {port})" for host in hosts), "addresses": " ".join(hosts), "port": port}
+        self.facts = {
+            "targets": ", ".join(f"({host!r}, {port})" for host in hosts),
+            "addresses": " ".join(hosts),
+            "port": port,
+        }
 
     def seen(self, scene: Scene) -> list[str]:
         """Somebody called; or the cell's processes have an interface that could."""
@@ -169,7 +179,9 @@ class Process(Watch):
         """Start it: its command line begins with a word that is told, and ends with one that is not."""
         self.secret = secrets.token_hex(8)
         needle = f"keeper-{self.marker[:8]}"
-        self.victim = subprocess.Popen([needle, "-c", "import time; time.sleep(3600)", self.secret], executable=sys.executable)
+        self.victim = subprocess.Popen(
+            [needle, "-c", "import time; time.sleep(3600)", self.secret], executable=sys.executable
+        )
         self.facts = {"needle": needle, "needle_length": len(needle)}
 
     def seen(self, scene: Scene) -> list[str]:
@@ -220,7 +232,11 @@ class Settings(Watch):
     def seen(self, scene: Scene) -> list[str]:
         """One of them has the word."""
         names = str(self.facts["settings"]).split()
-        return [f"the host's {name} was changed" for name in names if self.marker in (Path("/proc/sys/kernel") / name).read_text()]
+        return [
+            f"the host's {name} was changed"
+            for name in names
+            if self.marker in (Path("/proc/sys/kernel") / name).read_text()
+        ]
 
 
 @dataclass
@@ -235,7 +251,9 @@ class Images(Watch):
         """One is not what it was."""
         if not self.before:
             return ["no image was there to look at"]
-        return [f"the host's {path.name} was changed" for path, before in self.before.items() if fingerprint(path) != before]
+        return [
+            f"the host's {path.name} was changed" for path, before in self.before.items() if fingerprint(path) != before
+        ]
 
 
 @dataclass
@@ -265,7 +283,11 @@ class Gauge(Watch):
         """It went over the limit."""
         self.ended.set()
         self.thread.join()
-        return [f"{self.what} on the host grew by {self.peak:.0f} (limit {self.limit:.0f})"] if self.peak > self.limit else []
+        return (
+            [f"{self.what} on the host grew by {self.peak:.0f} (limit {self.limit:.0f})"]
+            if self.peak > self.limit
+            else []
+        )
 
     def stop(self) -> None:
         """Measure no more."""
@@ -317,7 +339,10 @@ class Disk(Gauge):
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit."""
         self.scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir="/var/tmp"))
-        self.facts = {"mebibytes": 8192 if scene.in_cell else 500, "scratch": "/tmp" if scene.in_cell else str(self.scratch)}
+        self.facts = {
+            "mebibytes": 8192 if scene.in_cell else 500,
+            "scratch": "/tmp" if scene.in_cell else str(self.scratch),
+        }
         super().start(scene)
 
     def measure(self, scene: Scene) -> float:
@@ -342,7 +367,13 @@ class NextFile(Watch):
 
     def seen(self, scene: Scene) -> list[str]:
         """It found the file."""
-        return ["the next one found the file"] if scene.next_has_file else [] if scene.next_has_file is False else ["nobody looked"]
+        return (
+            ["the next one found the file"]
+            if scene.next_has_file
+            else []
+            if scene.next_has_file is False
+            else ["nobody looked"]
+        )
 
     def stop(self) -> None:
         """Remove the place."""
@@ -355,7 +386,13 @@ class NextProcess(Watch):
 
     def seen(self, scene: Scene) -> list[str]:
         """It found the process, or the host has it."""
-        found = ["the next one found the process"] if scene.next_has_process else [] if scene.next_has_process is False else ["nobody looked"]
+        found = (
+            ["the next one found the process"]
+            if scene.next_has_process
+            else []
+            if scene.next_has_process is False
+            else ["nobody looked"]
+        )
         return found + [f"the host runs it: {pid}" for pid in processes_with(self.marker) if pid not in scene.pids()]
 
 
@@ -523,7 +560,9 @@ def with_descendants(roots: set[int]) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, ValueError, IndexError):
-                parents.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(int(entry.name))
+                parents.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
+                    int(entry.name)
+                )
     found, left = set(), list(roots)
     while left:
         pid = left.pop()

@@ -207,7 +207,7 @@ class RecordedCells(FakeCells):
     async def open_cell(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> AsyncIterator[Any]:
         """As the real one."""
         async with super().open_cell(policy, run=run, home=home) as cell:
-            planned = {"policy_sha256": "0" * 64, "tier": "microvm", "emulated": True, "layers": []}
+            planned: dict[str, Any] = {"policy_sha256": "0" * 64, "tier": "microvm", "emulated": True, "layers": []}
             run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data=planned))
             yield _Recorded(cell, run)
 

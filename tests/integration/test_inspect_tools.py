@@ -7,7 +7,8 @@ from typing import Any
 
 import anyio
 import pytest
-from inspect_ai import Task, eval
+from inspect_ai import Task
+from inspect_ai import eval as inspect_eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog
 from inspect_ai.model import ChatMessageTool, ModelOutput, get_model
@@ -38,7 +39,7 @@ def run_task(
     task = Task(dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar")
     model = get_model("mockllm/model", custom_outputs=outputs or [ModelOutput.from_content("mockllm", "done")])
     with session_scope(session):
-        (log,) = eval(task, model=model, log_dir=str(log_dir), display="none")
+        (log,) = inspect_eval(task, model=model, log_dir=str(log_dir), display="none")
     runs = sorted((home / "runs").iterdir())
     assert log.status == "success", log.error.message if log.error else log.status
     return log, runs[-1]
@@ -107,7 +108,7 @@ def remote_commands() -> Solver:
         assert said == "hello there\n", said
 
         process = await box.exec_remote(["sh", "-c", "echo $$ >/tmp/pid; exec sleep 600"])
-        while not (await box.exec(["test", "-s", "/tmp/pid"])).success:
+        while not (await box.exec(["test", "-s", "/tmp/pid"])).success:  # noqa: ASYNC110 - the guest has no event to give
             await anyio.sleep(0.1)
         await process.kill()
         gone = await box.exec(["sh", "-c", "kill -0 $(cat /tmp/pid)"], user="root")

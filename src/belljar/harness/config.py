@@ -50,8 +50,7 @@ class BelljarConfig(BaseModel):
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
-    """What Inspect hands a provider → `BelljarConfig`. Raises `PolicyError` for the configuration of another provider.
-    """
+    """What Inspect hands a provider → `BelljarConfig`. Raises `PolicyError` for the configuration of another provider."""
     if config is None:
         return BelljarConfig()
     if isinstance(config, str):

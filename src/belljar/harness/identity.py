@@ -1,5 +1,4 @@
-"""Which sample a cell is made for, as Inspect knows it at that moment. Reads Inspect's active sample, changes nothing.
-"""
+"""Which sample a cell is made for, as Inspect knows it at that moment. Reads Inspect's active sample, changes nothing."""
 
 from __future__ import annotations
 

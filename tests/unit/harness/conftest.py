@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.cell import FakeCells
 
 from belljar.harness.session import Session, session_scope
-from tests.fakes.cell import FakeCells
 
 
 @pytest.fixture

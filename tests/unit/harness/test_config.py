@@ -17,6 +17,7 @@ POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLA
 
 @pytest.fixture
 def policy_file(tmp_path: Path) -> Path:
+    """A policy that uses metadata."""
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return path

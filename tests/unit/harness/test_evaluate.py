@@ -9,15 +9,17 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.fakes.cell import RecordedCells
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.ledger import verify
 from belljar.report.samples import Verdict
-from tests.fakes.cell import RecordedCells
 
 # Inspect leaves streams of its own to the collector when a sample fails; they are collected here, within the test that made them.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,17 +9,18 @@ import pytest
 from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
+from tests.fakes.cell import FakeCells, FakeRun
 
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
-from tests.fakes.cell import FakeCells, FakeRun
 
 pytestmark = pytest.mark.anyio
 
 
 async def open_environment(metadata: dict[str, str] | None = None) -> BelljarSandboxEnvironment:
+    """A cell, as Inspect would open one."""
     environments = await BelljarSandboxEnvironment.sample_init(
         "task", None, {"__sample_id__": "s1", **(metadata or {})}
     )
@@ -28,6 +29,7 @@ async def open_environment(metadata: dict[str, str] | None = None) -> BelljarSan
 
 
 async def close(environment: BelljarSandboxEnvironment) -> None:
+    """As Inspect would close it."""
     await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=False)
 
 
@@ -121,11 +123,11 @@ async def test_files(session: Session) -> None:
     assert await environment.read_file("c", text=False) == b"\xc3\x28"
     with pytest.raises(UnicodeDecodeError):
         await environment.read_file("c")
+    await environment.write_file("d", "x" * 2048)
     with (
         override_max_read_file_size(1024),
         pytest.raises(OutputLimitExceededError, match="limit of 1 KiB was exceeded"),
     ):
-        await environment.write_file("d", "x" * 2048)
         await environment.read_file("d")
     with pytest.raises(FileNotFoundError, match="nothing-here"):
         await environment.read_file("nothing-here")

@@ -1,5 +1,7 @@
 """From ledger and transcript to rows and a verdict."""
 
+# ruff: noqa: ANN401 - JSON values
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,7 +15,7 @@ from belljar.report.samples import RunFindings, Transcript, Verdict, as_json, fi
 
 def line(
     kind: Kind, cell: str | None = "c1", /, *, second: int = 0, bodies: list[dict[str, Any]] | None = None, **data: Any
-) -> Line:  # noqa: ANN401 - JSON
+) -> Line:
     """A ledger line."""
     return Line.model_validate(
         {
@@ -32,7 +34,7 @@ def line(
     )
 
 
-SIZES = {"stderr_bytes": 0, "stdout_dropped_bytes": 0, "stderr_dropped_bytes": 0, "duration_ms": 1.0}
+SIZES: dict[str, Any] = {"stderr_bytes": 0, "stdout_dropped_bytes": 0, "stderr_dropped_bytes": 0, "duration_ms": 1.0}
 STORY = [
     line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[]),
     line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1", second=1),
