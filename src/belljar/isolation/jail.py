@@ -11,7 +11,9 @@ import fcntl
 import os
 import platform
 import re
+import select
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +146,15 @@ class Jail:
         self.read_status()
         self.diagnosis()
         self._close()
+
+    def last_word(self, patience_s: float) -> JailEnd | None:
+        """As `read_status`, but waits a moment for the supervisor's last line. Blocking."""
+        give_up = time.monotonic() + patience_s
+        while self.read_status() is None and self._status is not None and (left_s := give_up - time.monotonic()) > 0:
+            readable, _, _ = select.select([self._status], [], [], left_s)
+            if readable and self.read_status() is None and self._process.poll() is not None:
+                break
+        return self.ended
 
     async def wait_ended(self) -> JailEnd | None:
         """Until the program has ended. None when its supervisor died without a word."""

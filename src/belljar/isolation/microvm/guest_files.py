@@ -15,28 +15,39 @@ from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
 
 _NUMBERED: Final = re.compile(r"\d+-")
+_LAYOUT: Final = 1
+"""Raised when `image.initramfs` lays the same parts out differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Initramfs:
-    """The archive and its digest."""
+class GuestParts:
+    """The agent and the modules. `digest` covers both: an initramfs is a pure function of them."""
 
-    contents: bytes
+    agent: bytes
+    modules: tuple[tuple[str, bytes], ...]
     digest: str
 
+    def initramfs(self) -> bytes:
+        """The archive. Raises `HostError` when a part is damaged."""
+        try:
+            return initramfs.build(self.agent, self.modules)
+        except ValueError as exc:
+            raise HostError(f"the guest's initramfs can't be made: {exc}", where="initramfs", mend="run `belljar setup`") from exc
 
-def build_initramfs(kernel: Kernel) -> Initramfs:
-    """For this kernel, with this package's agent. Raises `HostError` when a part is missing or damaged."""
-    agent = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
+
+def read_guest_parts(kernel: Kernel) -> GuestParts:
+    """For this kernel, with this package's agent. Raises `HostError` when a part is missing."""
+    agent_path = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
     try:
-        modules = [(_NUMBERED.sub("", path.stem, count=1), path.read_bytes()) for path in kernel.modules]
-        contents = initramfs.build(agent.read_bytes(), modules)
+        agent = agent_path.read_bytes()
+        modules = tuple((_NUMBERED.sub("", path.stem, count=1), path.read_bytes()) for path in kernel.modules)
     except OSError as exc:
-        mend = "install the package again; its build compiles it" if exc.filename == str(agent) else "run `belljar setup`"
+        mend = "install the package again; its build compiles it" if exc.filename == str(agent_path) else "run `belljar setup`"
         raise HostError(f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), mend=mend) from exc
-    except ValueError as exc:
-        raise HostError(f"the guest's initramfs can't be made: {exc}", where=str(kernel.vmlinuz.parent), mend="run `belljar setup`") from exc
-    return Initramfs(contents=contents, digest=hashlib.sha256(contents).hexdigest())
+    digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
+    for name, contents in (("init", agent), *modules):
+        digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)
+    return GuestParts(agent=agent, modules=modules, digest=digest.hexdigest())
 
 
 def write_read_only(path: Path, contents: bytes) -> None:

@@ -133,6 +133,7 @@ class JailedVmm:
             self._held = undo.pop_all()
         self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
         self.agent, self.state, self.console = self._ends.agent, self._ends.state, self._ends.console
+        self.state_fd = self._ends.fds.state
 
     async def bring_up(self) -> None:
         """Journal, then create; then start and greet. Called once, by `start_vmm`."""
@@ -147,6 +148,17 @@ class JailedVmm:
     def end(self) -> JailEnd | None:
         """How the VMM ended, if it has, as far as its supervisor has said. Does not wait."""
         return None if self.jail is None else self.jail.read_status()
+
+    def last_word(self, patience_s: float) -> JailEnd | None:
+        """As `end`, but waits a moment: a VMM's sockets close a little before its supervisor can say how it ended. Blocking."""
+        return None if self.jail is None else self.jail.last_word(patience_s)
+
+    def count_oom_kills(self) -> int:
+        """How often the kernel killed in the cell's memory group, now or, after its end, until then."""
+        memory = self._groups.paths.get("memory")
+        if memory is not None and memory.exists():
+            self.oom_kills = cgroup.out_of_memory_kills(memory)
+        return self.oom_kills
 
     async def destroy(self) -> Destruction:
         """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
@@ -210,8 +222,7 @@ class JailedVmm:
             raise CellError(f"the VMM did not start: {said or exc.what}", where=exc.where) from exc
 
     def _unmake(self, started: float) -> Destruction:
-        memory = self._groups.paths.get("memory")
-        self.oom_kills = cgroup.out_of_memory_kills(memory) if memory is not None else 0
+        self.count_oom_kills()
         for directory in self._groups.directories:
             if not cgroup.processes_in(directory):
                 cgroup.remove_group(directory)

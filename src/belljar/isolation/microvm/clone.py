@@ -1,0 +1,248 @@
+"""Clones: a cell's VM, restored from its template, made a new machine, and unmade with proof.
+
+A restored guest has its template's randomness, clock and names until RENEW is answered: nothing runs in it before, and one that can't be renewed is destroyed.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import anyio
+
+from belljar.channel import GuestClient
+from belljar.errors import BelljarError, CellError
+from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.image import Image, Kernel
+from belljar.isolation.journal import new_cell_id
+from belljar.isolation.microvm.renewal import fresh_renewal, judge, now_ns, renewed_names
+from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
+from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
+from belljar.isolation.survivors import Destruction
+from belljar.plan.jail import JailBind
+from belljar.plan.model import Plan
+from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
+from belljar.units import format_duration
+
+_RESTORE_DEADLINE_S: Final = 30.0
+_HELLO_DEADLINE_S: Final = 30.0
+_DEATH_WORD_S: Final = 0.5
+
+
+class RestoreError(CellError):
+    """The template did not become a running guest: the template is suspect, not the cell."""
+
+
+class LiveVm:
+    """A renewed clone that runs. Made only by `open_vm`.
+
+    Attributes:
+        cell_id: its name in journal, ledger and on the host.
+        client: the channel to its guest agent, ready for commands.
+        emulated: True when no hardware virtualisation stands between guest and VMM.
+        timings_ms: milliseconds by phase: prepare, vmm_start, restore, renew, total.
+        host_pid: the VMM's pid on this host, while it lives.
+    """
+
+    def __init__(self, plan: Plan, vmm: JailedVmm, client: GuestClient, recorder: Recorder) -> None:
+        self.cell_id = vmm.spec.cell_id
+        self.client = client
+        self.emulated = plan.emulated
+        self.layers = tuple(layer.name for layer in plan.layers)
+        self.memory_bounded_by = "address space" if plan.memory_by_rlimit else "control group"
+        self.timings_ms: Mapping[str, float] = vmm.timings_ms
+        self.host_pid = vmm.jail.child.pid if vmm.jail is not None and vmm.jail.child is not None else None
+        self._lifetime_s = plan.jail.lifetime_s
+        self._vmm = vmm
+        self._recorder = recorder
+
+    def console(self) -> bytes:
+        """The last 64 KiB that the guest's kernel wrote to its console. The guest's word."""
+        return self._vmm.console.read()
+
+    def cause_of_death(self) -> str:
+        """Why the cell is dead, as the host saw it; empty while its VMM runs. May wait half a second for the supervisor's word."""
+        return _cause_of_death(self._vmm, self._lifetime_s)
+
+    async def wait_dead(self) -> str:
+        """Until the VMM has ended; the cause of death."""
+        if self._vmm.jail is not None:
+            await self._vmm.jail.wait_ended()
+        return self.cause_of_death()
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
+        """Kill the VM, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
+        if self._vmm.destruction is None:
+            with anyio.CancelScope(shield=True):
+                self._record(Kind.CELL_DESTROYING, {"reason": reason})
+                await self.client.aclose()
+                record_destroyed(self._recorder, self.cell_id, await self._vmm.destroy())
+        return await self._vmm.destroy()
+
+    def _record(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
+        self._recorder.record(Event(kind=kind, cell_id=self.cell_id, data=data))
+
+
+@asynccontextmanager
+async def open_vm(
+    plan: Plan,
+    image: Image,
+    kernel: Kernel,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: Mapping[str, JsonValue],
+    cell_id: str | None = None,
+) -> AsyncIterator[LiveVm]:
+    """A clone of the plan's template, renewed and ready; destroyed when the block is left, however it is left.
+
+    Args:
+        planned: what `cell.planned` is to say; recorded before anything is made.
+        cell_id: default a new one.
+
+    Raises:
+        HostError: this host can't. CellError: the cell could not be made; nothing is left of it. A template that does not restore is rebuilt once.
+
+    No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
+    """
+    cell_id = cell_id or new_cell_id()
+    recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell_id, data=planned))
+    try:
+        vm = await _clone(plan, image, kernel, home, recorder, cell_id)
+    except BaseException as exc:
+        _record_failed(recorder, cell_id, exc)
+        raise
+    try:
+        yield vm
+    finally:
+        await vm.destroy()
+
+
+def _record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> None:
+    reason = error.what if isinstance(error, BelljarError) else "cancelled" if not isinstance(error, Exception) else repr(error)
+    recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data={"error": type(error).__name__, "reason": reason}))
+
+
+async def _clone(plan: Plan, image: Image, kernel: Kernel, home: Path, recorder: Recorder, cell_id: str) -> LiveVm:
+    """One clone; if its template does not restore, the template is made again and one more."""
+    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder)
+    try:
+        return await _clone_of(template, plan, image, home, recorder, cell_id)
+    except RestoreError as exc:
+        rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
+    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, rejection=rejection)
+    return await _clone_of(template, plan, image, home, recorder, cell_id)
+
+
+async def _clone_of(template: Template, plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str) -> LiveVm:
+    recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
+    started = time.monotonic()
+    spec = VmmSpec(
+        cell_id=cell_id,
+        kind="cell",
+        role=Role.CLONE,
+        shape=plan.vm,
+        limits=plan.jail,
+        controllers=plan.jail_controllers,
+        memory_by_rlimit=plan.memory_by_rlimit,
+        root=template.root,
+        binds=(JailBind(source=image.rootfs, target=DISK_PATH), JailBind(source=template.memory, target=MEMORY_PATH)),
+    )
+    vmm = await start_vmm(spec, home=home)
+    client = GuestClient.from_socket(vmm.agent)
+    try:
+        await _restore(vmm, template)
+        await _renew(vmm, client, recorder, plan.jail.lifetime_s)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await client.aclose()
+            record_destroyed(recorder, cell_id, await vmm.destroy())
+        raise
+    vmm.timings_ms["total"] = (time.monotonic() - started) * 1000
+    timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in vmm.timings_ms.items()}
+    data: dict[str, JsonValue] = {"template": template.key, "duration_ms": round(vmm.timings_ms["total"], 1), "timings_ms": timings}
+    recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
+    return LiveVm(plan, vmm, client, recorder)
+
+
+async def _restore(vmm: JailedVmm, template: Template) -> None:
+    """Give the VMM the device state, the very bytes that were checked, and let the guest go on."""
+    started = time.monotonic()
+    try:
+        await allow_shared_memory(vmm)
+        await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
+        await _feed(vmm, template.state)
+        await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
+        await vmm.qmp.execute("cont")
+    except CellError as exc:
+        said = vmm.jail.diagnosis() if vmm.jail is not None else ""
+        raise RestoreError(f"the clone could not be restored: {said or exc.what}", where=f"cell {vmm.spec.cell_id}") from exc
+    # Nothing needs the monitor from here on: what a taken-over VMM might say on it, nobody hears.
+    vmm.qmp.close()
+    vmm.timings_ms["restore"] = (time.monotonic() - started) * 1000
+
+
+async def _feed(vmm: JailedVmm, state: bytes) -> None:
+    sock = vmm.state
+    if sock is None:
+        raise RuntimeError("this VMM takes no state")
+    sock.setblocking(False)
+    left = memoryview(state)
+    try:
+        with anyio.fail_after(_RESTORE_DEADLINE_S):
+            while left:
+                await anyio.wait_writable(sock)
+                left = left[sock.send(left) :]
+        sock.shutdown(socket.SHUT_WR)
+    except (OSError, TimeoutError) as exc:
+        raise CellError("the VMM did not take the device state", where=f"cell {vmm.spec.cell_id}") from exc
+
+
+async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifetime_s: float) -> None:
+    started = time.monotonic()
+    cell_id, new = vmm.spec.cell_id, fresh_renewal()
+    try:
+        await client.hello(timeout_s=_HELLO_DEADLINE_S)
+        renewed = await client.renew(
+            realtime_ns=now_ns(), seed=new.seed, machine_id=new.machine_id, boot_id=new.boot_id, hostname=new.hostname
+        )
+    except CellError as exc:
+        cause = _cause_of_death(vmm, lifetime_s) or exc.what
+        raise RestoreError(f"the restored guest could not be renewed: {cause}", where=f"cell {cell_id}") from exc
+    judge(renewed, where=f"cell {cell_id}")
+    data: dict[str, JsonValue] = {"done": list(renewed_names(renewed)), "machine_id": new.machine_id, "hostname": new.hostname}
+    recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED))
+    vmm.timings_ms["renew"] = (time.monotonic() - started) * 1000
+
+
+def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:
+    """The destruction's proof, on record."""
+    data: dict[str, JsonValue] = {
+        "clean": destruction.clean,
+        "survivors": list(destruction.survivors),
+        "checked": list(destruction.looked_for),
+        "duration_ms": round(destruction.duration_ms, 1),
+    }
+    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=data))
+
+
+def _cause_of_death(vmm: JailedVmm, lifetime_s: float) -> str:
+    end = vmm.end() or vmm.last_word(_DEATH_WORD_S)
+    if end is None:
+        return ""
+    if end.cause == "lifetime":
+        return f"its lifetime of {format_duration(lifetime_s)} was reached"
+    if end.cause == "owner":
+        return "its owner ended it"
+    if panic := vmm.console.panic():
+        return f"the guest's kernel panicked: {panic}"
+    if end.signal is not None:
+        memory = " (out of memory in its control group)" if vmm.count_oom_kills() else ""
+        return f"the VMM was killed by signal {signal.Signals(end.signal).name if end.signal in set(signal.Signals) else end.signal}{memory}"
+    said = vmm.jail.diagnosis() if vmm.jail is not None else ""
+    return f"the guest shut down or the VMM ended with status {end.status}{': ' + said if said else ''}"

@@ -1,0 +1,55 @@
+"""What makes a clone a new machine: fresh values out, the guest's answer judged. Pure but for the randomness and the clock it is given."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+from belljar.channel import Renewed, RenewedBit
+from belljar.errors import CellError
+from belljar.units import printable
+
+SEED_BYTES: Final = 256
+NEEDED: Final = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
+"""A clone without these is a copy. The boot id is renewed where the guest's kernel lets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """One clone's new self. The seed is a secret and never recorded; the names say nothing."""
+
+    seed: bytes
+    machine_id: str
+    boot_id: str
+    hostname: str
+
+
+def fresh_renewal() -> Renewal:
+    """From the host's randomness."""
+    return Renewal(
+        seed=os.urandom(SEED_BYTES),
+        machine_id=uuid.uuid4().hex,
+        boot_id=str(uuid.uuid4()),
+        hostname=f"host-{os.urandom(4).hex()}",
+    )
+
+
+def now_ns() -> int:
+    """The realtime clock, read as late as possible."""
+    return time.time_ns()
+
+
+def renewed_names(renewed: Renewed) -> list[str]:
+    """What the guest says it made new, for the record."""
+    return [bit.name.lower() for bit in RenewedBit if bit in renewed.done and bit.name is not None]
+
+
+def judge(renewed: Renewed, *, where: str) -> None:
+    """Raises `CellError` when the guest did not do what makes it a new machine: such a clone must not run."""
+    missing = [bit.name.lower() for bit in RenewedBit if bit in NEEDED and bit not in renewed.done and bit.name is not None]
+    if missing:
+        detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
+        raise CellError(f"the restored guest did not renew its {', '.join(missing)}{detail}", where=where, mend="the cell was destroyed; nothing ran in it")

@@ -1,0 +1,381 @@
+"""Templates: a guest booted once, configured, idle and stopped; its RAM in a file, its devices' state beside it. Read-only from then on.
+
+`templates/<key>/{memory,state,template.json}`. The key covers everything that could make a template wrong for a cell (`plan/template.py`). Each use checks the
+state's digest and that the memory file is, by size, times and inode, the one that was digested (ctime can't be set, so a write shows); only when that changed, or with
+`verify="full"`, is the memory itself digested again. What fails is rebuilt once, and that is recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel import GuestClient
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.events import Event, Kind, Recorder
+from belljar.image import Image, Kernel
+from belljar.isolation.journal import new_cell_id
+from belljar.isolation.microvm import memory_file
+from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
+from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
+from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
+from belljar.isolation.process import cpu_ticks
+from belljar.plan.jail import JailBind
+from belljar.plan.model import Plan
+from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Role
+from belljar.plan.template import TemplateInputs, template_key
+
+Verify: TypeAlias = Literal["stamp", "full"]
+BOOT_DEADLINE_S: Final = 180.0
+PRELOADED: Final = ("/bin/sh", "/usr/bin/env", "/usr/bin/bash", "/usr/bin/true", "/usr/bin/cat", "/usr/bin/ls")
+_BUILD_LIFETIME_S: Final = 600.0
+_CONFIGURE_DEADLINE_S: Final = 120.0
+_IDLE_WINDOW_S: Final = 0.25
+_IDLE_DEADLINE_S: Final = 15.0
+_STATE_DEADLINE_S: Final = 60.0
+_MAX_STATE_BYTES: Final = 64 << 20
+_LOCK_POLL_S: Final = 0.05
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """A template that passed its check. `state` are the very bytes whose digest was checked: the VMM gets these, not a file."""
+
+    key: str
+    memory: Path
+    state: bytes
+    root: VmmRoot
+    memory_stamp: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A template that passed its check and still did not restore, and how that showed."""
+
+    template: Template
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What a template is made of, all found and digested."""
+
+    plan: Plan
+    image: Image
+    kernel: Kernel
+    home: Path
+    guest: GuestParts
+    root: VmmRoot
+    key: str
+    inputs: TemplateInputs
+
+    @property
+    def directory(self) -> Path:
+        return self.home / "templates" / self.key
+
+
+async def ensure_template(
+    plan: Plan,
+    image: Image,
+    kernel: Kernel,
+    *,
+    home: Path,
+    recorder: Recorder,
+    verify: Verify = "stamp",
+    rejection: Rejection | None = None,
+) -> Template:
+    """The template for this plan, made if there is none, made again if it fails its check. Two processes that want the same one make it once.
+
+    Args:
+        verify: `full` digests the memory whatever its stamp says.
+        rejection: a template that failed to restore, and must not be used again.
+
+    Raises:
+        HostError: no space, QEMU or a part of the guest missing. CellError: the guest did not come up. Nothing half made is left.
+    """
+    job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
+    template, why = await anyio.to_thread.run_sync(_load, job, verify, rejection)
+    if template is not None:
+        return template
+    async with _locked(home, f"template-{job.key[:16]}"):
+        # Another process may have been quicker.
+        template, why = await anyio.to_thread.run_sync(_load, job, verify, rejection)
+        if template is not None:
+            return template
+        if why:
+            recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data={"key": job.key, "reason": why}))
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, job.directory, ignore_errors=True))
+        return await _build(job, recorder)
+
+
+def template_of(plan: Plan, image: Image, kernel: Kernel, *, home: Path) -> str:
+    """The key of the plan's template, whether it exists or not. Blocking. Raises `HostError`."""
+    return _find_job(plan, image, kernel, home).key
+
+
+def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
+    guest = read_guest_parts(kernel)
+    root = ensure_vmm_root(home, plan.vm.accel)
+    inputs = TemplateInputs(
+        image_digest=image.digest,
+        kernel_digest=kernel.digest,
+        initramfs_digest=guest.digest,
+        vmm_version=root.version,
+        vmm_digest=root.digest,
+        host_cpu=_host_cpu() if plan.vm.accel == "kvm" else "",
+        shape=plan.vm,
+        guest=plan.guest,
+        preload=PRELOADED,
+    )
+    return _Job(plan=plan, image=image, kernel=kernel, home=home, guest=guest, root=root, key=template_key(inputs), inputs=inputs)
+
+
+def _host_cpu() -> str:
+    """What the processor says of itself: a KVM guest's features are its."""
+    telling = ("vendor_id", "cpu family", "model\t", "model name", "stepping", "microcode", "flags")
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
+
+
+# ---- checking one that is there
+
+
+def _load(job: _Job, verify: Verify, rejection: Rejection | None = None) -> tuple[Template | None, str]:
+    """The template, or why the one that is there may not be used (empty when there is none)."""
+    try:
+        description = json.loads((job.directory / "template.json").read_text())
+        state = (job.directory / "state").read_bytes()
+        memory = job.directory / "memory"
+        why = _fault(job, description, state, memory, verify)
+    except FileNotFoundError as exc:
+        return None, f"{Path(str(exc.filename)).name} is missing" if job.directory.exists() else ""
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        return None, f"it can't be read: {exc}"
+    if why:
+        return None, why
+    template = Template(key=job.key, memory=memory, state=state, root=job.root, memory_stamp=tuple(_stamp(memory)))
+    if rejection is not None and rejection.template.memory_stamp == template.memory_stamp:
+        return None, rejection.reason
+    return template, ""
+
+
+def _fault(job: _Job, description: Mapping[str, Any], state: bytes, memory: Path, verify: Verify) -> str:
+    if description["inputs"] != json.loads(json.dumps(job.inputs.document())):
+        return "it was made from other inputs"
+    if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
+        return "the device state is not the one that was saved"
+    if memory.stat().st_size != job.plan.vm.ram_mib * _MIB:
+        return "the memory has another size"
+    if verify == "stamp" and _stamp(memory) == description["memory_stamp"]:
+        return ""
+    if memory_file.digest(memory) != description["memory_digest"]:
+        return "the memory is not the one that was saved"
+    return ""
+
+
+def _stamp(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+# ---- making one
+
+
+async def _build(job: _Job, recorder: Recorder) -> Template:
+    cell_id = new_cell_id()
+    scratch = job.home / "templates" / f".making-{cell_id}"
+    recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
+    started = time.monotonic()
+    try:
+        await anyio.to_thread.run_sync(_prepare, job, scratch)
+        state = await _boot_and_save(job, cell_id, scratch)
+        await anyio.to_thread.run_sync(_finish, job, scratch, state)
+    except BaseException as exc:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
+        if isinstance(exc, OSError) and not isinstance(exc, BelljarError):
+            raise HostError(f"a template could not be made: {exc.strerror}", where=str(scratch.parent), mend="free some space, or mend the store's owner") from exc
+        raise
+    duration_ms = (time.monotonic() - started) * 1000
+    recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data={"key": job.key, "duration_ms": round(duration_ms)}))
+    template, why = await anyio.to_thread.run_sync(_load, job, "stamp", None)
+    if template is None:
+        raise CellError(f"the template that was just made is not usable: {why}", where=str(job.directory))
+    return template
+
+
+def _prepare(job: _Job, scratch: Path) -> None:
+    scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+    scratch.mkdir(mode=0o711)
+    write_read_only(scratch / "initrd", job.guest.initramfs())
+    memory_file.allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
+
+
+async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
+    """Boot the guest jailed, have its container built, wait until it idles, stop it and take its state."""
+    plan = job.plan
+    binds = (
+        JailBind(source=job.kernel.vmlinuz, target=KERNEL_PATH),
+        JailBind(source=scratch / "initrd", target=INITRD_PATH),
+        JailBind(source=job.image.rootfs, target=DISK_PATH),
+        JailBind(source=scratch / "memory", target=MEMORY_PATH, writable=True),
+    )
+    limits = replace(plan.jail, lifetime_s=_BUILD_LIFETIME_S)
+    spec = VmmSpec(
+        cell_id=cell_id,
+        kind="template",
+        role=Role.TEMPLATE,
+        shape=plan.vm,
+        limits=limits,
+        controllers=plan.jail_controllers,
+        memory_by_rlimit=plan.memory_by_rlimit,
+        root=job.root,
+        binds=binds,
+    )
+    vmm = await start_vmm(spec, home=job.home)
+    try:
+        async with GuestClient.from_socket(vmm.agent) as guest:
+            try:
+                await _bring_guest_up(guest, plan)
+                await _wait_idle(vmm)
+                return await _save(vmm)
+            except CellError as exc:
+                raise _explained(vmm, exc, job) from exc
+    finally:
+        await vmm.destroy()
+
+
+async def _bring_guest_up(guest: GuestClient, plan: Plan) -> None:
+    await guest.wait_ready(timeout_s=BOOT_DEADLINE_S)
+    await guest.hello()
+    await guest.configure(
+        memory_max_bytes=plan.guest.memory_max_bytes,
+        disk_bytes=plan.guest.disk_bytes,
+        disk_inodes=plan.guest.disk_inodes,
+        processes=plan.guest.processes,
+        hostname="localhost",
+        warm_paths=PRELOADED,
+        timeout_s=_CONFIGURE_DEADLINE_S,
+    )
+
+
+async def _wait_idle(vmm: JailedVmm) -> None:
+    """Until the VMM uses next to no processor for a while: then the guest has nothing left to do. A guest that never rests is taken as it is."""
+    if vmm.jail is None or vmm.jail.child is None:
+        return
+    pid, ticks_per_s = vmm.jail.child.pid, os.sysconf("SC_CLK_TCK")
+    give_up = time.monotonic() + _IDLE_DEADLINE_S
+    before = cpu_ticks(pid)
+    while time.monotonic() < give_up:
+        await anyio.sleep(_IDLE_WINDOW_S)
+        now = cpu_ticks(pid)
+        if now is None or before is None or (now - before) / ticks_per_s < 0.1 * _IDLE_WINDOW_S:
+            return
+        before = now
+
+
+async def _save(vmm: JailedVmm) -> bytes:
+    """Stop the guest and read its devices' state; the RAM is in its file."""
+    await vmm.qmp.execute("stop")
+    await allow_shared_memory(vmm)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            await vmm.qmp.execute("getfd", {"fdname": "state"}, fd=theirs.fileno())
+        await vmm.qmp.execute("migrate", {"uri": "fd:state"})
+        state = await _read_state(ours)
+    await vmm.qmp.wait_migrated(timeout_s=_STATE_DEADLINE_S)
+    with contextlib.suppress(CellError):
+        await vmm.qmp.execute("quit")
+    if not state:
+        raise CellError("the VMM gave no device state", where=f"template, cell {vmm.spec.cell_id}")
+    return state
+
+
+async def allow_shared_memory(vmm: JailedVmm) -> None:
+    """Leave the RAM, which is in the file, out of the state; and say when it is done."""
+    capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+    await vmm.qmp.execute("migrate-set-capabilities", {"capabilities": capabilities})
+
+
+async def _read_state(sock: socket.socket) -> bytes:
+    sock.setblocking(False)
+    state = bytearray()
+    with anyio.fail_after(_STATE_DEADLINE_S):
+        while len(state) <= _MAX_STATE_BYTES:
+            await anyio.wait_readable(sock)
+            chunk = sock.recv(1 << 20)
+            if not chunk:
+                return bytes(state)
+            state += chunk
+    raise CellError(f"the VMM's device state is larger than {_MAX_STATE_BYTES} bytes", where="template")
+
+
+def _explained(vmm: JailedVmm, error: CellError, job: _Job) -> BelljarError:
+    """Why a guest did not become a template."""
+    panic = vmm.console.panic()
+    end = vmm.end()
+    if end is not None and end.signal == signal.SIGBUS:
+        return HostError("the disk became full while a template was made", where=str(job.directory.parent), mend="free some space, or put BELLJAR_HOME on a larger file system")
+    if panic:
+        return CellError(f"the guest's kernel panicked while a template was made: {panic}", where=f"template {job.key[:12]}", mend="check the policy's memory; 256 MiB is a sensible least")
+    return CellError(f"a template could not be made: {error.what}", where=f"template {job.key[:12]}", mend=error.mend or "run it again; if it stays, `belljar doctor`")
+
+
+def _finish(job: _Job, scratch: Path, state: bytes) -> None:
+    memory = scratch / "memory"
+    (scratch / "initrd").unlink()
+    memory_file.make_sparse(memory)
+    digest = memory_file.digest(memory)
+    if os.geteuid() == 0:
+        os.chown(memory, 0, 0)
+    memory.chmod(0o444)
+    with memory.open("rb") as file:
+        os.fsync(file.fileno())
+    write_read_only(scratch / "state", state)
+    description = {
+        "key": job.key,
+        "inputs": job.inputs.document(),
+        "state_sha256": hashlib.sha256(state).hexdigest(),
+        "memory_digest": digest,
+        "memory_stamp": _stamp(memory),
+    }
+    write_read_only(scratch / "template.json", json.dumps(description, sort_keys=True, indent=1).encode())
+    shutil.rmtree(job.directory, ignore_errors=True)
+    scratch.rename(job.directory)
+
+
+@asynccontextmanager
+async def _locked(home: Path, name: str) -> AsyncIterator[None]:
+    """One process at a time; waiting can be cancelled."""
+    locks = home / "locks"
+    locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await anyio.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(fd)
