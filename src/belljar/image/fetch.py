@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.kernel import debian_arch
-from belljar.image.layers.limits import ImportLimits
-from belljar.image.scratch import remove_tree
+from belljar.image.layers.blob import open_layer
+from belljar.image.layers.headers import EntryKind, read_entries
+from belljar.image.layers.limits import ImportLimits, LayerError
+from belljar.image.scratch import owned_dir, remove_tree
 from belljar.image.tools import limited, plain_env, run_tool, tool
 from belljar.units import format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
+_LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _NOBODY: Final = 65534
 _SLACK_BYTES: Final = 64 << 20
 _TRUST_POLICIES: Final = (Path.home() / ".config/containers/policy.json", Path("/etc/containers/policy.json"))
@@ -31,34 +37,52 @@ def transport_of(ref: str) -> str:
     return transport
 
 
-def fetch(ref: str, scratch: Path, limits: ImportLimits) -> Path:
-    """Copy the image `ref` into an OCI layout below `scratch`; the layout's directory.
+@contextmanager
+def fetched(ref: str, scratch: Path, limits: ImportLimits) -> Iterator[Path]:
+    """The image `ref` copied into an OCI layout, a directory that is gone after the block.
 
-    Files are read as an unprivileged user when this process is root (registries and daemons need the caller's own credentials). Raises `PolicyError`
-    when a file can't be read as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
+    Files are read as an unprivileged user when this process is root (registries and daemons need the caller's own credentials).
+    Raises `PolicyError` when a file can't be read as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
     """
     transport, _, rest = ref.partition(":")
+    drop = transport in _FILES and os.geteuid() == 0
+    with _work_dir(scratch, drop=drop) as work:
+        source = _source(transport, rest, scratch, work, limits, drop=drop) if transport in _FILES else ref
+        argv = [*(_unprivileged() if drop else []), *_skopeo(source, work, limits)]
+        try:
+            run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=_size_watch(work, limits))
+        except HostError as error:
+            raise _refused(error, ref, transport, limits) from error
+        _take_back(work, ref, drop=drop)
+        yield work / "layout"
+
+
+@contextmanager
+def _work_dir(scratch: Path, *, drop: bool) -> Iterator[Path]:
+    """Where skopeo works: in the scratch directory, or, if an unprivileged one can't get there, in the system's temporary directory."""
     work = scratch / "fetch"
     work.mkdir(mode=0o700)
-    drop = transport in _FILES and os.geteuid() == 0
-    source = f"{transport}:{_staged(rest, work, limits, drop=drop)}" if transport in _FILES else ref
-    if drop:
-        os.chown(work, _NOBODY, _NOBODY)
-    argv = [*(_unprivileged() if drop else []), *_skopeo(source, limits)]
-    try:
-        run_tool(argv, timeout_s=limits.timeout_s, env=_env(drop=drop), cwd=work, watch=_size_watch(work, limits))
-    except HostError as error:
-        raise _refused(error, ref, transport, limits) from error
-    _take_back(work, ref, drop=drop)
-    return work / "layout"
+    if not drop:
+        yield work
+        return
+    scratch.chmod(0o711)
+    os.chown(work, _NOBODY, _NOBODY)
+    if _nobody_may("-w", work):
+        yield work
+        return
+    with owned_dir(Path(tempfile.gettempdir()), prefix="belljar-fetch-") as outside:
+        outside.chmod(0o711)
+        elsewhere = outside / "fetch"
+        elsewhere.mkdir(mode=0o700)
+        os.chown(elsewhere, _NOBODY, _NOBODY)
+        yield elsewhere
 
 
-def _skopeo(source: str, limits: ImportLimits) -> list[str]:
-    # Names relative to the working directory: an unprivileged skopeo need not (and can't) traverse the store.
+def _skopeo(source: str, work: Path, limits: ImportLimits) -> list[str]:
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
     copy = ["copy", "--quiet", "--dest-oci-accept-uncompressed-layers", source, "oci:layout:image"]
-    argv = [tool("skopeo"), *trust, *platform, "--tmpdir", ".", *copy]
+    argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
     return limited(argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s))
 
 
@@ -66,39 +90,71 @@ def _unprivileged() -> list[str]:
     return [tool("setpriv"), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--no-new-privs", "--"]
 
 
-def _env(*, drop: bool) -> dict[str, str]:
+def _env(work: Path, *, drop: bool) -> dict[str, str]:
     if not drop:
-        return plain_env()
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "TMPDIR": "."}
+        return plain_env(TMPDIR=str(work))
+    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
 
 
-def _staged(rest: str, work: Path, limits: ImportLimits, *, drop: bool) -> str:
-    """The file part of a reference as skopeo can open it from its working directory; copied if it couldn't read it there."""
+def _source(transport: str, rest: str, scratch: Path, work: Path, limits: ImportLimits, *, drop: bool) -> str:
+    """The file of a reference as skopeo can open it; copied if it couldn't read it where it is.
+
+    An `oci-archive` is a tar of an OCI layout: skopeo would unpack it with the owners it states, which only root can, so its blobs are
+    taken out here.
+    """
     file, colon, tag = rest.partition(":")
     path = Path(file).absolute()
     if not path.exists():
-        raise PolicyError(
-            "there is no such file", where=printable(file), mend="check the path; a `:` in it can't be used"
-        )
-    if drop and not _readable_by_nobody(path):
-        _copy(path, work / "source", limits)
-        path = Path("source")
-    return f"{path}{colon}{tag}"
+        raise PolicyError("there is no such file", where=printable(file), mend="check the path; a `:` in it can't be used")
+    staged = work / "source"
+    if transport == "oci-archive":
+        _unpack_layout(path, staged, scratch, limits)
+        transport, path = "oci", staged
+    elif drop and (path.is_dir() or not _nobody_may("-r", path)):
+        _copy(path, staged, limits)
+        path = staged
+    if drop and path == staged:
+        _give(staged, _NOBODY)
+    return f"{transport}:{path}{colon}{tag}"
 
 
-def _readable_by_nobody(path: Path) -> bool:
-    """Whether everybody may read the file: by asking as somebody who has no rights."""
-    if path.is_dir():
-        return False
+def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
+    """Take the files of an OCI layout out of its archive: those with exactly the names that a layout has, and no others."""
+    (into / "blobs/sha256").mkdir(parents=True)
     try:
-        run_tool([*_unprivileged(), tool("test"), "-r", str(path)], timeout_s=10)
+        with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
+            for number, entry in enumerate(read_entries(opened, opened.size_bytes)):
+                if number > limits.max_entries:
+                    raise LayerError(f"it holds more than {limits.max_entries} entries")
+                name = b"/".join(entry.path).decode("ascii", "replace")
+                if entry.kind is EntryKind.FILE and _LAYOUT_NAME.fullmatch(name):
+                    _write(into / name, opened.chunks(entry.offset, entry.size_bytes))
+    except LayerError as error:
+        raise PolicyError(f"the image is refused: {error}", where=printable(str(archive))) from error
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(chunks)
+
+
+def _give(tree: Path, owner: int) -> None:
+    for directory, _, files in os.walk(tree):
+        for path in (Path(directory), *(Path(directory) / name for name in files)):
+            os.chown(path, owner, owner, follow_symlinks=False)
+
+
+def _nobody_may(test: str, path: Path) -> bool:
+    """Whether somebody without any rights may use the path so (`-r`, `-w`): by asking as nobody."""
+    try:
+        run_tool([*_unprivileged(), tool("test"), test, str(path)], timeout_s=10)
     except HostError:
         return False
     return True
 
 
 def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
-    """Copy a file, or a directory's plain files and directories (no link is followed), owned by the unprivileged user."""
+    """Copy a file, or a directory's plain files and directories (no link is followed)."""
     left_bytes = limits.max_bytes
     found = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
     for entry in found[: limits.max_entries]:
@@ -112,7 +168,6 @@ def _copy(path: Path, into: Path, limits: ImportLimits) -> None:
             shutil.copyfile(entry, target)
         else:
             raise PolicyError("it is neither a file nor a directory", where=printable(str(entry)))
-        os.chown(target, _NOBODY, _NOBODY)
 
 
 def _take_back(work: Path, ref: str, *, drop: bool) -> None:
@@ -121,8 +176,8 @@ def _take_back(work: Path, ref: str, *, drop: bool) -> None:
     for directory, below, files in os.walk(work):
         if any((Path(directory) / name).is_symlink() for name in (*below, *files)):
             raise PolicyError("it can't be read as an image: it holds links", where=printable(ref))
-        for path in [Path(directory), *(Path(directory) / name for name in files)] if drop else []:
-            os.chown(path, 0, 0, follow_symlinks=False)
+    if drop:
+        _give(work, 0)
 
 
 def _size_watch(work: Path, limits: ImportLimits) -> Callable[[], None]:

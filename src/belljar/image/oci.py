@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import PolicyError
-from belljar.image.fetch import fetch, transport_of
+from belljar.image.fetch import fetched, transport_of
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError, Tree, read_entries
 from belljar.image.layers.blob import Layer, closing_all, open_layer
@@ -76,9 +76,8 @@ def import_image(
     check_name(name)
     transport_of(ref)
     need_space(home, _LEAST_FREE_BYTES, "importing an image")
-    with scratch_dir(home) as scratch:
-        report("fetching")
-        layout = fetch(ref, scratch, bounds)
+    report("fetching")
+    with scratch_dir(home) as scratch, fetched(ref, scratch, bounds) as layout:
         try:
             return _from_layout(Store(home), layout, scratch, ref, name, bounds, keep_setuid=keep_setuid, report=report)
         except LayerError as error:

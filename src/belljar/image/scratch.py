@@ -31,10 +31,17 @@ def scratch_dir(home: Path) -> Iterator[Path]:
     """
     parent = home / "tmp"
     make_store_dir(home)
-    make_store_dir(parent, mode=0o700)
-    sweep(parent)
+    make_store_dir(parent)
+    with owned_dir(parent) as path:
+        yield path
+
+
+@contextmanager
+def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
+    """A private directory under `parent` whose name says who owns it; sweeps `parent` for those of owners that died first."""
+    sweep(parent, prefix=prefix)
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{start_time(os.getpid())}-", dir=parent))
+        path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-{start_time(os.getpid())}-", dir=parent))
     except OSError as error:
         raise _unwritable(parent, error) from error
     try:
@@ -43,9 +50,10 @@ def scratch_dir(home: Path) -> Iterator[Path]:
         remove_tree(path)
 
 
-def sweep(parent: Path) -> list[Path]:
-    """Remove the scratch directories under `parent` whose owner is gone; the removed paths."""
-    removed = [path for path in parent.iterdir() if _is_orphan(path.name)]
+def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
+    """Remove this user's scratch directories under `parent` whose owner is gone; the removed paths."""
+    candidates = [path for path in parent.glob(f"{prefix}*") if _is_orphan(path.name.removeprefix(prefix))]
+    removed = [path for path in candidates if path.lstat().st_uid == os.geteuid()]
     for path in removed:
         remove_tree(path)
     return removed

@@ -151,7 +151,7 @@ class Store:
 
     def _retired(self, digest: str) -> Path:
         """Take the image out of the store in one step, so that a crash while deleting leaves scratch and no half image."""
-        make_store_dir(self.home / "tmp", mode=0o700)
+        make_store_dir(self.home / "tmp")
         retired = self.home / "tmp" / f"0-0-retired_{digest[:12]}"
         remove_tree(retired)
         self._images.joinpath(digest).replace(retired)

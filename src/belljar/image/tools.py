@@ -65,7 +65,7 @@ def run_tool(
     With `log`, standard error goes there as well. Raises `HostError` with the last lines of standard error when the tool fails.
     """
     with started(argv, env=env, cwd=cwd, stdout=subprocess.PIPE) as process:
-        output, complaint = _collect(process, timeout_s=timeout_s, watch=watch, name=Path(argv[0]).name)
+        output, complaint = _collect(process, timeout_s=timeout_s, watch=watch, name=_name(argv))
     if log is not None:
         log.write(complaint)
     if process.returncode != 0:
@@ -186,7 +186,7 @@ def kill_group(process: subprocess.Popen[bytes], *, grace_s: float = 0) -> None:
 
 def failed(argv: Sequence[str], status: int, complaint: bytes) -> HostError:
     """The error for a tool that ended badly: its name, how it ended and its last words, escaped."""
-    name = Path(argv[0]).name
+    name = _name(argv)
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
     words = printable(complaint[-_KEPT_STDERR_BYTES:].decode("utf-8", "replace").strip()[-800:])
     return HostError(f"{name} {how}: {words}" if words else f"{name} {how}", where=name)
@@ -205,3 +205,9 @@ def _collect(
             watch()
         if waited_s >= timeout_s:
             raise HostError(f"{name} took longer than {format_duration(timeout_s)} and was stopped", where=name)
+
+
+def _name(argv: Sequence[str]) -> str:
+    """The tool that a command is about: what comes after the last wrapper's `--`."""
+    ends = [index for index, word in enumerate(argv[:-1]) if word == "--"]
+    return Path(argv[ends[-1] + 1] if ends else argv[0]).name

@@ -1,0 +1,117 @@
+"""Container images made by hand, honest and hostile: layers as tar bytes, and the archives that skopeo reads."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
+Json = dict[str, Any]
+
+
+def entry(name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    """One tar entry."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(content)
+    info.mode = 0o755 if kind == tarfile.DIRTYPE else 0o644
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+def directory(name: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    """A directory's entry."""
+    return entry(name, kind=tarfile.DIRTYPE, **fields)
+
+
+def symlink(name: str, target: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    """A symbolic link's entry."""
+    return entry(name, kind=tarfile.SYMTYPE, linkname=target, **fields)
+
+
+def hard_link(name: str, target: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    """A hard link's entry."""
+    return entry(name, kind=tarfile.LNKTYPE, linkname=target, **fields)
+
+
+def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    """A layer: an uncompressed tar archive."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=form) as archive:
+        for info, content in entries:
+            archive.addfile(info, io.BytesIO(content))
+    return made.getvalue()
+
+
+def sha256(content: bytes) -> str:
+    """A digest as images write it."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def config_document(layers: Sequence[bytes], config: Mapping[str, Any] | None = None) -> Json:
+    """An image configuration."""
+    return {
+        "architecture": ARCH,
+        "os": "linux",
+        "created": "2024-01-02T03:04:05Z",
+        "config": dict(config or {}),
+        "rootfs": {"type": "layers", "diff_ids": [sha256(content) for content in layers]},
+    }
+
+
+def oci_archive(
+    path: Path,
+    layers: Sequence[bytes],
+    config: Mapping[str, Any] | None = None,
+    *,
+    compress: Callable[[bytes], bytes] = gzip.compress,
+    media_type: str = "application/vnd.oci.image.layer.v1.tar+gzip",
+    tweak: Callable[[Json, Json], None] = lambda _manifest, _config: None,
+    blobs_tweak: Callable[[dict[str, bytes]], None] = lambda _blobs: None,
+) -> Path:
+    """Write an OCI archive. `tweak` may change manifest and configuration, `blobs_tweak` what is stored under which digest."""
+    packed = [compress(content) for content in layers]
+    document = config_document(layers, config)
+    manifest: Json = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": {},
+        "layers": [{"mediaType": media_type, "digest": sha256(blob), "size": len(blob)} for blob in packed],
+    }
+    tweak(manifest, document)
+    config_bytes = json.dumps(document).encode()
+    manifest["config"] = manifest["config"] or {
+        "mediaType": "application/vnd.oci.image.config.v1+json",
+        "digest": sha256(config_bytes),
+        "size": len(config_bytes),
+    }
+    manifest_bytes = json.dumps(manifest).encode()
+    blobs = {sha256(content): content for content in (*packed, config_bytes, manifest_bytes)}
+    blobs_tweak(blobs)
+    index = {
+        "schemaVersion": 2,
+        "manifests": [{"mediaType": manifest["mediaType"], "digest": sha256(manifest_bytes), "size": len(manifest_bytes)}],
+    }
+    files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
+    files |= {f"blobs/{digest.replace(':', '/')}": content for digest, content in blobs.items()}
+    path.write_bytes(layer(*(entry(name, content) for name, content in files.items())))
+    return path
+
+
+def docker_archive(path: Path, layers: Sequence[bytes], config: Mapping[str, Any] | None = None) -> Path:
+    """Write what `docker save` writes."""
+    config_bytes = json.dumps(config_document(layers, config)).encode()
+    name = f"{hashlib.sha256(config_bytes).hexdigest()}.json"
+    listed = [f"{hashlib.sha256(content).hexdigest()}/layer.tar" for content in layers]
+    manifest = [{"Config": name, "RepoTags": ["small:latest"], "Layers": listed}]
+    files = {name: config_bytes, "manifest.json": json.dumps(manifest).encode()}
+    files |= dict(zip(listed, layers, strict=True))
+    path.write_bytes(layer(*(entry(file, content) for file, content in files.items())))
+    return path
