@@ -235,6 +235,9 @@ def _termination_as_interrupt() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts background jobs so; then SIGTERM would be turned into something that is ignored.
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:

@@ -94,10 +94,10 @@ async def clean(cell_id: str | None) -> None:
     released = await anyio.to_thread.run_sync(release_doors, cell_id)
     for name in released:
         say(f"belljar: {name} released; its owner destroys it")
-    from belljar.isolation import reap
+    from belljar.isolation.reap import reap
 
     for reaped in await reap(None, cell_id=cell_id):
-        say(f"belljar: {reaped}")
+        say(f"belljar: {printable(str(reaped))}")
 
 
 def say(text: str) -> None:

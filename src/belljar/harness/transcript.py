@@ -56,11 +56,15 @@ def read_sample(task: str, sample: EvalSample) -> Transcript:
         epoch=sample.epoch,
         uuid=sample.uuid or "",
         scores={name: str(score.value) for name, score in scores.items()},
-        error=sample.error.message if sample.error else "",
+        error=_error(sample.error.message) if sample.error else "",
         calls=tuple(_calls(_all_events(sample))),
         lowered=_lowered(str(metadata.get(CONTAINMENT, "")) for metadata in said),
         notes=tuple(str(metadata[NOTE]) for metadata in said if NOTE in metadata),
     )
+
+
+def _error(message: str) -> str:
+    return "cancelled" if message.startswith(("CancelledError", "Cancelled")) else message
 
 
 def _lowered(words: Iterable[str]) -> Verdict:
