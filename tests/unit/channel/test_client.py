@@ -187,6 +187,7 @@ async def test_credit_is_returned_as_output_is_taken() -> None:
         await client.ping()
         while guest.ops[1].credit:
             await client.ping()
+        await client.ping()
         assert guest.credits == []
         _, chunk = await anext(running)
         assert len(chunk) == 1 << 20

@@ -1,0 +1,171 @@
+"""The encoders: what the host says is what the note has, read back by an independent reader."""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.channel import frames
+from belljar.channel.frames import FrameType, OpKind
+
+
+class Reader:
+    """Reads little-endian fields; written from the note."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    def number(self, size: int) -> int:
+        """An unsigned integer."""
+        taken, self.raw = self.raw[:size], self.raw[size:]
+        assert len(taken) == size
+        return int.from_bytes(taken, "little")
+
+    def text(self) -> bytes:
+        """A `str`."""
+        size = self.number(4)
+        taken, self.raw = self.raw[:size], self.raw[size:]
+        assert len(taken) == size
+        return taken
+
+    def texts(self) -> list[bytes]:
+        """A counted list of `str`."""
+        return [self.text() for _ in range(self.number(4))]
+
+
+def split(said: bytes) -> list[tuple[int, int, bytes]]:
+    """Frames as (type, op, payload)."""
+    found = []
+    while said:
+        length, kind, flags, reserved, op = struct.unpack_from("<IBBHI", said)
+        assert (flags, reserved) == (0, 0)
+        assert length <= 65_536
+        found.append((kind, op, said[12 : 12 + length]))
+        said = said[12 + length :]
+    return found
+
+
+words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+u64 = st.integers(0, (1 << 64) - 1)
+
+
+@given(
+    st.lists(words, min_size=1, max_size=5),
+    st.dictionaries(words.filter(lambda name: name and "=" not in name), words, max_size=4),
+    words,
+    words,
+    u64,
+    u64,
+    u64,
+    st.booleans(),
+    st.none() | st.tuples(st.integers(0, 65_535), st.integers(0, 65_535)),
+)
+def test_exec_body(
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    user: str,
+    timeout_ms: int,
+    stdout_cap: int,
+    stderr_cap: int,
+    stdin_open: bool,
+    pty: tuple[int, int] | None,
+) -> None:
+    """Every field of an exec is where the note puts it, and nothing follows."""
+    reader = Reader(
+        frames.exec_body(
+            argv=argv,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout_ms=timeout_ms,
+            stdout_cap=stdout_cap,
+            stderr_cap=stderr_cap,
+            stdin_open=stdin_open,
+            pty=pty,
+        )
+    )
+    assert reader.number(4) == stdin_open + 2 * (pty is not None)
+    assert [reader.number(8) for _ in range(3)] == [timeout_ms, stdout_cap, stderr_cap]
+    assert (reader.number(2), reader.number(2)) == (pty or (0, 0))
+    assert (reader.text(), reader.text()) == (user.encode(), cwd.encode())
+    assert reader.texts() == [word.encode() for word in argv]
+    assert reader.texts() == [f"{name}={value}".encode() for name, value in env.items()]
+    assert reader.raw == b""
+
+
+def test_file_bodies() -> None:
+    """Read and write requests, with and without a mode."""
+    reader = Reader(frames.read_body(user="u", cwd="/c", path="p", max_bytes=7))
+    assert reader.number(4) == 0
+    assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
+    assert (reader.number(8), reader.raw) == (7, b"")
+    for mode, append, said in ((None, True, 0xFFFFFFFF), (0o4755, False, 0o4755)):
+        reader = Reader(frames.write_body(user="u", cwd="/c", path="p", mode=mode, owner="o", append=append))
+        assert reader.number(4) == append
+        assert [reader.text() for _ in range(3)] == [b"u", b"/c", b"p"]
+        assert (reader.number(4), reader.text(), reader.raw) == (said, b"o", b"")
+
+
+def test_connection_payloads() -> None:
+    """CONFIG and RENEW."""
+    reader = Reader(
+        frames.config_payload(
+            memory_max_bytes=1, disk_bytes=2, disk_inodes=3, processes=4, hostname="h", warm_paths=["/a", "/b"]
+        )
+    )
+    assert [reader.number(8) for _ in range(3)] + [reader.number(4)] == [1, 2, 3, 4]
+    assert (reader.text(), reader.texts(), reader.raw) == (b"h", [b"/a", b"/b"], b"")
+    reader = Reader(
+        frames.renew_payload(realtime_ns=5, seed=b"s" * 32, machine_id="m" * 32, boot_id="b" * 36, hostname="h")
+    )
+    assert reader.number(8) == 5
+    assert [reader.text() for _ in range(4)] == [b"s" * 32, b"m" * 32, b"b" * 36, b"h"]
+    assert reader.raw == b""
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 131_071, 131_072, 200_000, 4 << 20])
+def test_a_request_of_any_size_arrives_whole(size: int) -> None:
+    """PARTs and START together are the body; only the last frame is START."""
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    *parts, last = split(frames.request_frames(9, OpKind.WRITE, body))
+    assert {kind for kind, _, _ in parts} <= {FrameType.PART}
+    assert (last[0], last[2][0]) == (FrameType.START, OpKind.WRITE)
+    assert {op for _, op, _ in [*parts, last]} == {9}
+    assert b"".join(part[2] for part in parts) + last[2][1:] == body
+
+
+def test_a_request_that_is_too_large() -> None:
+    """Over 4 MiB is E2BIG, before anything is sent."""
+    with pytest.raises(OSError, match="at most") as caught:
+        frames.request_frames(1, OpKind.EXEC, bytes((4 << 20) + 1))
+    assert caught.value.errno == errno.E2BIG
+
+
+def test_what_can_not_be_said() -> None:
+    """A NUL, a number that doesn't fit, an empty path, an impossible mode or seed is a `ValueError` that says which."""
+    with pytest.raises(ValueError, match="owner holds a NUL"):
+        frames.write_body(user="", cwd="", path="p", mode=None, owner="a\0", append=False)
+    with pytest.raises(ValueError, match="does not fit"):
+        frames.read_body(user="", cwd="", path="p", max_bytes=1 << 64)
+    with pytest.raises(ValueError, match="path is empty"):
+        frames.read_body(user="", cwd="", path="", max_bytes=1)
+    with pytest.raises(ValueError, match="not a file mode"):
+        frames.write_body(user="", cwd="", path="p", mode=0o10000, owner="", append=False)
+    with pytest.raises(ValueError, match="seed"):
+        frames.renew_payload(realtime_ns=5, seed=b"s" * 31, machine_id="m" * 32, boot_id="b" * 36, hostname="h")
+    for size in (0, frames.MAX_DATA_BYTES + 1):
+        with pytest.raises(ValueError, match="DATA of"):
+            frames.data_frame(1, 0, bytes(size))
+    with pytest.raises(ValueError, match="a frame holds"):
+        frames.frame(FrameType.CONFIG, 0, bytes(65_537))
+
+
+def test_names_that_are_no_utf8() -> None:
+    """Linux names are bytes: surrogate escapes and bytes go through as they are."""
+    assert frames.text_bytes("\udcff", "path") == b"\xff"
+    assert frames.text_bytes(b"\xff", "argv[0]") == b"\xff"

@@ -1,0 +1,144 @@
+"""An operation's deadlines and its end by every road, where the timing is delicate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.unit.channel.test_client import CAT, FLOOD, HANG, talking
+
+from belljar.channel import ExecRequest, Patience
+from belljar.errors import CellError
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_slow_consumer_is_not_a_timeout() -> None:
+    """When the command ended in time and only its consumer was late, nothing is lost and nothing timed out."""
+
+    async def prompt(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"x" * 900_000)
+        await guest.finish(op)
+
+    async with talking({b"prompt": prompt}) as (guest, client):
+        async with client.open_exec(ExecRequest(argv=["prompt"], timeout_s=0.05)) as running:
+            await anyio.sleep(0.4)  # past the guest's timeout and the host's grace
+            total = sum([len(chunk) async for _, chunk in running])
+            outcome = await running.wait()
+        assert (total, outcome.timed_out, outcome.returncode) == (900_000, False, 0)
+        assert guest.ops == {}
+
+
+async def test_a_guest_that_dribbles_does_not_evade_the_deadline() -> None:
+    """Output that keeps coming does not put the deadline off; what came before the kill is delivered, the rest counted."""
+
+    async def dribble(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        while not op.killed:
+            await guest.output(op, 1, b"x")
+            await anyio.sleep(0.001)
+        await guest.send(g.frame(g.DATA, op.id, b"\1late"))
+        await guest.finish(op, g.SIGNALED, 9, flags=2)
+
+    async with talking({b"dribble": dribble}) as (_, client):
+        with anyio.fail_after(5):
+            outcome = await client.exec(ExecRequest(argv=["dribble"], timeout_s=0.1))
+        assert outcome.timed_out
+        assert set(outcome.stdout) == {ord("x")}
+        assert outcome.stdout_dropped_bytes >= 4
+
+
+async def test_a_killed_operation_gets_the_credit_it_needs_to_end() -> None:
+    """A guest that must first send what it has, more than a window, can do so after the kill."""
+
+    async def heavy(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        while not op.killed:
+            await op.news.wait()
+        op.killed = False
+        await guest.output(op, 1, b"x" * 5_000_000)
+        await guest.finish(op, g.SIGNALED, 9, flags=2)
+
+    async with talking({b"heavy": heavy}, patience=Patience(grace_s=0.1, kill_s=5)) as (_, client):
+        outcome = await client.exec(ExecRequest(argv=["heavy"], timeout_s=0.05, max_stdout_bytes=1 << 30))
+        assert (outcome.timed_out, len(outcome.stdout) + outcome.stdout_dropped_bytes) == (True, 5_000_000)
+        with anyio.move_on_after(0.05) as scope:
+            await client.exec(ExecRequest(argv=["heavy"], max_stdout_bytes=1 << 30))
+        assert scope.cancelled_caught
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
+
+
+async def test_a_storm_of_cancellations() -> None:
+    """A hundred operations of all kinds, each cancelled at a random moment or not at all: the connection serves on, nothing is left in the guest."""
+    rng = random.Random(7)  # noqa: S311 - repeatable
+    async with talking(max_ops=16) as (guest, client):
+
+        async def one(request: ExecRequest, size: int, delay_s: float) -> None:
+            with anyio.move_on_after(delay_s):
+                await client.exec(request, input=b"x" * size)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                delay_s = rng.choice([0, 0.001, 0.01, 0.05, 0.2])
+                tasks.start_soon(one, rng.choice([CAT, HANG, FLOOD]), rng.choice([0, 10, 300_000, 2_000_000]), delay_s)
+        assert guest.ops == {}
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
+
+
+async def test_one_iterates_while_another_sends() -> None:
+    """Two tasks share one running command: one takes its output, the other feeds it."""
+    async with talking() as (_, client), client.open_exec(ExecRequest(argv=["cat"], stdin=True)) as running:
+
+        async def feed() -> None:
+            for _ in range(50):
+                await running.send_stdin(b"x" * 30_000)
+            await running.close_stdin()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed)
+            total = sum([len(chunk) async for _, chunk in running])
+        assert total == 1_500_000
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_asyncios_own_cancellation() -> None:
+    """A task cancelled by asyncio itself (Ctrl-C, `wait_for`), which knows no shields, is cleaned up after as well."""
+    async with talking() as (guest, client):
+        for request in (HANG, FLOOD):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(client.exec(request, input=b"x" * 600_000), 0.1)
+            assert guest.ops == {}
+        assert (await client.exec(ExecRequest(argv=["cat"]), input=b"on")).stdout == b"on"
+
+
+async def test_queued_operations_can_be_cancelled() -> None:
+    """Who waits for a slot and gives up costs nothing, and nobody's slot."""
+    async with talking(max_ops=1) as (guest, client), client.open_exec(HANG) as running:
+        for _ in range(5):
+            with anyio.move_on_after(0.01) as scope:
+                await client.exec(CAT)
+            assert scope.cancelled_caught
+        await running.signal(9, whole_tree=True)
+        await running.wait()
+        assert guest.started_order == [1]
+
+
+async def test_a_guest_that_ends_nothing_and_floods() -> None:
+    """Flooding on after the kill, without RESULT, is bounded in time and memory."""
+
+    async def stubborn(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        while True:
+            op.killed = False
+            await guest.output(op, 1, b"x" * 100_000)
+
+    async with talking({b"stubborn": stubborn}) as (_, client):
+        with anyio.fail_after(10), pytest.raises(CellError, match="told to kill"):
+            await client.exec(
+                ExecRequest(argv=["stubborn"], timeout_s=0.05, max_stdout_bytes=1 << 40), keep="head", keep_bytes=10
+            )
