@@ -77,31 +77,47 @@ def home(vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return vm_home
 
 
-def _machine_state() -> dict[str, set[str]]:
-    """What a leak would show in: VMM and jail processes, mounts, cgroups and network namespaces that name us."""
-    processes = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                comm = (entry / "comm").read_text().strip()
-                cmdline = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if comm.startswith("qemu-system") or b"/_bin/jail-" in cmdline or b"/_bin/agent-" in cmdline:
-                processes.add(f"{entry.name} {comm}")
-    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if "belljar" in line}
-    cgroups = {str(path) for path in Path("/sys/fs/cgroup").glob("**/*belljar*/*") if path.is_dir()}
+def _cmdline(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _parent(pid: str) -> str:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        return "0"
+
+
+def _ours(pid: str, base: bytes) -> bool:
+    """Whether a process, or one it comes from, was started with a path of this session (a VMM's own command line names none)."""
+    while pid not in {"0", "1", str(os.getpid())}:
+        if base in _cmdline(pid):
+            return True
+        pid = _parent(pid)
+    return False
+
+
+def _machine_state(base: Path) -> dict[str, set[str]]:
+    """What a leak would show in: this session's processes, mounts and files' users; control groups and network namespaces of anybody's."""
+    pids = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit() and entry.name != str(os.getpid())]
+    processes = {f"{pid} {_cmdline(pid)[:80]!r}" for pid in pids if _ours(pid, os.fsencode(base))}
+    mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(base) in line}
     netns = {path.name for path in Path("/run/netns").iterdir()} if Path("/run/netns").is_dir() else set()
-    return {"process": processes, "mount": mounts, "cgroup": cgroups, "network namespace": netns}
+    return {"process": processes, "mount": mounts, "network namespace": netns}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The suite checks itself: what it made on this host is gone when it ends."""
-    before = _machine_state()
+    base = tmp_path_factory.getbasetemp()
+    before = _machine_state(base)
     yield
-    after = _machine_state()
+    after = _machine_state(base)
     left = [f"{what}: {thing}" for what in after for thing in sorted(after[what] - before[what])]
+    left += [f"journal entry: {path}" for path in base.rglob("journal/c-*.json")]
     if left:
         pytest.fail("left on this host by the tests: " + "; ".join(left), pytrace=False)
 

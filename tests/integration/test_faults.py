@@ -7,8 +7,8 @@ import os
 import random
 import shutil
 import signal
-import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -62,20 +62,43 @@ def test_missing_image_ends_with_3_and_the_refusal_is_recorded(
     assert "policy.refused" in _kinds(belljar, clean_after())
 
 
+def _with_qemu(belljar: Belljar, replacement: Path) -> subprocess.CompletedProcess[bytes]:
+    """`belljar exec` in a mount namespace where every QEMU is that file."""
+    paths = [path for name in ("qemu-system-x86_64", "qemu-system-x86_64-microvm") if (path := shutil.which(name))]
+    binds = " && ".join(f"mount --bind {replacement} {path}" for path in paths)
+    argv = [
+        "unshare",
+        "--mount",
+        "--map-root-user",
+        "sh",
+        "-c",
+        f'{binds} && exec "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "belljar",
+    ]
+    return subprocess.run(
+        [*argv, "exec", "--", "true"], env=belljar.environment(), capture_output=True, timeout=120, check=False
+    )
+
+
 def test_qemu_missing_ends_with_3_and_the_mend(belljar: Belljar, tmp_path: Path) -> None:
-    """Without QEMU on the PATH the plan refuses and says how to get it."""
-    ran = belljar("exec", "--", "true", PATH=str(tmp_path))
-    assert ran.returncode == 3
+    """Without QEMU the plan refuses and says how to get it."""
+    nothing = tmp_path / "nothing"
+    nothing.touch(mode=0o644)
+    ran = _with_qemu(belljar, nothing)
+    assert ran.returncode == 3, ran.stderr
     assert "belljar setup" in ran.stderr.decode()
 
 
 def test_qemu_too_old_ends_with_3_and_names_both_versions(belljar: Belljar, tmp_path: Path) -> None:
     """A QEMU older than 8.2 is refused: found and needed version are named."""
-    fake = tmp_path / "qemu-system-x86_64"
-    fake.write_text("#!/bin/sh\necho 'QEMU emulator version 7.2.18 (Debian 1:7.2+dfsg-7)'\n")
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-    ran = belljar("exec", "--", "true", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert ran.returncode == 3
+    old = tmp_path / "old-qemu"
+    old.write_text("#!/bin/sh\necho 'QEMU emulator version 7.2.18 (Debian 1:7.2+dfsg-7)'\n")
+    old.chmod(0o755)
+    ran = _with_qemu(belljar, old)
+    assert ran.returncode == 3, ran.stderr
     assert "7.2" in ran.stderr.decode()
     assert "8.2" in ran.stderr.decode()
 
@@ -172,7 +195,7 @@ def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
     _wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start")
     vmm = _vmm_of(running.pid)
     running.kill()
-    running.wait(timeout=30)
+    running.communicate(timeout=30)
     _wait_for(lambda: not Path(f"/proc/{vmm}").exists(), "the VMM's death", within_s=10)
     reaped = belljar("reap", "--json")
     assert reaped.returncode == 0, reaped.stderr
