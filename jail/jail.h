@@ -55,6 +55,9 @@ void must(int result, const char *detail);
 /* child.c: steps 5 to 18, in the new namespaces. Ends in execve. */
 __attribute__((noreturn)) void enter_jail(const struct options *options, int go_fd);
 
+/* clock.c: prints the counter's rate in kHz, 0 where there is none */
+int measure_clock(void);
+
 /* filter.c */
 void install_filter(void);
 

@@ -54,6 +54,16 @@ def launcher_path() -> Path:
     return path
 
 
+def measure_counter_khz() -> int:
+    """The rate of the host's time-stamp counter; 0 where there is none. Blocks some 50 ms. Raises `HostError`."""
+    launcher = launcher_path()
+    try:
+        result = subprocess.run([str(launcher), "--measure-clock"], capture_output=True, check=True, timeout=10, env={})
+        return int(result.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as exc:
+        raise HostError("the host's time-stamp counter could not be measured", where=str(launcher)) from exc
+
+
 def start_jail(spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...], hold: int | None = None) -> Jail:
     """Start `program` in a jail. Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
 

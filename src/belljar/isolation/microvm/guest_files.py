@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import platform
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,9 @@ from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
 
 _NUMBERED: Final = re.compile(r"\d+-")
+_EMPTY_DISK: Final = "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
+"""`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has to come up needs a disk, but nothing on it."""
+_DISK_BYTES: Final = 4096
 _LAYOUT: Final = 1
 """Raised when `image.initramfs` lays the same parts out differently."""
 
@@ -48,6 +53,11 @@ def read_guest_parts(kernel: Kernel) -> GuestParts:
     for name, contents in (("init", agent), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)
     return GuestParts(agent=agent, modules=modules, digest=digest.hexdigest())
+
+
+def empty_disk() -> bytes:
+    """An empty squashfs file system."""
+    return zlib.decompress(base64.b64decode(_EMPTY_DISK)).ljust(_DISK_BYTES, b"\0")
 
 
 def write_read_only(path: Path, contents: bytes) -> None:

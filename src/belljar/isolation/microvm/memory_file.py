@@ -18,7 +18,8 @@ from belljar.units import format_size
 
 _BLOCK_BYTES: Final = 64 << 10
 _ZEROS: Final = bytes(_BLOCK_BYTES)
-_KEEP_SIZE_AND_PUNCH: Final = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_PUNCH_AND_KEEP_SIZE: Final = 0x02 | 0x01
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def allot(path: Path, size_bytes: int) -> None:
@@ -39,14 +40,22 @@ def allot(path: Path, size_bytes: int) -> None:
 
 
 def make_sparse(path: Path) -> None:
-    """Give back the blocks that are all zeros. A file system that can't keeps them."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Give back the blocks that are all zeros, allotted ones that were never written included. A file system that can't keeps them."""
     with path.open("r+b") as file:
+        kept_to = 0
         for offset, block in _blocks(file.fileno()):
-            if block != _ZEROS[: len(block)]:
+            if block == _ZEROS[: len(block)]:
                 continue
-            if libc.fallocate(file.fileno(), _KEEP_SIZE_AND_PUNCH, ctypes.c_long(offset), ctypes.c_long(len(block))) != 0:
+            if not _punch(file.fileno(), kept_to, offset - kept_to):
                 return
+            kept_to = offset + len(block)
+        _punch(file.fileno(), kept_to, os.fstat(file.fileno()).st_size - kept_to)
+
+
+def _punch(fd: int, offset: int, length: int) -> bool:
+    if length <= 0:
+        return True
+    return int(_LIBC.fallocate(fd, _PUNCH_AND_KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(length))) == 0
 
 
 def digest(path: Path) -> str:

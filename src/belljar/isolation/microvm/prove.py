@@ -20,11 +20,11 @@ from belljar.errors import BelljarError, CellError
 from belljar.host.kvm import KvmProof, ProveKvm
 from belljar.image import Kernel
 from belljar.isolation.journal import new_cell_id
-from belljar.isolation.microvm.guest_files import read_guest_parts, write_read_only
+from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.microvm.vmm_root import ensure_vmm_root
 from belljar.plan.jail import JailBind, JailLimits, vmm_address_space_bytes, vmm_memory_max_bytes, vmm_processes
-from belljar.plan.qemu import INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape
+from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape
 
 KVM_DEADLINE_S: Final = 10.0
 _RAM_MIB: Final = 256
@@ -86,7 +86,11 @@ async def _try(accel: Accel, kernel: Kernel, home: Path, cell_id: str, scratch: 
         controllers=(),
         memory_by_rlimit=True,
         root=root,
-        binds=(JailBind(source=kernel.vmlinuz, target=KERNEL_PATH), JailBind(source=scratch / "initrd", target=INITRD_PATH)),
+        binds=(
+            JailBind(source=kernel.vmlinuz, target=KERNEL_PATH),
+            JailBind(source=scratch / "initrd", target=INITRD_PATH),
+            JailBind(source=scratch / "disk", target=DISK_PATH),
+        ),
         directories=(scratch,),
     )
     try:
@@ -99,12 +103,18 @@ async def _try(accel: Accel, kernel: Kernel, home: Path, cell_id: str, scratch: 
     except BelljarError as exc:
         panic, said = vmm.console.panic(), vmm.jail.diagnosis() if vmm.jail is not None else ""
         detail = f"its kernel panicked: {panic}" if panic else said or exc.what
-        return f"a guest started under {accel} did not come up in {deadline_s:.0f} s: {detail}"
+        return f"a guest started under {accel} did not come up in {deadline_s:.0f} s: {first_line(detail)}"
     finally:
         await vmm.destroy()
     return ""
 
 
+def first_line(escaped: str) -> str:
+    """The VMM dumps registers after what it has to say."""
+    return escaped.split("\\n")[0][:300]
+
+
 def _prepare(kernel: Kernel, scratch: Path) -> None:
     scratch.mkdir(parents=True, mode=0o711)
     write_read_only(scratch / "initrd", read_guest_parts(kernel).initramfs())
+    write_read_only(scratch / "disk", empty_disk())

@@ -39,7 +39,7 @@ from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.process import cpu_ticks
 from belljar.plan.jail import JailBind
 from belljar.plan.model import Plan
-from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Role
+from belljar.plan.qemu import Accel, DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Role
 from belljar.plan.template import TemplateInputs, template_key
 
 Verify: TypeAlias = Literal["stamp", "full"]
@@ -140,7 +140,7 @@ def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
         initramfs_digest=guest.digest,
         vmm_version=root.version,
         vmm_digest=root.digest,
-        host_cpu=_host_cpu() if plan.vm.accel == "kvm" else "",
+        host_cpu=_host_cpu(plan.vm.accel),
         shape=plan.vm,
         guest=plan.guest,
         preload=PRELOADED,
@@ -148,10 +148,12 @@ def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
     return _Job(plan=plan, image=image, kernel=kernel, home=home, guest=guest, root=root, key=template_key(inputs), inputs=inputs)
 
 
-def _host_cpu() -> str:
-    """What the processor says of itself: a KVM guest's features are its."""
-    telling = ("vendor_id", "cpu family", "model\t", "model name", "stepping", "microcode", "flags")
+def _host_cpu(accel: Accel) -> str:
+    """What the processor says of itself, and under KVM what the host's kernel might make of it."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    if accel == "tcg":
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    telling = ("vendor_id", "cpu family", "model\t", "model name", "stepping", "microcode", "flags")
     return "; ".join([platform.release(), *(line for line in lines if line.startswith(telling))])
 
 

@@ -20,7 +20,7 @@ import anyio.to_thread
 from belljar.errors import CellError, HostError
 from belljar.isolation import cgroup
 from belljar.isolation.identity import HeldIdentity, hold_identity
-from belljar.isolation.jail import Jail, JailEnd, start_jail
+from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz, start_jail
 from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.isolation.microvm.console import Console
 from belljar.isolation.microvm.qmp import Qmp
@@ -201,7 +201,14 @@ class JailedVmm:
             cgroups=self._groups.directories,
             memory_by_rlimit=spec.memory_by_rlimit,
         )
-        argv = qemu_argv(spec.root.program, spec.shape, role=spec.role, name=spec.cell_id, fds=self._ends.fds)
+        argv = qemu_argv(
+            spec.root.program,
+            spec.shape,
+            role=spec.role,
+            name=spec.cell_id,
+            fds=self._ends.fds,
+            counter_khz=0 if spec.role is Role.CLONE else measure_counter_khz(),
+        )
         try:
             self.jail = start_jail(jail, argv, kept=self._ends.inherited, hold=self._identity.lock_fd)
         finally:
