@@ -75,7 +75,7 @@ def build_all(root: Path) -> Iterator[Path]:
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc,unused-ignore]
     """Hatchling calls this for wheels, standard and editable."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
         """Compile, and tell hatchling that the wheel is for Linux."""
         if self.target_name != "wheel":
             return

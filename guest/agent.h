@@ -146,7 +146,7 @@ struct op {
     uint8_t *body;
     uint32_t body_n, body_cap;
     pid_t pid;
-    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof;
+    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed;
     int wait_status, status_fd, in_fd, out_fd[2];
     uint8_t *in_ring;
     uint32_t in_start, in_n, in_unacked;

@@ -101,22 +101,28 @@ static bool outputs_settled(const struct op *op)
     return op->owed[0] == 0 && op->owed[1] == 0 && now_ns() >= op->drain_ns;
 }
 
+static uint64_t waiting_bytes(int fd)
+{
+    int n = 0;
+    return fd >= 0 && ioctl(fd, FIONREAD, &n) == 0 && n > 0 ? (uint64_t)n : 0;
+}
+
 void op_settle(struct op *op)
 {
     if (!op->reaped || op->status_fd >= 0 || !outputs_settled(op))
         return;
-    output_close(op, 0, true);
-    output_close(op, 1, true);
+    for (int s = 0; s < 2; s++) {
+        op->dropped[s] += waiting_bytes(op->out_fd[s]); /* what is left there will never be sent: that is said */
+        output_close(op, s, true);
+    }
     conclude(op);
 }
 
 static void record_owed(struct op *op)
 {
-    for (int s = 0; s < 2; s++) {
-        int n = 0;
-        if (op->out_fd[s] >= 0 && ioctl(op->out_fd[s], FIONREAD, &n) == 0 && n > 0)
-            op->owed[s] = (uint64_t)n;
-    }
+    bool unwanted = op->killed; /* the host has given it up: it may have given up its credit too */
+    for (int s = 0; s < 2; s++)
+        op->owed[s] = unwanted ? 0 : waiting_bytes(op->out_fd[s]);
 }
 
 static void main_ended(struct op *op, int wait_status)
@@ -182,6 +188,8 @@ static void on_signal(struct op *op, const uint8_t *p, uint32_t n)
         return;
     if (p[1] == 1) {
         op->flags |= FLAG_TREE_KILLED;
+        if (p[0] == SIGKILL)
+            op->killed = true, op->owed[0] = op->owed[1] = 0;
         signal_tree(op, p[0]);
     } else if (!op->reaped) {
         kill(op->pid, p[0]);

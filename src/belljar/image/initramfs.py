@@ -7,7 +7,17 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-REQUIRED_MODULES: Final = ("virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "virtio_console", "rng-core", "virtio-rng", "squashfs", "overlay")
+REQUIRED_MODULES: Final = (
+    "virtio_ring",
+    "virtio",
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_console",
+    "rng-core",
+    "virtio-rng",
+    "squashfs",
+    "overlay",
+)
 """What the guest needs, each after what it depends on (from `modules.dep` of Debian's 6.12 cloud kernels, amd64 and arm64).
 
 A name that the kernel's `modules.builtin` lists is compiled in and has no file: on amd64 that is `virtio_ring`, `virtio`, `virtio_console` and `rng-core`. A name in

@@ -1,0 +1,122 @@
+"""The cpio archive that the guest boots from."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.image.initramfs import REQUIRED_MODULES, build
+
+ELF = b"\x7fELF"
+
+
+class Member(NamedTuple):
+    """One file of an archive, read back."""
+
+    name: str
+    mode: int
+    contents: bytes
+    device: tuple[int, int]
+
+
+def members(archive: bytes) -> Iterator[Member]:
+    """A reader of the newc format, written from its description and not from the writer."""
+    at = 0
+    while True:
+        assert archive[at : at + 6] == b"070701"
+        fields = [int(archive[at + 6 + 8 * i : at + 14 + 8 * i], 16) for i in range(13)]
+        name_end = at + 110 + fields[11]
+        name = archive[at + 110 : name_end - 1].decode()
+        start = -(-name_end // 4) * 4
+        contents = archive[start : start + fields[6]]
+        if name == "TRAILER!!!":
+            assert archive[start:].strip(b"\0") == b""
+            return
+        yield Member(name, fields[1], contents, (fields[9], fields[10]))
+        at = start + -(-fields[6] // 4) * 4
+
+
+def unpack(image: bytes) -> dict[str, Member]:
+    """By name; a name comes once."""
+    found = list(members(gzip.decompress(image)))
+    assert len({member.name for member in found}) == len(found)
+    return {member.name: member for member in found}
+
+
+def test_agent_is_init() -> None:
+    """`/init` is the agent, executable, byte for byte."""
+    agent = ELF + bytes(range(251))
+    init = unpack(build(agent, []))["init"]
+    assert (init.contents, init.mode) == (agent, 0o100755)
+
+
+def test_modules_keep_their_order() -> None:
+    """Module files sort by name in the order given, which is the order of loading."""
+    names = ["zeta", "alpha", "virtio-rng", *(f"m{i}" for i in range(20))]
+    found = unpack(build(ELF, [(name, ELF + name.encode()) for name in names]))
+    files = sorted(name for name in found if name.startswith("m/"))
+    assert [found[name].contents for name in files] == [ELF + name.encode() for name in names]
+
+
+def test_directories_and_console() -> None:
+    """The kernel finds a console to open, and the agent the directories it starts from."""
+    found = unpack(build(ELF, []))
+    assert {"dev", "m", "proc", "sys", "r"} <= found.keys()
+    assert all(found[name].mode == 0o040755 for name in ("dev", "m", "proc", "sys", "r"))
+    assert found["dev/console"].mode == 0o020600
+    assert found["dev/console"].device == (5, 1)
+
+
+def test_parents_come_before_children() -> None:
+    """The kernel unpacks in order and makes no parents."""
+    names = [member.name for member in members(gzip.decompress(build(ELF, [("a", ELF)])))]
+    assert all("/" not in name or name.rpartition("/")[0] in names[:i] for i, name in enumerate(names))
+
+
+@given(st.binary(max_size=300), st.lists(st.binary(max_size=50), max_size=5))
+def test_same_input_same_bytes(agent: bytes, modules: list[bytes]) -> None:
+    """Nothing of the time or the host goes in, and what goes in comes out."""
+    named = [(f"m{i}", ELF + contents) for i, contents in enumerate(modules)]
+    image = build(ELF + agent, named)
+    assert image == build(ELF + agent, named)
+    assert struct.unpack_from("<I", image, 4) == (0,)
+    assert unpack(image)["init"].contents == ELF + agent
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "x.ko", "-x", "ü", "a" * 65, "a b", "a\0b"])
+def test_names_that_are_no_modules(name: str) -> None:
+    """A name can't become a path of another's choosing."""
+    with pytest.raises(ValueError, match="module's name"):
+        build(ELF, [(name, ELF)])
+
+
+@pytest.mark.parametrize("contents", [b"", b"\xfd7zXZ\0", b"\x7fEL"])
+def test_only_programs(contents: bytes) -> None:
+    """A module that is still compressed is refused here and not by a guest that doesn't start."""
+    with pytest.raises(ValueError, match="not an ELF"):
+        build(ELF, [("squashfs", contents)])
+    with pytest.raises(ValueError, match="not an ELF"):
+        build(contents, [])
+
+
+def test_too_many_modules() -> None:
+    """More modules than two digits can order are refused."""
+    with pytest.raises(ValueError, match="at most 100"):
+        build(ELF, [(f"m{i}", ELF) for i in range(101)])
+
+
+def test_required_modules_are_in_dependency_order() -> None:
+    """Each of the names comes after what `modules.dep` says it needs."""
+    needs = {
+        "virtio": ["virtio_ring"], "virtio_mmio": ["virtio", "virtio_ring"], "virtio_blk": ["virtio", "virtio_ring"],
+        "virtio_console": ["virtio", "virtio_ring"], "virtio-rng": ["rng-core", "virtio", "virtio_ring"],
+    }  # fmt: skip
+    for name, wanted in needs.items():
+        assert all(REQUIRED_MODULES.index(other) < REQUIRED_MODULES.index(name) for other in wanted)
+    assert {"squashfs", "overlay"} <= set(REQUIRED_MODULES)
