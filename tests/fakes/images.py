@@ -16,7 +16,9 @@ ARCH = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), "amd64")
 Json = dict[str, Any]
 
 
-def entry(name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+def entry(
+    name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: Any
+) -> tuple[tarfile.TarInfo, bytes]:
     """One tar entry."""
     info = tarfile.TarInfo(name)
     info.type, info.size = kind, len(content)
@@ -97,7 +99,9 @@ def oci_archive(
     blobs_tweak(blobs)
     index = {
         "schemaVersion": 2,
-        "manifests": [{"mediaType": manifest["mediaType"], "digest": sha256(manifest_bytes), "size": len(manifest_bytes)}],
+        "manifests": [
+            {"mediaType": manifest["mediaType"], "digest": sha256(manifest_bytes), "size": len(manifest_bytes)}
+        ],
     }
     files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
     files |= {f"blobs/{digest.replace(':', '/')}": content for digest, content in blobs.items()}

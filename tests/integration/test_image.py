@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.images import directory, docker_archive, entry, hard_link, layer, oci_archive, symlink
 
 import belljar
 from belljar.errors import HostError, PolicyError
 from belljar.image import Store, verify
 from belljar.image.oci import ImportLimits, import_image
-from tests.fakes.images import directory, docker_archive, entry, hard_link, layer, oci_archive, symlink
 
 CONFIG = {
     "Env": ["PATH=/bin", "GREETING=hello=world"],
@@ -78,7 +78,9 @@ def store_home(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("transport", ["oci-archive", "oci", "docker-archive"])
-def test_every_file_transport_gives_the_same_tree_and_configuration(transport: str, tmp_path: Path, store_home: Path) -> None:
+def test_every_file_transport_gives_the_same_tree_and_configuration(
+    transport: str, tmp_path: Path, store_home: Path
+) -> None:
     """What skopeo reads from files is imported with its owners, modes, links and configuration, whatever the packing."""
     archive = tmp_path / "small.tar"
     if transport == "docker-archive":
@@ -119,10 +121,15 @@ def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> 
     archive = oci_archive(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     image = import_image(store_home, f"oci-archive:{archive}", name="small", keep_setuid=True)
     subprocess.run(
-        ["skopeo", "--insecure-policy", "copy", "-q", f"oci-archive:{archive}", f"oci:{tmp_path / 'copy'}:x"], check=True
+        ["skopeo", "--insecure-policy", "copy", "-q", f"oci-archive:{archive}", f"oci:{tmp_path / 'copy'}:x"],
+        check=True,
     )
-    subprocess.run(["umoci", "unpack", "--image", f"{tmp_path / 'copy'}:x", str(tmp_path / "bundle")], check=True, capture_output=True)
-    root = tmp_path / "bundle/rootfs"
+    subprocess.run(
+        ["umoci", "raw", "unpack", "--image", f"{tmp_path / 'copy'}:x", str(tmp_path / "judged")],
+        check=True,
+        capture_output=True,
+    )
+    root = tmp_path / "judged"
     judged = {}
     for path in [root, *root.rglob("*")]:
         status = path.lstat()
@@ -132,7 +139,9 @@ def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> 
         )
     ours = {path: shown for path, shown in listing(image.rootfs).items() if path in judged or not made_by_us(path)}
     # A link's mode means nothing on Linux; the root directory is always root's.
-    assert {p: s.replace("lrw-r--r--", "lrwxrwxrwx") for p, s in ours.items() if p} == {p: s for p, s in judged.items() if p}
+    assert {p: s.replace("lrw-r--r--", "lrwxrwxrwx") for p, s in ours.items() if p} == {
+        p: s for p, s in judged.items() if p
+    }
 
 
 def made_by_us(path: str) -> bool:
@@ -170,7 +179,9 @@ def test_every_compression_of_images_is_read(packing: str, tmp_path: Path, store
     assert content(image.rootfs, "srv/app/data") == b"d" * 70_000
 
 
-def test_the_same_archive_gives_the_same_image_and_another_configuration_another(tmp_path: Path, store_home: Path) -> None:
+def test_the_same_archive_gives_the_same_image_and_another_configuration_another(
+    tmp_path: Path, store_home: Path
+) -> None:
     """The digest covers the tree and the configuration, and nothing of the time or place of the import."""
     first = import_image(store_home, f"oci-archive:{oci_archive(tmp_path / 'a.tar', [LOWER], CONFIG)}", name="a")
     again = import_image(store_home, f"docker-archive:{docker_archive(tmp_path / 'b.tar', [LOWER], CONFIG)}", name="b")
@@ -183,13 +194,21 @@ def test_the_same_archive_gives_the_same_image_and_another_configuration_another
 def test_a_file_that_is_missing_or_no_image_is_refused(tmp_path: Path, store_home: Path) -> None:
     """The author's mistakes end in a `PolicyError` that names the reference."""
     (tmp_path / "text.tar").write_text("not an archive")
-    for ref in (f"oci-archive:{tmp_path}/none.tar", f"docker-archive:{tmp_path}/text.tar", "dir:/etc", "busybox", "oci:"):
+    for ref in (
+        f"oci-archive:{tmp_path}/none.tar",
+        f"docker-archive:{tmp_path}/text.tar",
+        "dir:/etc",
+        "busybox",
+        "oci:",
+    ):
         with pytest.raises(PolicyError):
             import_image(store_home, ref, name="x")
     assert Store(store_home).list() == ()
 
 
-def test_an_unreachable_daemon_is_the_hosts_fault(store_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unreachable_daemon_is_the_hosts_fault(
+    store_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A daemon that isn't there is a `HostError`, and nothing is left."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(HostError, match="can't be fetched"):
@@ -212,7 +231,9 @@ def test_an_ordinary_user_imports_with_the_right_owners(tmp_path: Path, ordinary
     with tempfile.TemporaryDirectory(prefix="image-user-") as name:
         # The checkout may lie where another user can't look; the image room needs nothing but the standard library.
         work = Path(name)
-        shutil.copytree(Path(belljar.__file__).parent, work / "src/belljar", ignore=shutil.ignore_patterns("__pycache__", "_bin"))
+        shutil.copytree(
+            Path(belljar.__file__).parent, work / "src/belljar", ignore=shutil.ignore_patterns("__pycache__", "_bin")
+        )
         shutil.copy(archive, work / "a.tar")
         os.chown(work, uid, gid)
         done = subprocess.run(
@@ -220,7 +241,12 @@ def test_an_ordinary_user_imports_with_the_right_owners(tmp_path: Path, ordinary
             user=uid,
             group=gid,
             extra_groups=[],
-            env={"PATH": "/usr/bin:/bin:/usr/sbin", "PYTHONPATH": f"{work}/src", "HOME": name, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                "PATH": "/usr/bin:/bin:/usr/sbin",
+                "PYTHONPATH": f"{work}/src",
+                "HOME": name,
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -239,7 +265,9 @@ def test_the_prepared_default_image_is_neutral_and_clean(prepared_home: Path) ->
     assert found["home/user"].endswith("1000/1000")
     assert content(image.rootfs, "etc/machine-id") == b""
     assert content(image.rootfs, "etc/resolv.conf") == b""
-    assert not [path for path in found if re.search(r"ssh_host|belljar|mmdebstrap|sources\.list$|\.pwd\.lock|dpkg/.*-old", path)]
+    assert not [
+        path for path in found if re.search(r"ssh_host|belljar|mmdebstrap|sources\.list$|\.pwd\.lock|dpkg/.*-old", path)
+    ]
     assert not [path for path in found if re.match(r"(var/log|var/cache|tmp|dev|var/lib/apt/lists)/", path)]
     for tool in ("bash", "python3", "curl", "git", "ps", "tar", "less", "file"):
         assert f"usr/bin/{tool}" in found

@@ -50,7 +50,9 @@ def fetched(ref: str, scratch: Path, limits: ImportLimits) -> Iterator[Path]:
         source = _source(transport, rest, scratch, work, limits, drop=drop) if transport in _FILES else ref
         argv = [*(_unprivileged() if drop else []), *_skopeo(source, work, limits)]
         try:
-            run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=_size_watch(work, limits))
+            run_tool(
+                argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=_size_watch(work, limits)
+            )
         except HostError as error:
             raise _refused(error, ref, transport, limits) from error
         _take_back(work, ref, drop=drop)
@@ -105,7 +107,9 @@ def _source(transport: str, rest: str, scratch: Path, work: Path, limits: Import
     file, colon, tag = rest.partition(":")
     path = Path(file).absolute()
     if not path.exists():
-        raise PolicyError("there is no such file", where=printable(file), mend="check the path; a `:` in it can't be used")
+        raise PolicyError(
+            "there is no such file", where=printable(file), mend="check the path; a `:` in it can't be used"
+        )
     staged = work / "source"
     if transport == "oci-archive":
         _unpack_layout(path, staged, scratch, limits)

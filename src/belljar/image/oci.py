@@ -72,9 +72,9 @@ def import_image(
     or beyond `limits`, `HostError` when this host can't; the store is then as it was and nothing is left behind.
     """
     bounds = limits or ImportLimits()
+    transport_of(ref)
     name = name or default_name(ref)
     check_name(name)
-    transport_of(ref)
     need_space(home, _LEAST_FREE_BYTES, "importing an image")
     report("fetching")
     with scratch_dir(home) as scratch, fetched(ref, scratch, bounds) as layout:

@@ -1,0 +1,196 @@
+"""`belljar setup`: what is planned for every kind of host, and what is never begun."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.cli import setup as setup_command
+from belljar.cli.main import run
+from belljar.cli.setup_plan import (
+    BACKPORTS_FILE,
+    HostState,
+    SetupPlan,
+    Wanted,
+    check_wanted,
+    missing_tools,
+    needs,
+    plan_setup,
+    shown,
+)
+from belljar.errors import HostError
+from belljar.image.apt import AptSource, parse_sources
+
+MAIN = AptSource(uri="http://mirror.invalid/debian", suites=("bookworm", "bookworm-updates"), signed_by="/k.gpg")
+BARE = HostState(
+    distribution="debian",
+    codename="bookworm",
+    pretty_name="Debian GNU/Linux 12 (bookworm)",
+    is_root=True,
+    debian_arch="amd64",
+    tools={},
+    sources=(MAIN,),
+)
+ALL_TOOLS = {need.command: need.least_version for need in needs("amd64")}
+READY = replace(BARE, tools=ALL_TOOLS, kernel="6.12", images=frozenset({"default"}))
+
+
+def kinds(plan: SetupPlan) -> list[str]:
+    """The kinds of the steps, in order."""
+    return [step.kind for step in plan.steps]
+
+
+def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
+    """Root on a fresh Debian 12: the suite in a file of its own, lists, newer packages from it, the others, kernel, image."""
+    plan = plan_setup(BARE, Wanted())
+    assert kinds(plan) == ["write", "run", "run", "run", "kernel", "image"]
+    suite, _, newer, plain = plan.steps[:4]
+    assert suite.path == BACKPORTS_FILE
+    assert parse_sources(suite.content, deb822=True) == [replace(MAIN, suites=("bookworm-backports",))]
+    assert newer.command[-5:] == ("-t", "bookworm-backports", "qemu-system-x86", "runsc", "umoci")
+    assert plain.command[:5] == ("apt-get", "-q", "-y", "install", "--no-install-recommends")
+    assert plain.command[5:] == ("mmdebstrap", "nftables", "runc", "skopeo", "squashfs-tools", "uidmap", "zstd")
+    assert not plan.problems
+
+
+def test_a_suite_that_is_there_is_not_added_twice() -> None:
+    """Whoever added backports, in whichever file: it is used as it is."""
+    state = replace(BARE, sources=(MAIN, replace(MAIN, suites=("bookworm-backports",))))
+    assert kinds(plan_setup(state, Wanted()))[:1] == ["run"]
+
+
+def test_a_ready_host_has_nothing_to_do() -> None:
+    """The second run plans no step, so it takes no time."""
+    assert plan_setup(READY, Wanted()) == SetupPlan()
+    assert kinds(plan_setup(READY, Wanted(images=("default", "debian-dev")))) == ["image"]
+    assert kinds(plan_setup(READY, Wanted(refresh=True))) == ["kernel", "image"]
+
+
+def test_an_old_qemu_counts_as_missing() -> None:
+    """Debian 12's own QEMU 7.2 is too old; 8.2 is not, nor 10.0."""
+    for version, fine in (((7, 2), False), ((8, 1), False), ((8, 2), True), ((10, 0), True), ((), False)):
+        state = replace(READY, tools={**ALL_TOOLS, "qemu-system-x86_64": version})
+        assert (not missing_tools(state)) is fine
+
+
+def test_an_ordinary_user_is_told_the_commands_for_root() -> None:
+    """Without root nothing is installed; the exact commands are said, and what a user can do is planned."""
+    plan = plan_setup(replace(BARE, is_root=False), Wanted())
+    assert kinds(plan) == ["kernel"]
+    assert (
+        "apt-get -q -y install --no-install-recommends -t bookworm-backports qemu-system-x86 runsc umoci"
+        in plan.problems[0].mend
+    )
+    assert BACKPORTS_FILE in plan.problems[0].mend
+    able = replace(BARE, is_root=False, tools={"mmdebstrap": (), "sqfstar": ()})
+    assert kinds(plan_setup(able, Wanted())) == ["kernel", "image"]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "name", "how"),
+    [
+        ("ubuntu", "Ubuntu 24.04", "sudo apt-get install --no-install-recommends qemu-system-x86 runc"),
+        ("fedora", "Fedora Linux 42", "sudo dnf install qemu-kvm runc"),
+        ("arch", "Arch Linux", "qemu-system-x86_64 ≥ 8.2"),
+    ],
+)
+def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
+    distribution: str, name: str, how: str
+) -> None:
+    """Elsewhere: every missing tool by name, how to get it, and no step at all."""
+    plan = plan_setup(replace(BARE, distribution=distribution, codename="x", pretty_name=name, sources=()), Wanted())
+    assert not plan.steps
+    assert how in plan.problems[0].mend
+    assert name in plan.problems[0].what
+    assert all(need.command in plan.problems[0].what for need in needs("amd64"))
+
+
+def test_another_distribution_with_all_tools_still_needs_a_mirror() -> None:
+    """With the tools there, kernel and image can be made, if a Debian mirror is named."""
+    state = replace(READY, distribution="fedora", codename="", sources=(), kernel="", images=frozenset())
+    assert kinds(plan_setup(state, Wanted())) == ["kernel", "image"]
+    with pytest.raises(HostError, match="no Debian mirror"):
+        check_wanted(state, Wanted())
+    check_wanted(state, Wanted(mirror="http://mirror.invalid/debian"))
+
+
+def test_debian_13_needs_no_other_suite_and_debian_11_is_too_old() -> None:
+    """Debian 13 has everything itself; Debian 11 is refused."""
+    trixie = plan_setup(replace(BARE, codename="trixie"), Wanted())
+    assert kinds(trixie) == ["run", "run", "kernel", "image"]
+    assert "-t" not in trixie.steps[1].command
+    bullseye = plan_setup(replace(BARE, codename="bullseye"), Wanted())
+    assert not bullseye.steps
+    assert "Debian 12 or 13" in bullseye.problems[0].mend
+
+
+def test_too_little_space_is_said_before_anything_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A full disk: a problem that names both sizes, and setup does no step."""
+    plan = plan_setup(replace(BARE, free_bytes=1 << 20), Wanted())
+    assert "1 MiB of disk is free" in plan.problems[0].what
+    assert not setup_command._doable(plan)
+
+
+def test_setup_does_nothing_when_it_only_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--dry-run` and `--json` without `--yes` show the plan and make not even the store."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: BARE)
+    assert run(["setup", "--dry-run"]) == 0
+    assert "1. Add the suite bookworm-backports" in capsys.readouterr().out
+    assert run(["setup", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert [step["done"] for step in document["steps"]] == [False] * 6
+    assert not (tmp_path / "store").exists()
+
+
+def test_setup_elsewhere_ends_with_3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another distribution: exit code 3, the names on standard error, nothing made."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    state = replace(BARE, distribution="fedora", pretty_name="Fedora Linux 42", sources=())
+    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: state)
+    assert run(["setup", "--yes"]) == 3
+    assert "dnf install" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_failing_tool_names_the_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step that fails ends setup with exit code 3, the tool's last words and the log's path; later steps are not begun."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    state = replace(BARE, sources=(replace(MAIN, suites=("bookworm", "bookworm-backports")),))
+    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: state)
+    script = tmp_path / "apt-get"
+    script.write_text('#!/bin/sh\necho "$@" >> "$0.calls"\necho E: the mirror is gone >&2\nexit 100\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert run(["setup", "--yes"]) == 3
+    error = capsys.readouterr().err
+    assert "the mirror is gone" in error
+    assert "setup.log" in error
+    assert len((tmp_path / "apt-get.calls").read_text().splitlines()) == 1
+    assert "the mirror is gone" in (tmp_path / "store/setup.log").read_text()
+
+
+def test_nobody_to_ask_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a terminal and without `--yes`, nothing is begun."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: BARE)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert run(["setup"]) == 2
+    assert not (tmp_path / "store").exists()
+
+
+def test_steps_can_be_typed() -> None:
+    """What is shown of a step is the command that does it."""
+    lines = [shown(step) for step in plan_setup(BARE, Wanted()).steps]
+    assert lines[0].startswith("printf 'Types: deb\\nURIs: http://mirror.invalid/debian\\n")
+    assert lines[1] == "apt-get -q -y update"
+    assert lines[-1] == "belljar image build default"

@@ -1,0 +1,115 @@
+"""Where packages come from: derived from the host's sources, never invented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError
+from belljar.image.apt import (
+    AptSource,
+    debian_sources,
+    has_suite,
+    host_sources,
+    kernel_sources,
+    parse_sources,
+    parse_stanza,
+)
+
+DEB822 = """\
+# a comment
+Types: deb deb-src
+URIs: http://mirror.invalid/debian
+# another
+Suites: bookworm bookworm-updates
+Components: main contrib
+Signed-By: /usr/share/keyrings/k.gpg
+
+Enabled: no
+Types: deb
+URIs: http://off.invalid/debian
+Suites: bookworm
+Components: main
+
+Types: deb
+URIs: http://security.invalid/debian-security
+Suites: bookworm-security
+Components: main
+Signed-By:
+ -----BEGIN PGP PUBLIC KEY BLOCK-----
+ .
+ -----END PGP PUBLIC KEY BLOCK-----
+"""
+
+
+def test_deb822_is_read_as_apt_reads_it() -> None:
+    """Comments, disabled stanzas and inline keys are understood."""
+    main, security = parse_sources(DEB822, deb822=True)
+    assert main == AptSource(
+        uri="http://mirror.invalid/debian",
+        suites=("bookworm", "bookworm-updates"),
+        components=("main", "contrib"),
+        signed_by="/usr/share/keyrings/k.gpg",
+    )
+    assert (security.suites, security.signed_by) == (("bookworm-security",), "")
+
+
+def test_one_line_sources_are_read() -> None:
+    """Options, comments and source-package lines are told apart."""
+    text = "# deb http://no.invalid x main\ndeb [arch=amd64 signed-by=/k.gpg] http://m.invalid/debian bookworm main # c\ndeb-src http://m.invalid/debian bookworm main\n"
+    assert parse_sources(text, deb822=False) == [
+        AptSource(uri="http://m.invalid/debian", suites=("bookworm",), signed_by="/k.gpg")
+    ]
+
+
+def test_the_hosts_files_are_read_in_order_and_others_left(tmp_path: Path) -> None:
+    """Only `.list` and `.sources` files count, as for apt."""
+    parts = tmp_path / "sources.list.d"
+    parts.mkdir()
+    (tmp_path / "sources.list").write_text("deb http://a.invalid/debian bookworm main\n")
+    (parts / "b.sources").write_text(DEB822)
+    (parts / "c.list.disabled").write_text("deb http://c.invalid/debian bookworm main\n")
+    assert [source.uri.split("/")[2] for source in host_sources(tmp_path)] == [
+        "a.invalid",
+        "mirror.invalid",
+        "security.invalid",
+    ]
+
+
+def test_debian_is_found_among_others() -> None:
+    """A vendor's repository is not taken for Debian; security and keyring are carried over."""
+    vendor = AptSource(uri="http://vendor.invalid/deb", suites=("stable",), components=("main",))
+    found = debian_sources([vendor, *parse_sources(DEB822, deb822=True)], "bookworm")
+    assert [source.uri for source in found] == [
+        "http://mirror.invalid/debian",
+        "http://security.invalid/debian-security",
+    ]
+    assert found[0].signed_by == "/usr/share/keyrings/k.gpg"
+
+
+def test_no_mirror_is_an_error_that_says_how_to_name_one() -> None:
+    """Belljar has no mirror of its own."""
+    with pytest.raises(HostError, match="--mirror"):
+        debian_sources([], "bookworm")
+    assert debian_sources([], "bookworm", mirror="http://m.invalid/debian")[0].uri == "http://m.invalid/debian"
+
+
+def test_the_kernel_comes_from_a_suite_that_is_new_enough() -> None:
+    """Debian 12: its backports. Debian 13: itself."""
+    known = parse_sources(DEB822, deb822=True)
+    assert kernel_sources(known, "bookworm")[0].suites == ("bookworm-backports",)
+    assert kernel_sources(known, "trixie")[0].suites == ("trixie",)
+    assert has_suite(known, "bookworm")
+    assert not has_suite(known, "bookworm-backports")
+
+
+def test_a_source_survives_being_written() -> None:
+    """What is written as deb822 is read back the same."""
+    source = AptSource(uri="http://m.invalid/debian", suites=("a", "b"), components=("main",), signed_by="/k.gpg")
+    assert parse_sources(source.deb822(), deb822=True) == [source]
+
+
+def test_a_stanza_ends_at_the_empty_line() -> None:
+    """Only the first stanza's fields are taken; continuation lines belong to their field."""
+    assert parse_stanza("A: 1\nB: 2\n 3\n\nA: 4\n") == {"A": "1", "B": "2\n3"}

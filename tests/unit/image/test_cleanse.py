@@ -1,0 +1,108 @@
+"""What of a made file system goes into an image."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.fakes.images import directory, entry, hard_link, layer
+
+from belljar.image.build import cleansed
+from belljar.image.cleanse import belongs
+from belljar.image.recipes import RECIPES, build_modes, mmdebstrap_argv
+
+TRACES = [
+    "etc/resolv.conf",
+    "etc/hostname",
+    "etc/hosts",
+    "etc/machine-id",
+    "etc/apt/sources.list",
+    "etc/apt/sources.list.d/host.sources",
+    "etc/apt/apt.conf.d/99mmdebstrap",
+    "etc/ssh/ssh_host_ed25519_key",
+    "etc/shadow-",
+    "etc/.pwd.lock",
+    "var/log/dpkg.log",
+    "var/cache/ldconfig/aux-cache",
+    "var/lib/apt/lists/x_InRelease",
+    "var/lib/dpkg/status-old",
+    "var/lib/dbus/machine-id",
+    "usr/share/doc/bash/examples/copyright",
+    "usr/share/man/man1/ls.1.gz",
+    "dev/console",
+    "root/.bash_history",
+    "tmp/left",
+]
+KEPT = [
+    "etc/passwd",
+    "etc/shadow",
+    "usr/share/doc/bash/copyright",
+    "var/lib/dpkg/status",
+    "var/log",
+    "dev",
+    "tmp",
+    "home/user/.bashrc",
+]
+
+
+@pytest.mark.parametrize("path", TRACES)
+def test_traces_of_host_and_making_are_left_out(path: str) -> None:
+    """Nothing that names the host, the mirror, the builder or the moment stays."""
+    assert not belongs(path)
+
+
+@pytest.mark.parametrize("path", KEPT)
+def test_the_system_itself_stays(path: str) -> None:
+    """What Debian is, licences included, is kept; emptied directories themselves stay."""
+    assert belongs(path)
+
+
+def test_the_stream_is_cleansed_and_times_are_capped() -> None:
+    """Hard links keep their targets, the host's files are replaced by neutral ones, days and times are the archive's."""
+    made = layer(
+        directory("./"),
+        directory("./etc"),
+        entry("./etc/hostname", b"the-host"),
+        entry("./etc/shadow", b"root:*:20000:0:99999:7:::\n", mtime=2_000_000_000),
+        entry("./bin/a", b"a" * 3000, mtime=1000, uname="someone"),
+        hard_link("./bin/b", "./bin/a"),
+        form=tarfile.GNU_FORMAT,
+    )
+    found = {
+        found.info.name: (found.info, b"".join(found.chunks))
+        for found in cleansed(io.BytesIO(made), made_s=86400 * 100)
+    }
+    assert found["etc/hostname"][1] == b"localhost\n"
+    assert found["etc/machine-id"][1] == b""
+    assert found["etc/shadow"][1] == b"root:*:100:0:99999:7:::\n"
+    assert found["etc/shadow"][0].mtime == 86400 * 100
+    assert (found["bin/a"][0].mtime, found["bin/a"][0].uname, len(found["bin/a"][1])) == (1000, "", 3000)
+    assert found["bin/b"][0].linkname == "bin/a"
+
+
+def test_the_command_names_no_mirror_and_no_product() -> None:
+    """Mirrors come from a file of derived sources; nothing in the image can say who made it."""
+    argv = mmdebstrap_argv(
+        RECIPES["default"],
+        program="/usr/bin/mmdebstrap",
+        sources=Path("/s/m.sources"),
+        arch="amd64",
+        mode="root",
+        apt_options={"Acquire::http::Proxy": "p"},
+    )
+    assert argv[-3:] == ["bookworm", "-", "/s/m.sources"]
+    assert '--aptopt=Acquire::http::Proxy "p"' in argv
+    assert not [word for word in argv if "://" in word or "belljar" in word]
+    assert set(RECIPES["default"].packages) < set(RECIPES["debian-dev"].packages)
+
+
+def test_how_an_image_can_be_built_here() -> None:
+    """Root as root; a user with subordinate ids in a namespace; else with fakechroot; else the mend says what root must do."""
+    assert build_modes(is_root=True, subordinate_ids=False, tools=[])[0] == "root"
+    assert build_modes(is_root=False, subordinate_ids=True, tools=["newuidmap"])[0] == "unshare"
+    assert build_modes(is_root=False, subordinate_ids=False, tools=["fakechroot", "fakeroot"])[0] == "fakechroot"
+    mode, mend = build_modes(is_root=False, subordinate_ids=False, tools=["newuidmap"])
+    assert mode == ""
+    assert "--add-subuids" in mend

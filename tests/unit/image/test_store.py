@@ -1,0 +1,118 @@
+"""The image store: found by name, digest or prefix; whole or not there; names move."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError, PolicyError
+from belljar.image import Image, ImageConfig, Store, verify
+from belljar.image.scratch import scratch_dir, start_time, sweep
+
+
+def put(home: Path, name: str, content: bytes = b"hsqs", **config: str) -> Image:
+    """Add an image with this content."""
+    home.mkdir(exist_ok=True)
+    (home / "made").write_bytes(content)
+    return Store(home).add(home / "made", ImageConfig(**config), name=name, source="test", created="")  # type: ignore[arg-type]
+
+
+def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
+    """All four ways of saying it give the same image."""
+    image = put(tmp_path / "s", "one", user="u")
+    store = Store(tmp_path / "s")
+    for ref in ("one", image.digest, image.digest[:8], f"sha256:{image.digest}"):
+        assert store.find(ref) == image
+    verify(image)
+
+
+def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+    """An empty store, a wrong name and a path each end in a `HostError` with a mend; nothing outside the store is looked at."""
+    store = Store(tmp_path / "none")
+    with pytest.raises(HostError, match="belljar setup"):
+        store.find("default")
+    put(tmp_path / "s", "default")
+    with pytest.raises(HostError, match="did you mean default"):
+        Store(tmp_path / "s").find("defualt")
+    for ref in ("../..", "/etc", "", "\x1b[2J", "a" * 10_000):
+        with pytest.raises(HostError):
+            Store(tmp_path / "s").find(ref)
+    assert not (tmp_path / "none").exists()
+
+
+def test_files_are_read_only_and_directories_are_not_listable(tmp_path: Path) -> None:
+    """Images are 0444 below directories that others may only pass through."""
+    image = put(tmp_path / "s", "one")
+    assert stat.S_IMODE(image.rootfs.stat().st_mode) == 0o444
+    assert stat.S_IMODE((image.rootfs.parent / "image.json").stat().st_mode) == 0o444
+    for directory in (image.rootfs.parent, image.rootfs.parent.parent):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o711
+
+
+def test_a_name_moves_and_an_image_goes_with_its_last_name(tmp_path: Path) -> None:
+    """A name names the newest; `remove` takes a name, and the image when none is left or it was named by its digest."""
+    store = Store(tmp_path / "s")
+    old, new = put(tmp_path / "s", "x"), put(tmp_path / "s", "x", b"other")
+    assert store.find("x").digest == new.digest
+    assert store.find(old.digest).names == ()
+    store.name(store.find("x"), "y")
+    store.remove("x")
+    assert store.find("y").digest == new.digest
+    store.remove("y")
+    store.remove(old.digest[:10])
+    assert store.list() == ()
+    assert not list((tmp_path / "s/images").iterdir())
+    assert not list((tmp_path / "s/tmp").iterdir())
+    with pytest.raises(HostError):
+        store.remove("y")
+
+
+def test_the_digest_covers_how_it_starts(tmp_path: Path) -> None:
+    """The same tree under two configurations is two images; the same under the same is one."""
+    first, again, other = put(tmp_path / "s", "a"), put(tmp_path / "s", "b"), put(tmp_path / "s", "c", user="u")
+    assert first.digest == again.digest != other.digest
+    assert Store(tmp_path / "s").find("a").names == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["", "-x", "x" * 200, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"])
+def test_names_that_could_mean_something_else_are_refused(name: str, tmp_path: Path) -> None:
+    """No path, no option, nothing like a digest."""
+    with pytest.raises(PolicyError):
+        put(tmp_path / "s", name)
+
+
+def test_a_damaged_store_is_said_not_guessed(tmp_path: Path) -> None:
+    """Broken names or image files are a `HostError` that names the file."""
+    image = put(tmp_path / "s", "one")
+    path = image.rootfs.parent / "image.json"
+    path.chmod(0o644)
+    path.write_text("{}")
+    with pytest.raises(HostError, match="damaged"):
+        Store(tmp_path / "s").find("one")
+    (tmp_path / "s/image-names.json").write_text("[")
+    with pytest.raises(HostError, match="damaged"):
+        Store(tmp_path / "s").find("one")
+
+
+def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> None:
+    """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also one that forbids it."""
+    with scratch_dir(tmp_path) as mine:
+        parent = mine.parent
+        reused = parent / f"{os.getpid()}-{(start_time(os.getpid()) or 0) + 1}-abc"
+        (reused / "inner/deep").mkdir(parents=True)
+        (reused / "inner").chmod(0)
+        (parent / "notes").mkdir()
+        assert sweep(parent) == [reused]
+        assert not reused.exists()
+        assert mine.is_dir()
+    assert [path.name for path in parent.iterdir()] == ["notes"]
+
+
+def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """A file where the store should be is a `HostError` with the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match="can't be written"), scratch_dir(tmp_path / "file"):
+        pass
