@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def entry(
-    name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: Any
+    name: str, content: bytes = b"", *, kind: bytes = tarfile.REGTYPE, **fields: object
 ) -> tuple[tarfile.TarInfo, bytes]:
     """One tar entry."""
     info = tarfile.TarInfo(name)
@@ -28,17 +28,17 @@ def entry(
     return info, content
 
 
-def directory(name: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+def directory(name: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
     """A directory's entry."""
     return entry(name, kind=tarfile.DIRTYPE, **fields)
 
 
-def symlink(name: str, target: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+def symlink(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
     """A symbolic link's entry."""
     return entry(name, kind=tarfile.SYMTYPE, linkname=target, **fields)
 
 
-def hard_link(name: str, target: str, **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+def hard_link(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
     """A hard link's entry."""
     return entry(name, kind=tarfile.LNKTYPE, linkname=target, **fields)
 

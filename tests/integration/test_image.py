@@ -135,7 +135,7 @@ def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> 
         status = path.lstat()
         words = [stat.filemode(status.st_mode), f"{status.st_uid}/{status.st_gid}"]
         judged[str(path.relative_to(root)).removeprefix(".")] = " ".join(
-            [*words, *([os.readlink(path)] if path.is_symlink() else [])]
+            [*words, *([str(path.readlink())] if path.is_symlink() else [])]
         )
     ours = {path: shown for path, shown in listing(image.rootfs).items() if path in judged or not made_by_us(path)}
     # A link's mode means nothing on Linux; the root directory is always root's.

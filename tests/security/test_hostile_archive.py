@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import tarfile
 import tempfile
 import zlib
@@ -116,7 +115,7 @@ HOSTILE_LAYERS: dict[str, bytes] = {
 def state_of(home: Path) -> set[str]:
     """Every path of the store and of the system's temporary directory that is ours."""
     ours = {str(path) for path in home.rglob("*") if path.parent.name != "locks"}
-    return ours | {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("belljar-")}
+    return ours | {str(path) for path in Path(tempfile.gettempdir()).glob("belljar-*")}
 
 
 @pytest.fixture(scope="module")
@@ -174,47 +173,65 @@ def swap_layer(blobs: dict[str, bytes]) -> None:
 
 
 def other_diff_id(_manifest: Json, config: Json) -> None:
+    """Another digest of the uncompressed layer."""
     config["rootfs"]["diff_ids"] = [sha256(b"other")]
 
 
 def fewer_diff_ids(_manifest: Json, config: Json) -> None:
+    """Fewer layers than the manifest has."""
     config["rootfs"]["diff_ids"] = []
 
 
 def traversing_digest(manifest: Json, _config: Json) -> None:
+    """A digest that is a path."""
     manifest["layers"][0]["digest"] = "sha256:../../../../../../etc/passwd"
 
 
 def foreign_layer(manifest: Json, _config: Json) -> None:
+    """A layer that is somewhere else."""
     manifest["layers"][0]["mediaType"] = "application/vnd.oci.image.layer.nondistributable.v1.tar"
     manifest["layers"][0]["urls"] = ["https://example.invalid/layer"]
 
 
 def relative_workdir(_manifest: Json, config: Json) -> None:
+    """A working directory that climbs."""
     config["config"] = {"WorkingDir": "../../.."}
 
 
 def zero_in_env(_manifest: Json, config: Json) -> None:
+    """A variable that ends early for C."""
     config["config"] = {"Env": ["A=b\0c"]}
 
 
 def numbers_as_command(_manifest: Json, config: Json) -> None:
+    """A command that is no words."""
     config["config"] = {"Cmd": [1, 2]}
 
 
 def other_machine(_manifest: Json, config: Json) -> None:
+    """Another architecture."""
     config["architecture"] = "s390x"
 
 
 def many_layers(manifest: Json, config: Json) -> None:
+    """More layers than allowed."""
     manifest["layers"] *= 30
     config["rootfs"]["diff_ids"] *= 30
 
 
 @pytest.mark.parametrize(
     "tweak",
-    [other_diff_id, fewer_diff_ids, traversing_digest, foreign_layer, relative_workdir, zero_in_env, numbers_as_command]
-    + [other_machine, many_layers],
+    [
+        other_diff_id,
+        fewer_diff_ids,
+        traversing_digest,
+        foreign_layer,
+        relative_workdir,
+        zero_in_env,
+        numbers_as_command,
+        other_machine,
+        many_layers,
+    ],
 )
 def test_a_lying_manifest_or_configuration_is_refused(
     tweak: Callable[[Json, Json], None], home: Path, tmp_path: Path
@@ -308,7 +325,8 @@ def test_a_merged_tree_never_has_a_name_that_leads_out(made: list[tuple[tarfile.
             tree.apply(found)
     except LayerError:
         return
-    directories, files = {""}, set()
+    directories: set[str] = {""}
+    files: set[str] = set()
     for emitted in tree.emit():
         info = emitted.info
         parent, _, name = info.name.rpartition("/")
