@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from inspect_ai import Task
 from inspect_ai import eval as inspect_eval
 from inspect_ai.dataset import Sample
 from inspect_ai.log import EvalLog
-from inspect_ai.model import ChatMessageTool, ModelOutput, get_model
+from inspect_ai.model import ChatMessageTool, ModelOutput, ModelUsage, get_model
 from inspect_ai.solver import Generate, Solver, TaskState, generate, solver, use_tools
 from inspect_ai.tool import Tool, bash, bash_session, python, text_editor
 from inspect_ai.util import (
@@ -28,7 +30,18 @@ from belljar.harness.session import Session, session_scope
 from belljar.ledger import read_events
 from belljar.report.cells import gather_cells
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    # Inspect leaves streams of its own to the collector.
+    pytest.mark.filterwarnings("ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    gc.collect()
 
 
 def run_task(
@@ -37,7 +50,7 @@ def run_task(
     """Evaluate one sample in a cell; returns Inspect's log and the run directory."""
     session = Session(home=home)
     task = Task(dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar")
-    model = get_model("mockllm/model", custom_outputs=outputs or [ModelOutput.from_content("mockllm", "done")])
+    model = get_model("mockllm/model", custom_outputs=outputs or calls())
     with session_scope(session):
         (log,) = inspect_eval(task, model=model, log_dir=str(log_dir), display="none")
     runs = sorted((home / "runs").iterdir())
@@ -46,11 +59,12 @@ def run_task(
 
 
 def calls(*steps: tuple[str, dict[str, Any]]) -> list[ModelOutput]:
-    """A model that calls these tools in turn and then stops."""
-    return [
-        *(ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in steps),
-        ModelOutput.from_content("mockllm", "done"),
-    ]
+    """A model that calls these tools in turn and then stops. Its usage is given, or Inspect would count tokens with a vocabulary from the internet."""
+    outputs = [ModelOutput.for_tool_call("mockllm", name, arguments) for name, arguments in steps]
+    outputs.append(ModelOutput.from_content("mockllm", "done"))
+    for output in outputs:
+        output.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+    return outputs
 
 
 def answers(log: EvalLog) -> list[str]:

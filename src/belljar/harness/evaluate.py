@@ -141,7 +141,7 @@ def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
 
     params = context.params
     configured = parse_run_config(params["run_config"]) if params.get("run_config") else {}
-    specs = list(params["tasks"] or configured.get("tasks") or [])
+    specs = [_relative(spec) for spec in params["tasks"] or configured.get("tasks") or []]
     if not specs:
         raise click.UsageError("which task? Name a file, file@task or package/task", context)
     with _explained(", ".join(specs)):
@@ -159,6 +159,12 @@ def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
         if named_model:
             task.model = None
     return tasks
+
+
+def _relative(spec: str) -> str:
+    """Inspect's loader takes a file only relative to the current directory."""
+    path, at, name = spec.partition("@")
+    return f"{os.path.relpath(path)}{at}{name}" if Path(path).is_absolute() and Path(path).exists() else spec
 
 
 def adapt(task: Task, *, directory: Path, forced: bool) -> list[str]:
