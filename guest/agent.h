@@ -101,6 +101,7 @@ struct slot *slot_take(void);
 void slot_release(struct slot *slot);
 bool slots_sweep(void); /* true: some are still populated */
 bool slot_oom_seen(struct slot *slot);
+bool slot_populated(const struct slot *slot);
 void slot_signal(struct slot *slot, int signo);
 int cgroup_tree(void);
 

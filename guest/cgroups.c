@@ -96,14 +96,12 @@ struct slot *slot_take(void)
             slot = slots[i];
     if (slot == NULL)
         slot = slot_make();
-    if (slot != NULL) {
+    if (slot != NULL)
         slot->state = BUSY;
-        slot->oom_base = oom_kills(slot);
-    }
     return slot;
 }
 
-static bool populated(const struct slot *slot)
+bool slot_populated(const struct slot *slot)
 {
     char text[128];
     return read_at(slot->fd, "cgroup.events", text, sizeof text) < 0 || strstr(text, "populated 0") == NULL;
@@ -126,7 +124,7 @@ void slot_release(struct slot *slot)
 {
     if (slot == NULL)
         return;
-    slot->state = populated(slot) ? LINGERING : FREE;
+    slot->state = slot_populated(slot) ? LINGERING : FREE;
     if (slot->state == FREE && slot->killed)
         slot_remove(slot);
 }
@@ -135,15 +133,24 @@ bool slots_sweep(void)
 {
     bool some = false;
     for (uint32_t i = slot_count; i-- > 0;) {
-        bool lingers = slots[i]->state == LINGERING && populated(slots[i]);
-        if (slots[i]->state == LINGERING && !lingers)
+        bool lingers = slots[i]->state == LINGERING && slot_populated(slots[i]);
+        if (slots[i]->state == LINGERING && !lingers) {
+            slot_oom_seen(slots[i]); /* what happened to those left behind is nobody's result */
             slot_release(slots[i]);
+        }
         some |= lingers;
     }
     return some;
 }
 
-bool slot_oom_seen(struct slot *slot) { return slot != NULL && oom_kills(slot) > slot->oom_base; }
+/* Since it was last asked. */
+bool slot_oom_seen(struct slot *slot)
+{
+    uint64_t kills = slot == NULL ? 0 : oom_kills(slot), base = slot == NULL ? 0 : slot->oom_base;
+    if (slot != NULL)
+        slot->oom_base = kills;
+    return kills > base;
+}
 
 /* SIGKILL reaches every process at once, those being forked too. Another signal goes to those there are; a tree that forks faster isn't promised more. */
 void slot_signal(struct slot *slot, int signo)

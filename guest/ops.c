@@ -14,6 +14,8 @@
 extern bool renewed;
 extern int null_fd;
 
+enum { LOOK_AGAIN_NS = 2000000 };
+
 static struct op *ops[MAX_OPS];
 static int op_count;
 
@@ -107,9 +109,19 @@ static uint64_t waiting_bytes(int fd)
     return fd >= 0 && ioctl(fd, FIONREAD, &n) == 0 && n > 0 ? (uint64_t)n : 0;
 }
 
+/* A tree that was ended is gone, not just going: the host may look. Bounded by the time for stragglers: a process can be stuck in the kernel. */
+static bool tree_settled(const struct op *op)
+{
+    if (!op->killed || now_ns() >= op->drain_ns)
+        return true;
+    if (op->slot != NULL)
+        return !slot_populated(op->slot);
+    return kill(-op->pid, 0) != 0 && errno == ESRCH;
+}
+
 void op_settle(struct op *op)
 {
-    if (!op->reaped || op->status_fd >= 0 || !outputs_settled(op))
+    if (!op->reaped || op->status_fd >= 0 || !outputs_settled(op) || !tree_settled(op))
         return;
     for (int s = 0; s < 2; s++) {
         op->dropped[s] += waiting_bytes(op->out_fd[s]); /* what is left there will never be sent: that is said */
@@ -120,7 +132,7 @@ void op_settle(struct op *op)
 
 static void record_owed(struct op *op)
 {
-    bool unwanted = op->killed; /* the host has given it up: it may have given up its credit too */
+    bool unwanted = op->killed && (op->flags & FLAG_TREE_KILLED); /* the host has given it up: it may have given up its credit too */
     for (int s = 0; s < 2; s++)
         op->owed[s] = unwanted ? 0 : waiting_bytes(op->out_fd[s]);
 }
@@ -169,14 +181,16 @@ int ops_tick(void)
         if (op->deadline_ns != 0 && now >= op->deadline_ns) {
             op->flags |= FLAG_TIMED_OUT;
             op->deadline_ns = 0;
+            op->killed = true;
             signal_tree(op, SIGKILL);
         }
         if (op->deadline_ns != 0 && op->deadline_ns < next)
             next = op->deadline_ns;
         if (!op->reaped)
             continue;
-        if (now < op->drain_ns && op->drain_ns < next)
-            next = op->drain_ns;
+        int64_t again = op->killed && now < op->drain_ns ? now + LOOK_AGAIN_NS : op->drain_ns;
+        if (now < again && again < next)
+            next = again;
         op_settle(op);
     }
     return next == INT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 > 3600000 ? 3600000 : (next - now + 999999) / 1000000);
