@@ -30,17 +30,17 @@ def entry(
 
 def directory(name: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
     """A directory's entry."""
-    return entry(name, kind=tarfile.DIRTYPE, **fields)
+    return entry(name, b"", kind=tarfile.DIRTYPE, **fields)
 
 
 def symlink(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
     """A symbolic link's entry."""
-    return entry(name, kind=tarfile.SYMTYPE, linkname=target, **fields)
+    return entry(name, b"", kind=tarfile.SYMTYPE, linkname=target, **fields)
 
 
 def hard_link(name: str, target: str, **fields: object) -> tuple[tarfile.TarInfo, bytes]:
     """A hard link's entry."""
-    return entry(name, kind=tarfile.LNKTYPE, linkname=target, **fields)
+    return entry(name, b"", kind=tarfile.LNKTYPE, linkname=target, **fields)
 
 
 def layer(*entries: tuple[tarfile.TarInfo, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
