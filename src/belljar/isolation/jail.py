@@ -119,7 +119,9 @@ class Jail:
         with anyio.move_on_after(_START_DEADLINE_S):
             while self._status is not None:
                 self.read_status()
-                if b"running\n" in self._said:
+                if b"running\n" in self._said and self.child is not None:
+                    # Its last namespace is made on the way in, after the child was announced.
+                    self._meet_child(self.child.pid)
                     return
                 if b"failed step" in self._said or self.ended is not None or self._status is None:
                     break
