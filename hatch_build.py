@@ -58,14 +58,16 @@ def compile_program(folder: Path, architecture: str, build: str, out: Path) -> N
 def build_all(root: Path) -> Iterator[Path]:
     """Brings every program up to date and yields the paths of all of them."""
     bin_dir = root / "src" / "belljar" / "_bin"
+    stamps = root / "build"
     bin_dir.mkdir(exist_ok=True)
+    stamps.mkdir(exist_ok=True)
     for folder, name in PROGRAMS.items():
         if not sources_of(root / folder):
             continue
         build = fingerprint(root / folder)
         for architecture in ARCHITECTURES:
             out = bin_dir / f"{name}-{architecture}"
-            stamp = bin_dir / f".{out.name}.built-from"
+            stamp = stamps / f"{out.name}.built-from"
             if not (out.exists() and stamp.exists() and stamp.read_text() == build):
                 compile_program(root / folder, architecture, build, out)
                 stamp.write_text(build)
