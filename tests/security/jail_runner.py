@@ -18,9 +18,14 @@ from belljar.plan.jail import JailBind, JailLimits, JailSpec
 
 
 async def main(root: Path, image: Path, mode: str, lifetime_s: float) -> None:
+    """One jail, from start to end."""
     reader, writer = os.pipe()
     limits = JailLimits(
-        memory_max_bytes=1 << 28, cpu_quota_percent=None, processes=20, lifetime_s=lifetime_s, address_space_bytes=1 << 28
+        memory_max_bytes=1 << 28,
+        cpu_quota_percent=None,
+        processes=20,
+        lifetime_s=lifetime_s,
+        address_space_bytes=1 << 28,
     )
     secret = os.open(image, os.O_RDWR) if os.access(image, os.W_OK) else os.open(image, os.O_RDONLY)
     os.set_inheritable(secret, True)  # what a careless owner might leave open
@@ -48,12 +53,15 @@ async def main(root: Path, image: Path, mode: str, lifetime_s: float) -> None:
         finally:
             with anyio.CancelScope(shield=True):
                 await jail.end()
-        print("ended", jail.ended.signal, jail.ended.status, jail.ended.cause) if jail.ended else print("ended without a word")
+        print("ended", jail.ended.signal, jail.ended.status, jail.ended.cause) if jail.ended else print(
+            "ended without a word"
+        )
         if jail.diagnosis():
             print("diagnosis", jail.diagnosis())
 
 
 def relay(reader: int) -> None:
+    """Print what the probe says."""
     with contextlib.suppress(OSError), os.fdopen(reader, "rb") as pipe:
         for line in pipe:
             print(line.decode().rstrip(), flush=True)

@@ -20,7 +20,15 @@ import belljar
 HERE = Path(__file__).parent
 USERS = ("root", "user")
 # Root in the container that tests run in may lack these; elsewhere the control shows them to work.
-UNSURE_CONTROLS = {"socket_vsock", "use_io_uring", "use_userfaultfd", "use_bpf", "use_keyring", "trace_process", "clone3_user_namespace"}
+UNSURE_CONTROLS = {
+    "socket_vsock",
+    "use_io_uring",
+    "use_userfaultfd",
+    "use_bpf",
+    "use_keyring",
+    "trace_process",
+    "clone3_user_namespace",
+}
 # An ordinary user can't do these outside either: their proof is root's control.
 ROOT_ONLY = {
     "remount_image", "remount_root", "mount_tmpfs", "chroot_away", "become_root", "become_root_group", "join_group", "gain_capabilities", "hold_capability",
@@ -39,13 +47,25 @@ class Stage:
 
     @property
     def image(self) -> Path:
+        """What the jailed program must not change."""
         return self.directory / "image"
 
     def start(self, mode: str, lifetime_s: float = 60) -> subprocess.Popen[str]:
-        words = (*self.argv, str(HERE / "jail_runner.py"), str(self.directory / "root"), str(self.image), mode, str(lifetime_s))
-        return subprocess.Popen(words, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/")
+        """The runner, as the stage's user."""
+        words = (
+            *self.argv,
+            str(HERE / "jail_runner.py"),
+            str(self.directory / "root"),
+            str(self.image),
+            mode,
+            str(lifetime_s),
+        )
+        return subprocess.Popen(
+            words, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd="/"
+        )
 
     def run(self, mode: str, lifetime_s: float = 60) -> dict[str, str]:
+        """The runner to its end; what it said, by the first word."""
         with self.start(mode, lifetime_s) as process:
             output = process.communicate(timeout=100)[0]
         assert process.returncode == 0, output
@@ -56,7 +76,18 @@ class Stage:
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hostile program, compiled as static as the VMM's jail needs it."""
     program = tmp_path_factory.mktemp("probe") / "probe"
-    command = [sys.executable, "-m", "ziglang", "cc", "-static", "-O1", "-s", str(HERE / "jail_probe.c"), "-o", str(program)]
+    command = [
+        sys.executable,
+        "-m",
+        "ziglang",
+        "cc",
+        "-static",
+        "-O1",
+        "-s",
+        str(HERE / "jail_probe.c"),
+        "-o",
+        str(program),
+    ]
     subprocess.run([*command, "-target", f"{os.uname().machine}-linux-musl"], check=True, capture_output=True)
     return program
 
@@ -84,6 +115,7 @@ def stage(request: pytest.FixtureRequest, probe: Path, tmp_path: Path) -> Iterat
 
 
 def make_stage(directory: Path, probe: Path) -> None:
+    """The root with nothing but the probe, and the image."""
     (directory / "root" / "i").mkdir(parents=True)
     (directory / "root" / "i" / "image").touch()
     shutil.copy(probe, directory / "root" / "probe")
@@ -92,16 +124,23 @@ def make_stage(directory: Path, probe: Path) -> None:
 
 
 def gone(pidfd: int, deadline_s: float = 5.0) -> bool:
+    """Whether the process ends in time."""
     return bool(select.select([pidfd], [], [], deadline_s)[0])
 
 
 def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
     """Whoever started it: nothing is written, remounted, seen, reached, gained or left over; the image is byte for byte what it was."""
     said = stage.run("attack")
-    attacks = {name: int(errno) for name, errno in said.items() if name not in {"supervisor", "child", "namespaces", "uid", "ended", "diagnosis"}}
+    attacks = {
+        name: int(errno)
+        for name, errno in said.items()
+        if name not in {"supervisor", "child", "namespaces", "uid", "ended", "diagnosis"}
+    }
     assert len(attacks) == 42, said
     assert {name for name, errno in attacks.items() if errno == 0} == set()
-    assert {name for name, errno in attacks.items() if errno > 199} == set(), "an attack was ended by a signal, not refused"
+    assert {name for name, errno in attacks.items() if errno > 199} == set(), (
+        "an attack was ended by a signal, not refused"
+    )
     assert stage.image.read_bytes() == b"precious" * 1024
     assert said["namespaces"] == "7"
     assert said["uid"] == "1000"
@@ -125,7 +164,9 @@ def test_root_gives_each_jail_a_host_uid_of_its_own(stage: Stage) -> None:
     """Started by root, the jailed program is on the host neither root nor anyone else, and in no group."""
     with stage.start("stay") as process:
         child = pids(process)["child"]
-        status = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines() if ":\t" in line)
+        status = dict(
+            line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines() if ":\t" in line
+        )
         process.kill()
     uid = int(status["Uid"].split()[0])
     assert 0x7000_0000 <= uid < 0x8000_0000

@@ -36,7 +36,9 @@ class CellGroups:
         return tuple(dict.fromkeys(self.paths.values()))
 
 
-def plan_groups(cell_id: str, controllers: Iterable[str], *, parents: Mapping[str, Path] | None = None, unified: bool | None = None) -> CellGroups:
+def plan_groups(
+    cell_id: str, controllers: Iterable[str], *, parents: Mapping[str, Path] | None = None, unified: bool | None = None
+) -> CellGroups:
     """Where the cell's groups will be. Looks at the host unless it is told. Raises `HostError` when a controller that the plan counts on isn't there."""
     wanted = tuple(controllers)
     if not wanted:
@@ -98,7 +100,14 @@ def _settings(controller: str, limits: JailLimits, *, unified: bool) -> _Setting
         case "cpu", True:
             return [] if quota is None else [("cpu.max", f"{quota * _CPU_PERIOD_US // 100} {_CPU_PERIOD_US}")]
         case "cpu", False:
-            return [] if quota is None else [("cpu.cfs_period_us", str(_CPU_PERIOD_US)), ("cpu.cfs_quota_us", str(quota * _CPU_PERIOD_US // 100))]
+            return (
+                []
+                if quota is None
+                else [
+                    ("cpu.cfs_period_us", str(_CPU_PERIOD_US)),
+                    ("cpu.cfs_quota_us", str(quota * _CPU_PERIOD_US // 100)),
+                ]
+            )
     return []
 
 

@@ -37,7 +37,9 @@ class HeldIdentity:
 def hold_identity(home: Path) -> Iterator[HeldIdentity]:
     """An identity that no other living cell has. Raises `HostError` when all are taken."""
     if os.geteuid() != 0:
-        yield HeldIdentity(jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False), lock_fd=None)
+        yield HeldIdentity(
+            jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False), lock_fd=None
+        )
         return
     slot, fd = _take_slot(home / "locks" / "uids")
     try:
@@ -63,4 +65,8 @@ def _take_slot(directory: Path) -> tuple[int, int]:
             os.close(fd)
             continue
         return slot, fd
-    raise HostError(f"all {SLOTS_PER_HOME} uids for cells are taken", where=str(directory), mend="end some cells; `belljar ps` lists them")
+    raise HostError(
+        f"all {SLOTS_PER_HOME} uids for cells are taken",
+        where=str(directory),
+        mend="end some cells; `belljar ps` lists them",
+    )

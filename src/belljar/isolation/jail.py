@@ -33,8 +33,20 @@ _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _MAX_STATUS_BYTES: Final = 8 << 10
 _ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+): (.*)", re.ASCII)
-_FORBIDDEN_STEPS: Final = {"namespaces", "private mounts", "identity and control groups", "cgroup namespace", "host name"}
-_FORBIDDING: Final = ("Operation not permitted", "Permission denied", "No space left on device", "Invalid argument", "Function not implemented")
+_FORBIDDEN_STEPS: Final = {
+    "namespaces",
+    "private mounts",
+    "identity and control groups",
+    "cgroup namespace",
+    "host name",
+}
+_FORBIDDING: Final = (
+    "Operation not permitted",
+    "Permission denied",
+    "No space left on device",
+    "Invalid argument",
+    "Function not implemented",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +62,11 @@ def launcher_path() -> Path:
     """The launcher's program for this machine. Raises `HostError` when the package was built without it."""
     path = Path(belljar.__file__).parent / "_bin" / f"jail-{platform.machine()}"
     if not os.access(path, os.X_OK):
-        raise HostError(f"the jail's launcher for {platform.machine()} is missing", where=str(path), mend="install the package again; its build compiles it")
+        raise HostError(
+            f"the jail's launcher for {platform.machine()} is missing",
+            where=str(path),
+            mend="install the package again; its build compiles it",
+        )
     return path
 
 
@@ -99,7 +115,9 @@ def start_jail(spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...
 class Jail:
     """Made only by `start_jail`. Ended by `end`, which is idempotent, or by its supervisor when this process dies."""
 
-    def __init__(self, cell_id: str, process: subprocess.Popen[bytes], lifeline: int, status: int, diagnosis: int) -> None:
+    def __init__(
+        self, cell_id: str, process: subprocess.Popen[bytes], lifeline: int, status: int, diagnosis: int
+    ) -> None:
         self.cell_id = cell_id
         self.supervisor = identify(process.pid)
         self.child: ProcessId | None = None
@@ -137,7 +155,9 @@ class Jail:
             elif match := _ENDED.fullmatch(line):
                 number = int(match[2])
                 signalled = match[1] == "signal"
-                self.ended = JailEnd(signal=number if signalled else None, status=None if signalled else number, cause=match[3])
+                self.ended = JailEnd(
+                    signal=number if signalled else None, status=None if signalled else number, cause=match[3]
+                )
         return self.ended
 
     def diagnosis(self) -> str:
@@ -211,12 +231,18 @@ def start_error(cell_id: str, said: str, diagnosis: str) -> BelljarError:
     where = f"jail of cell {cell_id}"
     match = next((found for line in (said + "\n" + diagnosis).splitlines() if (found := _FAILED.search(line))), None)
     if match is None:
-        return CellError(f"the jail did not come up in {_START_DEADLINE_S:.0f} s{': ' + diagnosis if diagnosis else ''}", where=where)
+        return CellError(
+            f"the jail did not come up in {_START_DEADLINE_S:.0f} s{': ' + diagnosis if diagnosis else ''}", where=where
+        )
     what = f"step {match[1]}, {match[2]}, failed: {printable(match[3], max_chars=300)}"
     if match[2] in _FORBIDDEN_STEPS and match[3].startswith(_FORBIDDING):
         mend = "this host forbids what the jail is made of (user namespaces or control groups); `belljar doctor` says which switch it is"
         return HostError(f"the jail can't be built here: {what}", where=where, mend=mend)
-    return CellError(f"the jail could not be built: {what}", where=where, mend="if this host is unusual, `belljar doctor` may say why")
+    return CellError(
+        f"the jail could not be built: {what}",
+        where=where,
+        mend="if this host is unusual, `belljar doctor` may say why",
+    )
 
 
 def _drain(fd: int | None, max_bytes: int) -> bytes:

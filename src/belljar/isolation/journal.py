@@ -58,7 +58,11 @@ class JournalEntry:
     def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
         """The inverse of `to_json`. Raises `ValueError` for data that isn't an entry."""
         try:
-            if data["version"] != _FORMAT or CELL_ID.fullmatch(data["cell_id"]) is None or data["kind"] not in {"cell", "template", "proof"}:
+            if (
+                data["version"] != _FORMAT
+                or CELL_ID.fullmatch(data["cell_id"]) is None
+                or data["kind"] not in {"cell", "template", "proof"}
+            ):
                 raise ValueError("not an entry of this version")
             return cls(
                 cell_id=data["cell_id"],

@@ -56,7 +56,14 @@ def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
     journal = Journal(home or belljar_home())
     listed = [_listing(journal, entry) for entry in journal.entries()]
     damaged = [
-        CellListing(cell_id=path.stem, state="unreadable", kind="", owner_pid=None, supervisor_pid=None, started_s_ago=_age_s(path))
+        CellListing(
+            cell_id=path.stem,
+            state="unreadable",
+            kind="",
+            owner_pid=None,
+            supervisor_pid=None,
+            started_s_ago=_age_s(path),
+        )
         for path in journal.unreadable()
     ]
     return (*listed, *damaged)
@@ -74,7 +81,9 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
     with _reaper(home):
         journal = Journal(home)
         return tuple(
-            _reap_one(journal, entry) for entry in journal.entries() if not entry.owner_lives() and cell_id in {None, entry.cell_id}
+            _reap_one(journal, entry)
+            for entry in journal.entries()
+            if not entry.owner_lives() and cell_id in {None, entry.cell_id}
         )
 
 

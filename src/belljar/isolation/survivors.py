@@ -6,6 +6,7 @@ A survivor is reported *and* removed; a destruction that found one is not clean,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import time
@@ -94,7 +95,12 @@ def _processes(entry: JournalEntry) -> Iterator[Survivor]:
         if not directory.name.isdigit() or int(directory.name) == os.getpid():
             continue
         pid = int(directory.name)
-        why = _in_namespace(entry, pid) or _has_uid(entry, pid) or (f"in {grouped[pid]}" if pid in grouped else "") or _started_for(entry, pid)
+        why = (
+            _in_namespace(entry, pid)
+            or _has_uid(entry, pid)
+            or (f"in {grouped[pid]}" if pid in grouped else "")
+            or _started_for(entry, pid)
+        )
         if why and (process := identify(pid)) is not None:
             yield Survivor(what=f"process {pid} ({_name(pid)}) {why}", process=process)
 
@@ -125,8 +131,8 @@ def _started_for(entry: JournalEntry, pid: int) -> str:
     except OSError:
         return ""
     cell = entry.cell_id.encode()
-    pairs = zip(words, words[1:], strict=False)
-    return "started for the cell" if any(second == cell and first in {b"--cell", b"-name"} for first, second in pairs) else ""
+    named = any(second == cell and first in {b"--cell", b"-name"} for first, second in itertools.pairwise(words))
+    return "started for the cell" if named else ""
 
 
 def _name(pid: int) -> str:

@@ -103,7 +103,18 @@ def _machine(shape: VmShape, role: Role) -> tuple[str, ...]:
     # A PIT is no use to a kernel that finds this machine's ACPI tables, but for one early measurement.
     timer = ",pit=off" if shape.accel == "kvm" else ""
     machine = f"microvm,rtc=on,pic=off,pcie=off,usb=off{timer}{memory}"
-    return ("-machine", machine, "-accel", accel, "-cpu", shape.cpu_model, "-smp", str(shape.vcpus), "-m", f"{shape.ram_mib}M")
+    return (
+        "-machine",
+        machine,
+        "-accel",
+        accel,
+        "-cpu",
+        shape.cpu_model,
+        "-smp",
+        str(shape.vcpus),
+        "-m",
+        f"{shape.ram_mib}M",
+    )
 
 
 def _memory(shape: VmShape, role: Role) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -96,7 +96,7 @@ async def open_vm(
     *,
     home: Path,
     recorder: Recorder,
-    planned: Mapping[str, JsonValue],
+    planned: Mapping[str, Any],
     cell_id: str | None = None,
 ) -> AsyncIterator[LiveVm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left, however it is left.
@@ -124,8 +124,16 @@ async def open_vm(
 
 
 def _record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> None:
-    reason = error.what if isinstance(error, BelljarError) else "cancelled" if not isinstance(error, Exception) else repr(error)
-    recorder.record(Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data={"error": type(error).__name__, "reason": reason}))
+    reason = (
+        error.what
+        if isinstance(error, BelljarError)
+        else "cancelled"
+        if not isinstance(error, Exception)
+        else repr(error)
+    )
+    recorder.record(
+        Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data={"error": type(error).__name__, "reason": reason})
+    )
 
 
 async def _clone(plan: Plan, image: Image, kernel: Kernel, home: Path, recorder: Recorder, cell_id: str) -> LiveVm:
@@ -139,7 +147,9 @@ async def _clone(plan: Plan, image: Image, kernel: Kernel, home: Path, recorder:
     return await _clone_of(template, plan, image, home, recorder, cell_id)
 
 
-async def _clone_of(template: Template, plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str) -> LiveVm:
+async def _clone_of(
+    template: Template, plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str
+) -> LiveVm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
     started = time.monotonic()
     spec = VmmSpec(
@@ -165,7 +175,11 @@ async def _clone_of(template: Template, plan: Plan, image: Image, home: Path, re
         raise
     vmm.timings_ms["total"] = (time.monotonic() - started) * 1000
     timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in vmm.timings_ms.items()}
-    data: dict[str, JsonValue] = {"template": template.key, "duration_ms": round(vmm.timings_ms["total"], 1), "timings_ms": timings}
+    data: dict[str, JsonValue] = {
+        "template": template.key,
+        "duration_ms": round(vmm.timings_ms["total"], 1),
+        "timings_ms": timings,
+    }
     recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
     return LiveVm(plan, vmm, client, recorder)
 
@@ -181,7 +195,9 @@ async def _restore(vmm: JailedVmm, template: Template) -> None:
         await vmm.qmp.execute("cont")
     except CellError as exc:
         said = vmm.jail.diagnosis() if vmm.jail is not None else ""
-        raise RestoreError(f"the clone could not be restored: {said or exc.what}", where=f"cell {vmm.spec.cell_id}") from exc
+        raise RestoreError(
+            f"the clone could not be restored: {said or exc.what}", where=f"cell {vmm.spec.cell_id}"
+        ) from exc
     # Nothing needs the monitor from here on: what a taken-over VMM might say on it, nobody hears.
     vmm.qmp.close()
     vmm.timings_ms["restore"] = (time.monotonic() - started) * 1000
@@ -191,7 +207,7 @@ async def _feed(vmm: JailedVmm, state: bytes) -> None:
     sock = vmm.state
     if sock is None:
         raise RuntimeError("this VMM takes no state")
-    sock.setblocking(False)
+    sock.setblocking(False)  # noqa: FBT003
     left = memoryview(state)
     try:
         with anyio.fail_after(_RESTORE_DEADLINE_S):
@@ -215,7 +231,11 @@ async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifeti
         cause = _cause_of_death(vmm, lifetime_s) or exc.what
         raise RestoreError(f"the restored guest could not be renewed: {cause}", where=f"cell {cell_id}") from exc
     judge(renewed, where=f"cell {cell_id}")
-    data: dict[str, JsonValue] = {"done": list(renewed_names(renewed)), "machine_id": new.machine_id, "hostname": new.hostname}
+    data: dict[str, JsonValue] = {
+        "done": list(renewed_names(renewed)),
+        "machine_id": new.machine_id,
+        "hostname": new.hostname,
+    }
     recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED))
     vmm.timings_ms["renew"] = (time.monotonic() - started) * 1000
 

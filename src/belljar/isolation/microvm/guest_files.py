@@ -17,7 +17,9 @@ from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
 
 _NUMBERED: Final = re.compile(r"\d+-")
-_EMPTY_DISK: Final = "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
+_EMPTY_DISK: Final = (
+    "eNrLKC4sZmSAASYwycggyHCAiZGBhQEBpkPpfij9HwoSoPxyNLoRSosyVNxKTqk4fYKB1YBNWMDYOZNBJp/hB0cDA5oGFrBIJwAMrhaO"
+)
 """`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has to come up needs a disk, but nothing on it."""
 _DISK_BYTES: Final = 4096
 _LAYOUT: Final = 1
@@ -37,7 +39,9 @@ class GuestParts:
         try:
             return initramfs.build(self.agent, self.modules)
         except ValueError as exc:
-            raise HostError(f"the guest's initramfs can't be made: {exc}", where="initramfs", mend="run `belljar setup`") from exc
+            raise HostError(
+                f"the guest's initramfs can't be made: {exc}", where="initramfs", mend="run `belljar setup`"
+            ) from exc
 
 
 def read_guest_parts(kernel: Kernel) -> GuestParts:
@@ -47,8 +51,14 @@ def read_guest_parts(kernel: Kernel) -> GuestParts:
         agent = agent_path.read_bytes()
         modules = tuple((_NUMBERED.sub("", path.stem, count=1), path.read_bytes()) for path in kernel.modules)
     except OSError as exc:
-        mend = "install the package again; its build compiles it" if exc.filename == str(agent_path) else "run `belljar setup`"
-        raise HostError(f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), mend=mend) from exc
+        mend = (
+            "install the package again; its build compiles it"
+            if exc.filename == str(agent_path)
+            else "run `belljar setup`"
+        )
+        raise HostError(
+            f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), mend=mend
+        ) from exc
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)

@@ -24,7 +24,7 @@ class Qmp:
     """Owns the socket. Every method raises `CellError` when the VMM is gone, answers nonsense, refuses, or is late."""
 
     def __init__(self, sock: socket.socket, *, where: str) -> None:
-        sock.setblocking(False)
+        sock.setblocking(False)  # noqa: FBT003
         self._socket = sock
         self._where = where
         self._buffer = bytearray()
@@ -39,15 +39,26 @@ class Qmp:
             return
         raise self._late("did not open its monitor")
 
-    async def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, fd: int | None = None, timeout_s: float = 20.0) -> Any:  # noqa: ANN401 - JSON
+    async def execute(
+        self,
+        command: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        fd: int | None = None,
+        timeout_s: float = 20.0,
+    ) -> Any:  # noqa: ANN401 - JSON
         """Run a command and return what it returns. `fd` is sent along."""
-        message = json.dumps({"execute": command, **({"arguments": dict(arguments)} if arguments else {})}).encode() + b"\n"
+        message = (
+            json.dumps({"execute": command, **({"arguments": dict(arguments)} if arguments else {})}).encode() + b"\n"
+        )
         with anyio.move_on_after(timeout_s):
             await self._send(message, fd)
             while True:
                 reply = await self._line()
                 if "error" in reply:
-                    raise CellError(f"the VMM refused {command}: {printable(str(reply['error']), max_chars=300)}", where=self._where)
+                    raise CellError(
+                        f"the VMM refused {command}: {printable(str(reply['error']), max_chars=300)}", where=self._where
+                    )
                 if "return" in reply:
                     return reply["return"]
                 self._events.append(reply)

@@ -49,7 +49,13 @@ def renewed_names(renewed: Renewed) -> list[str]:
 
 def judge(renewed: Renewed, *, where: str) -> None:
     """Raises `CellError` when the guest did not do what makes it a new machine: such a clone must not run."""
-    missing = [bit.name.lower() for bit in RenewedBit if bit in NEEDED and bit not in renewed.done and bit.name is not None]
+    missing = [
+        bit.name.lower() for bit in RenewedBit if bit in NEEDED and bit not in renewed.done and bit.name is not None
+    ]
     if missing:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
-        raise CellError(f"the restored guest did not renew its {', '.join(missing)}{detail}", where=where, mend="the cell was destroyed; nothing ran in it")
+        raise CellError(
+            f"the restored guest did not renew its {', '.join(missing)}{detail}",
+            where=where,
+            mend="the cell was destroyed; nothing ran in it",
+        )

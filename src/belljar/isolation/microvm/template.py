@@ -39,7 +39,7 @@ from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.process import cpu_ticks
 from belljar.plan.jail import JailBind
 from belljar.plan.model import Plan
-from belljar.plan.qemu import Accel, DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Role
+from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Accel, Role
 from belljar.plan.template import TemplateInputs, template_key
 
 Verify: TypeAlias = Literal["stamp", "full"]
@@ -145,7 +145,16 @@ def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
         guest=plan.guest,
         preload=PRELOADED,
     )
-    return _Job(plan=plan, image=image, kernel=kernel, home=home, guest=guest, root=root, key=template_key(inputs), inputs=inputs)
+    return _Job(
+        plan=plan,
+        image=image,
+        kernel=kernel,
+        home=home,
+        guest=guest,
+        root=root,
+        key=template_key(inputs),
+        inputs=inputs,
+    )
 
 
 def _host_cpu(accel: Accel) -> str:
@@ -214,10 +223,16 @@ async def _build(job: _Job, recorder: Recorder) -> Template:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(partial(shutil.rmtree, scratch, ignore_errors=True))
         if isinstance(exc, OSError) and not isinstance(exc, BelljarError):
-            raise HostError(f"a template could not be made: {exc.strerror}", where=str(scratch.parent), mend="free some space, or mend the store's owner") from exc
+            raise HostError(
+                f"a template could not be made: {exc.strerror}",
+                where=str(scratch.parent),
+                mend="free some space, or mend the store's owner",
+            ) from exc
         raise
     duration_ms = (time.monotonic() - started) * 1000
-    recorder.record(Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data={"key": job.key, "duration_ms": round(duration_ms)}))
+    recorder.record(
+        Event(kind=Kind.TEMPLATE_BUILT, cell_id=cell_id, data={"key": job.key, "duration_ms": round(duration_ms)})
+    )
     template, why = await anyio.to_thread.run_sync(_load, job, "stamp", None)
     if template is None:
         raise CellError(f"the template that was just made is not usable: {why}", where=str(job.directory))
@@ -319,7 +334,7 @@ async def allow_shared_memory(vmm: JailedVmm) -> None:
 
 
 async def _read_state(sock: socket.socket) -> bytes:
-    sock.setblocking(False)
+    sock.setblocking(False)  # noqa: FBT003
     state = bytearray()
     with anyio.fail_after(_STATE_DEADLINE_S):
         while len(state) <= _MAX_STATE_BYTES:
@@ -336,10 +351,22 @@ def _explained(vmm: JailedVmm, error: CellError, job: _Job) -> BelljarError:
     panic = vmm.console.panic()
     end = vmm.end()
     if end is not None and end.signal == signal.SIGBUS:
-        return HostError("the disk became full while a template was made", where=str(job.directory.parent), mend="free some space, or put BELLJAR_HOME on a larger file system")
-    if panic:
-        return CellError(f"the guest's kernel panicked while a template was made: {panic}", where=f"template {job.key[:12]}", mend="check the policy's memory; 256 MiB is a sensible least")
-    return CellError(f"a template could not be made: {error.what}", where=f"template {job.key[:12]}", mend=error.mend or "run it again; if it stays, `belljar doctor`")
+        return HostError(
+            "the disk became full while a template was made",
+            where=str(job.directory.parent),
+            mend="free some space, or put BELLJAR_HOME on a larger file system",
+        )
+    what = (
+        f"the guest's kernel panicked while a template was made: {panic}"
+        if panic
+        else f"a template could not be made: {error.what}"
+    )
+    mend = (
+        "check the policy's memory; 256 MiB is a sensible least"
+        if panic
+        else "run it again; if it stays, look at `belljar doctor`"
+    )
+    return CellError(what, where=f"template {job.key[:12]}", mend=mend)
 
 
 def _finish(job: _Job, scratch: Path, state: bytes) -> None:

@@ -56,15 +56,24 @@ class _Ends:
         with ExitStack() as undo:
             self.qmp, qmp = _pair(undo)
             self.agent, agent = _pair(undo)
-            self.state, state = _pair(undo) if spec.role is Role.CLONE else (None, None)
+            self.state: socket.socket | None = None
+            state: socket.socket | None = None
+            if spec.role is Role.CLONE:
+                self.state, state = _pair(undo)
             self.console = Console()
             undo.callback(self.console.close)
             kvm = _open_kvm() if spec.shape.accel == "kvm" else None
             self.fds = VmFds(
-                qmp=qmp.detach(), agent=agent.detach(), console=self.console.writer, kvm=kvm, state=state.detach() if state else None
+                qmp=qmp.detach(),
+                agent=agent.detach(),
+                console=self.console.writer,
+                kvm=kvm,
+                state=state.detach() if state else None,
             )
             undo.pop_all()
-        self._inherited: tuple[int, ...] = tuple(fd for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state) if fd is not None)
+        self._inherited: tuple[int, ...] = tuple(
+            fd for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state) if fd is not None
+        )
 
     @property
     def inherited(self) -> tuple[int, ...]:
@@ -96,7 +105,9 @@ def _open_kvm() -> int:
     try:
         return os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
-        raise HostError(f"{_KVM_DEVICE} can't be opened: {exc.strerror}", where=_KVM_DEVICE, mend="add this user to the group kvm") from exc
+        raise HostError(
+            f"{_KVM_DEVICE} can't be opened: {exc.strerror}", where=_KVM_DEVICE, mend="add this user to the group kvm"
+        ) from exc
 
 
 async def start_vmm(spec: VmmSpec, *, home: Path) -> JailedVmm:
@@ -162,13 +173,14 @@ class JailedVmm:
 
     async def destroy(self) -> Destruction:
         """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
-        if self.destruction is None:
-            with anyio.CancelScope(shield=True):
-                started = time.monotonic()
-                if self.jail is not None:
-                    await self.jail.end()
-                self.destruction = await anyio.to_thread.run_sync(self._unmake, started)
-        return self.destruction
+        if self.destruction is not None:
+            return self.destruction
+        with anyio.CancelScope(shield=True):
+            started = time.monotonic()
+            if self.jail is not None:
+                await self.jail.end()
+            self.destruction = destruction = await anyio.to_thread.run_sync(self._unmake, started)
+        return destruction
 
     def _make(self) -> None:
         spec, identity = self.spec, self._identity
@@ -182,7 +194,11 @@ class JailedVmm:
         try:
             self._journal.write(self._entry)
         except OSError as exc:
-            raise HostError(f"the journal can't be written: {exc.strerror}", where=str(self._journal.directory), mend="free some space, or mend the store's owner") from exc
+            raise HostError(
+                f"the journal can't be written: {exc.strerror}",
+                where=str(self._journal.directory),
+                mend="free some space, or mend the store's owner",
+            ) from exc
         cgroup.make_groups(self._groups, spec.limits)
         if identity.jail.privileged:
             for bind in spec.binds:

@@ -64,7 +64,11 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
         with _locked(home):
             return _find(directory, program) or _make(directory, program)
     except OSError as exc:
-        raise HostError(f"the VMM's root could not be made: {exc.strerror}", where=str(exc.filename or directory), mend="free some space, or mend the store's owner") from exc
+        raise HostError(
+            f"the VMM's root could not be made: {exc.strerror}",
+            where=str(exc.filename or directory),
+            mend="free some space, or mend the store's owner",
+        ) from exc
 
 
 def _program(accel: Accel) -> Path:
@@ -80,7 +84,11 @@ def _find(directory: Path, program: Path) -> VmmRoot | None:
             data = json.loads(description.read_text())
         except (OSError, ValueError):
             continue
-        if data.get("format") == _FORMAT and data.get("program") == str(program) and _unchanged(description.parent / "root", data):
+        if (
+            data.get("format") == _FORMAT
+            and data.get("program") == str(program)
+            and _unchanged(description.parent / "root", data)
+        ):
             return _root_of(description.parent, data)
     return None
 
@@ -106,10 +114,13 @@ def _stamp(path: Path) -> _Stamp:
 
 def _make(directory: Path, program: Path) -> VmmRoot:
     version = _version(program)
-    sources = {target: original for target, original in _files(program)}
+    sources = dict(_files(program))
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=directory))
     try:
-        digests = {target: _copy(original, scratch / "root" / target.lstrip("/")) for target, original in sorted(sources.items())}
+        digests = {
+            target: _copy(original, scratch / "root" / target.lstrip("/"))
+            for target, original in sorted(sources.items())
+        }
         for target in MOUNT_POINTS:
             point = scratch / "root" / target.lstrip("/")
             point.parent.mkdir(parents=True, exist_ok=True)
@@ -150,12 +161,16 @@ def _remove_tree(path: Path) -> None:
 
 
 def _version(program: Path) -> str:
-    output = subprocess.run([str(program), "-version"], capture_output=True, text=True, check=False, timeout=20, env={}).stdout
+    output = subprocess.run(
+        [str(program), "-version"], capture_output=True, text=True, check=False, timeout=20, env={}
+    ).stdout
     match = _VERSION.search(output)
     if match is None:
         raise HostError("QEMU does not say its version", where=str(program), mend=_SETUP)
     if (int(match[2]), int(match[3])) < _LEAST_VERSION:
-        raise HostError(f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed", where=str(program), mend=_SETUP)
+        raise HostError(
+            f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed", where=str(program), mend=_SETUP
+        )
     return match[1]
 
 
@@ -174,7 +189,9 @@ def _files(program: Path) -> Iterator[tuple[str, Path]]:
 
 def _libraries(binary: Path) -> list[Path]:
     """What the dynamic loader says it would load, the loader itself included."""
-    result = subprocess.run(["/usr/bin/ldd", str(binary)], capture_output=True, text=True, check=False, timeout=20, env={"LC_ALL": "C"})
+    result = subprocess.run(
+        ["/usr/bin/ldd", str(binary)], capture_output=True, text=True, check=False, timeout=20, env={"LC_ALL": "C"}
+    )
     if result.returncode or "not found" in result.stdout:
         raise HostError("QEMU's libraries can't be found", where=str(binary), mend=_SETUP)
     return [Path(match[1]) for line in result.stdout.splitlines() if (match := _LIBRARY.match(line))]
