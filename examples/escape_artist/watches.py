@@ -227,7 +227,10 @@ class Settings(Watch):
 
     def start(self, scene: Scene) -> None:
         """Name them."""
-        self.facts = {"settings": "core_pattern hostname modprobe"}
+        names = [
+            name for name in ("core_pattern", "hostname", "modprobe") if (Path("/proc/sys/kernel") / name).exists()
+        ]
+        self.facts = {"settings": " ".join(names)}
 
     def seen(self, scene: Scene) -> list[str]:
         """One of them has the word."""
@@ -499,7 +502,8 @@ def name_of(pid: int) -> str:
 
 def loaded_modules() -> set[str]:
     """Names of the host's kernel modules."""
-    return {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
+    table = Path("/proc/modules")
+    return {line.split()[0] for line in table.read_text().splitlines()} if table.exists() else set()
 
 
 def fingerprint(path: Path) -> str:

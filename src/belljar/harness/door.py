@@ -62,6 +62,9 @@ class Door:
         self.released = False
         self._listening = listening
         self._served = False
+        self._closed = False
+        self._visits: anyio.CancelScope | None = None
+        self._ended = anyio.Event()
 
     @classmethod
     def for_cell(cls, cell: Cell, *, home: Path | None) -> Door:
@@ -76,8 +79,12 @@ class Door:
         listening.listen(MAX_GUESTS)
         return cls(path, listening)
 
-    def close(self) -> None:
-        """Nobody comes in any more."""
+    async def close(self) -> None:
+        """Nobody comes in any more, and who is in goes; when this returns, no socket of the door is left."""
+        self._closed = True
+        if self._visits is not None:
+            self._visits.cancel()
+            await self._ended.wait()
         self._listening.close()
         self.path.unlink(missing_ok=True)
 
@@ -96,7 +103,18 @@ class Door:
         self._served = True
 
     async def serve(self, cell: Cell) -> None:
-        """Let guests in until cancelled. Their errors end their own visit only."""
+        """Let guests in until cancelled or closed. Their errors end their own visit only."""
+        if self._closed:
+            return
+        self._ended = anyio.Event()
+        try:
+            with anyio.CancelScope() as self._visits:
+                await self._let_in(cell)
+        finally:
+            self._visits = None
+            self._ended.set()
+
+    async def _let_in(self, cell: Cell) -> None:
         limit = anyio.CapacityLimiter(MAX_GUESTS)
 
         async def visit(stream: SocketStream) -> None:

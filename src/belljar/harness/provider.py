@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -117,7 +118,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 session.source.open_cell(loaded, run=session.ensure_run(), home=session.home)
             )
             environment = cls(cell, session=session, who=who, stack=stack, policy=loaded)
-            stack.callback(environment._forget)
+            stack.push_async_callback(environment._forget)
             session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=cell.id, actor=Actor.HARNESS))
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -261,9 +262,17 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """The run directory that records this cell. For scorers that judge by the record."""
         return self._session.ensure_run().path
 
-    def another_cell(self) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell of the same policy in the same run, destroyed when the block is left. For scorers: it is what the next sample would get."""
-        return self._session.source.open_cell(self.policy, run=self._session.ensure_run(), home=self._session.home)
+    @asynccontextmanager
+    async def another_cell(self) -> AsyncIterator[Cell]:
+        """A fresh cell of the same policy, destroyed when the block is left; on record as a second cell of this sample.
+
+        For scorers: it is what the next sample would get.
+        """
+        session = self._session
+        async with session.source.open_cell(self.policy, run=session.ensure_run(), home=session.home) as cell:
+            started = Event(kind=Kind.SAMPLE_STARTED, data=self.who.data(), cell_id=cell.id, actor=Actor.HARNESS)
+            session.record(started)
+            yield cell
 
     async def close(self, *, outcome: str) -> None:
         """Destroy the cell and record how its sample ended. Can't be cancelled; a second call does nothing."""
@@ -285,9 +294,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 )
                 self._session.record(finished)
 
-    def _forget(self) -> None:
+    async def _forget(self) -> None:
         self._session.live.pop(self.cell.id, None)
-        self.door.close()
+        await self.door.close()
 
     def _unavailable(self, error: CellError) -> SandboxUnavailableError:
         """The cell is gone. The operator reads why in the log and the ledger; the model reads only that."""

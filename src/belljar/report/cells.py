@@ -74,6 +74,8 @@ class CellFindings:
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
+_TEMPLATES = {Kind.TEMPLATE_BUILDING, Kind.TEMPLATE_BUILT, Kind.TEMPLATE_REJECTED}
+"""A template's guest has an id too, but nothing of a workload ever runs in it."""
 _STARTS = {Kind.EXEC_STARTED: Action.EXEC, Kind.FILE_READ_STARTED: Action.READ, Kind.FILE_WRITE_STARTED: Action.WRITE}
 _ENDS = {
     Kind.EXEC_COMPLETED,
@@ -90,7 +92,7 @@ def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
     """The cells of a run, by id, in the order in which they appear."""
     cells: dict[str, CellFindings] = {}
     for line in lines:
-        if line.cell is not None:
+        if line.cell is not None and line.kind not in _TEMPLATES:
             cell = cells.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line.kind, line.data, datetime.fromisoformat(line.time), line.bodies)
     return cells

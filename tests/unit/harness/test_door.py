@@ -23,6 +23,7 @@ from belljar.harness.door_wire import (
     read_size,
     size_payload,
 )
+from belljar.harness.lifecycle import hold
 from belljar.harness.release import release_doors
 from belljar.harness.session import Session
 
@@ -86,3 +87,16 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     assert await anyio.to_thread.run_sync(release_doors, environment.cell.id, session.home) == []
     assert not environment.door.path.exists()
     await close(environment)
+
+
+@pytest.mark.anyio
+async def test_hold_ends_when_the_last_cell_is_released(session: Session) -> None:
+    """`--no-sandbox-cleanup`: the owner stays until nobody needs the cells, then destroys them."""
+    environment = await open_environment()
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(hold, session)
+            while not await anyio.to_thread.run_sync(release_doors, None, session.home):
+                await anyio.sleep(0.05)
+    assert not session.live
+    assert not environment.door.path.exists()
