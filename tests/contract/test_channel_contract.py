@@ -12,6 +12,7 @@ import platform
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from belljar.errors import CellError
 
 pytestmark = pytest.mark.anyio
 MIB = 1 << 20
+LONGEST_TEST_S = 150
 AGENT = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
 
 
@@ -37,9 +39,12 @@ def agent_process() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
     with ours, theirs:
         process = subprocess.Popen([AGENT, "--serve", str(theirs.fileno())], pass_fds=[theirs.fileno()], env={})
         theirs.close()
+        watchdog = threading.Timer(LONGEST_TEST_S, process.kill)  # a test that would hang fails with a dead cell
+        watchdog.start()
         try:
             yield process, ours
         finally:
+            watchdog.cancel()
             ours.close()
             process.wait(timeout=10)
 
@@ -383,7 +388,7 @@ async def test_terminal_size_and_resize(client: GuestClient) -> None:
 
 async def test_terminal_is_one(client: GuestClient) -> None:
     """Standard input, output and error are the terminal; it is the controlling one; ^C interrupts; both outputs are one stream."""
-    script = "tty >/dev/null && [ -t 1 ] && [ -t 2 ] && echo error >&2 && : </dev/tty && echo fine; sleep 1000"
+    script = "tty >/dev/null && [ -t 1 ] && [ -t 2 ] && echo error >&2 && : </dev/tty && echo fine; exec sleep 1000"
     async with client.open_exec(sh(script, pty=PtySize(rows=24, cols=80), stdin=True)) as running:
         seen = await read_until(running, b"fine")
         assert b"error\r\n" in seen
