@@ -118,7 +118,8 @@ static void send_terminal(int master)
 static void take_terminal(const struct request *r)
 {
     struct winsize size = {.ws_row = r->rows, .ws_col = r->cols};
-    int unlocked = 0, master = openat(CHILD_PTS_FD, "ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    int unlocked = 0, how = O_RDWR | O_NOCTTY | O_CLOEXEC;
+    int master = native_mode ? open("/dev/ptmx", how) : openat(CHILD_PTS_FD, "ptmx", how); /* inside, /dev is the workload's; the descriptor is ours */
     if (master < 0 || ioctl(master, TIOCSPTLCK, &unlocked) != 0)
         child_fail(ST_EXEC, errno, "terminal");
     int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);

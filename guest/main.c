@@ -229,7 +229,6 @@ int main(int argc, char **argv)
         reserve_low_fds();
         channel_fd = fcntl(atoi(argv[2]), F_DUPFD_CLOEXEC, FIRST_FREE_FD);
         close(atoi(argv[2]));
-        container.pts = open("/dev/pts", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
         prctl(PR_SET_CHILD_SUBREAPER, 1);
     } else {
         channel_fd = boot();
