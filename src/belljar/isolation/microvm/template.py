@@ -197,9 +197,25 @@ def _fault(job: _Job, description: Mapping[str, Any], state: bytes, memory: Path
         return "the memory has another size"
     if verify == "stamp" and _stamp(memory) == description["memory_stamp"]:
         return ""
+    before = _stamp(memory)
     if memory_file.digest(memory) != description["memory_digest"]:
         return "the memory is not the one that was saved"
+    if before != description["memory_stamp"]:
+        _restamp(job, {**description, "memory_stamp": before})
     return ""
+
+
+def _restamp(job: _Job, description: Mapping[str, Any]) -> None:
+    """The same contents in a file moved or touched: so the next use need not digest it. Only its owner can, and only to spare time."""
+    draft = job.directory / f".template.json.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        draft.unlink(missing_ok=True)
+        write_read_only(draft, _json(description))
+        draft.replace(job.directory / "template.json")
+
+
+def _json(description: Mapping[str, Any]) -> bytes:
+    return json.dumps(description, sort_keys=True, indent=1).encode()
 
 
 def _stamp(path: Path) -> list[int]:
@@ -387,7 +403,7 @@ def _finish(job: _Job, scratch: Path, state: bytes) -> None:
         "memory_digest": digest,
         "memory_stamp": _stamp(memory),
     }
-    write_read_only(scratch / "template.json", json.dumps(description, sort_keys=True, indent=1).encode())
+    write_read_only(scratch / "template.json", _json(description))
     shutil.rmtree(job.directory, ignore_errors=True)
     scratch.rename(job.directory)
 

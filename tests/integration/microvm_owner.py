@@ -1,0 +1,53 @@
+"""An owner of one cell in a process of its own: `microvm_owner.py HOME` prints one JSON object when the cell stands, and ends it when standard input does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel import ExecRequest
+from belljar.events import MemoryRecorder
+from belljar.host import gather_facts
+from belljar.host.kvm import KvmProof
+from belljar.image import Image, Kernel, Store, current_kernel
+from belljar.isolation.microvm import open_vm
+from belljar.plan import ImageFacts, Plan, make_plan
+from belljar.policy import load_preset
+
+
+def parts(home: Path) -> tuple[Plan, Image, Kernel]:
+    """The preset `high` on this host, emulated: what a test can run anywhere."""
+    policy = load_preset("high").policy
+    image = Store(home).find(policy.image)
+    facts = gather_facts(home, prove_kvm=lambda: KvmProof(boots=False, reason="not asked"))
+    image_facts = ImageFacts(
+        digest=image.digest, name=policy.image, user=image.user, workdir=image.workdir, env=dict(image.env)
+    )
+    return make_plan(policy, facts, image_facts), image, current_kernel(home)
+
+
+async def own(home: Path) -> None:
+    """One cell, until standard input ends."""
+    recorder = MemoryRecorder()
+    plan, image, kernel = parts(home)
+    async with open_vm(plan, image, kernel, home=home, recorder=recorder, planned={}) as vm:
+        outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", "id -u; uname -s")))
+        said = {
+            "cell_id": vm.cell_id,
+            "host_pid": vm.host_pid,
+            "stdout": outcome.stdout.decode(),
+            "kinds": [kind.value for kind in recorder.kinds()],
+            "bounded_by": vm.memory_bounded_by,
+        }
+        print(json.dumps(said), flush=True)
+        await anyio.to_thread.run_sync(sys.stdin.read)
+        destruction = await vm.destroy()
+    print(json.dumps({"survivors": destruction.survivors, "duration_ms": destruction.duration_ms}), flush=True)
+
+
+if __name__ == "__main__":
+    anyio.run(own, Path(sys.argv[1]))

@@ -1,0 +1,315 @@
+"""The real microVM: jailed, cloned, renewed, killed, reaped; and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.conftest import copy_store
+from tests.integration.microvm_owner import parts
+
+import belljar
+from belljar.channel import ExecRequest
+from belljar.errors import CellError, HostError
+from belljar.events import Kind, MemoryRecorder
+from belljar.image import Image, Kernel
+from belljar.isolation import list_cells, reap
+from belljar.isolation.microvm import ensure_template, guest_files, open_vm
+from belljar.isolation.microvm import template as template_module
+from belljar.isolation.microvm.prove import boots_under
+from belljar.plan import Plan
+
+pytestmark = [pytest.mark.vm, pytest.mark.anyio]
+OWNER = Path(__file__).parent / "microvm_owner.py"
+Parts = tuple[Plan, Image, Kernel]
+# For what does not depend on the event loop and takes long.
+one_backend = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+
+
+@pytest.fixture(scope="session")
+def made_of(vm_home: Path) -> Parts:
+    """Plan, image and kernel for every cell here."""
+    return parts(vm_home)
+
+
+@pytest.fixture
+def own_home(prepared_home: Path, tmp_path: Path) -> Path:
+    """A store of this test's own, without a template."""
+    return copy_store(prepared_home, tmp_path / "store")
+
+
+def gone(pidfd: int, deadline_s: float = 10.0) -> bool:
+    """Whether the process ends in time."""
+    return bool(select.select([pidfd], [], [], deadline_s)[0])
+
+
+def left_of(home: Path) -> list[str]:
+    """What a cell may not leave in the store: journal entries, half-made templates, scratch files."""
+    found = [*home.glob("journal/*"), *home.glob("templates/.making-*"), *home.glob("tmp/*"), *home.glob("cells/*")]
+    return [str(path) for path in found]
+
+
+def cgroups_of(cell_id: str) -> list[Path]:
+    """The cell's control groups, wherever they are mounted."""
+    return list(Path("/sys/fs/cgroup").glob(f"**/*{cell_id}*"))
+
+
+@contextlib.contextmanager
+def owner(home: Path, *prefix: str, python: str = sys.executable) -> Iterator[subprocess.Popen[str]]:
+    """A process that owns one cell."""
+    path = [str(Path(belljar.__file__).parents[1]), sysconfig.get_path("purelib")]
+    environment = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
+    words = (*prefix, python, str(OWNER), str(home))
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, object]:
+    """The next thing that an owner prints."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the owner ended without its cell"
+    return dict(json.loads(line))
+
+
+async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
+    """Two clones of one template share nothing that names or seeds a machine, have the host's clock, and leave nothing."""
+    recorder, seen = MemoryRecorder(), []
+    script = (
+        "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id; head -c16 /dev/urandom | od -An -tx1; date +%s"
+    )
+    for _ in range(2):
+        async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}) as vm:
+            outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script)))
+            seen.append(outcome.stdout.decode().split("\n"))
+            assert vm.emulated
+            assert abs(int(seen[-1][4]) - time.time()) < 5
+            assert not vm.cause_of_death()
+    assert all(one != other for one, other in zip(seen[0][:4], seen[1][:4], strict=True)), seen
+    assert recorder.kinds().count(Kind.CELL_DESTROYED) == 2
+    assert all(event.data["clean"] for event in recorder.events if event.kind is Kind.CELL_DESTROYED)
+    assert left_of(vm_home) == []
+
+
+async def test_the_guest_is_neutral(vm_home: Path, made_of: Parts) -> None:
+    """Neither the kernel's command line, nor its devices, nor its environment say whose guest it is."""
+    script = "cat /proc/cmdline /proc/sys/kernel/hostname /proc/1/cmdline; ls /sys/class /dev; env; cat /proc/mounts"
+    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script)))
+        cell_id = vm.cell_id
+    shown = (outcome.stdout + outcome.stderr).decode().lower()
+    assert not [word for word in ("belljar", "sandbox", "inspect", "eval", cell_id) if word in shown], shown
+
+
+async def test_killed_mid_command(vm_home: Path, made_of: Parts) -> None:
+    """SIGKILL to the VMM while a command runs: the command raises `CellError`, the cause names the signal, and nothing is left."""
+    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        with pytest.raises(CellError):
+            async with vm.client.open_exec(ExecRequest(argv=("/bin/sleep", "60"))) as running:
+                assert vm.host_pid is not None
+                os.kill(vm.host_pid, signal.SIGKILL)
+                await running.wait()
+        assert vm.cause_of_death() == "the VMM was killed by signal SIGKILL"
+        assert (await vm.destroy()).clean
+    assert left_of(vm_home) == []
+
+
+async def test_the_lifetime_is_the_cause(vm_home: Path, made_of: Parts) -> None:
+    """At the deadline the supervisor ends the cell whatever its owner does, and the cause says so."""
+    plan, image, kernel = made_of
+    short = replace(plan, jail=replace(plan.jail, lifetime_s=1.5))
+    await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
+    async with open_vm(short, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        assert await vm.wait_dead() == "its lifetime of 1.5 s was reached"
+
+
+async def test_cancelled_while_it_opens(vm_home: Path, made_of: Parts) -> None:
+    """A cancellation at any moment of opening leaves nothing: no process, journal entry or control group."""
+    await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
+    for patience_ms in (5, 20, 45, 80, 110):
+        recorder = MemoryRecorder()
+        with anyio.move_on_after(patience_ms / 1000):
+            async with open_vm(*made_of, home=vm_home, recorder=recorder, planned={}):
+                pass
+        cell_id = str(recorder.events[0].cell_id)
+        assert left_of(vm_home) == []
+        assert cgroups_of(cell_id) == []
+
+
+async def test_a_planted_survivor_is_found_and_killed(vm_home: Path, made_of: Parts) -> None:
+    """A process that carries the cell's id and outlives the kill makes the destruction unclean, and is ended by it."""
+    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        planted = subprocess.Popen(["/bin/sh", "-c", "read x", "--cell", vm.cell_id], stdin=subprocess.PIPE)
+        with planted:
+            destruction = await vm.destroy()
+            assert planted.wait(timeout=5) == -signal.SIGKILL
+    assert not destruction.clean
+    assert [
+        what for what in destruction.survivors if f"process {planted.pid}" in what and "started for the cell" in what
+    ]
+
+
+@pytest.mark.root
+async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: Parts) -> None:
+    """A process that only shares the cell's control group is found by that."""
+    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        planted = subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE)
+        with planted:
+            group = next(path for path in cgroups_of(vm.cell_id) if (path / "cgroup.procs").exists())
+            (group / "cgroup.procs").write_text(str(planted.pid))
+            destruction = await vm.destroy()
+            assert planted.wait(timeout=5) == -signal.SIGKILL
+        assert cgroups_of(vm.cell_id) == []
+    assert [what for what in destruction.survivors if f"process {planted.pid}" in what]
+
+
+@pytest.mark.parametrize("damage", ["state", "memory", "unrestorable"])
+@one_backend
+async def test_a_damaged_template_is_rebuilt_once(own_home: Path, damage: str) -> None:
+    """Whatever was changed, or does not restore though its digests fit: the cell comes up from a template made again, and that is on record."""
+    made = parts(own_home)
+    template = await ensure_template(*made, home=own_home, recorder=MemoryRecorder())
+    directory = template.memory.parent
+    for path in directory.iterdir():
+        path.chmod(0o644)
+    if damage == "memory":
+        with template.memory.open("r+b") as file:
+            file.seek(1 << 20)
+            file.write(b"changed")
+    else:
+        (directory / "state").write_bytes(b"not a state" * 1000)
+    if damage == "unrestorable":
+        description = json.loads((directory / "template.json").read_text())
+        description["state_sha256"] = hashlib.sha256(b"not a state" * 1000).hexdigest()
+        (directory / "template.json").write_text(json.dumps(description))
+    recorder = MemoryRecorder()
+    async with open_vm(*made, home=own_home, recorder=recorder, planned={}) as vm:
+        outcome = await vm.client.exec(ExecRequest(argv=("/bin/true",)))
+        assert outcome.code == 0
+    kinds = recorder.kinds()
+    assert (kinds.count(Kind.TEMPLATE_REJECTED), kinds.count(Kind.TEMPLATE_BUILT)) == (1, 1)
+    assert left_of(own_home) == []
+
+
+@one_backend
+async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest whose process 1 ends panics; the error says that and of what, and no half-made template is left."""
+    made = parts(own_home)
+    good = guest_files.read_guest_parts(made[2])
+    broken = replace(good, agent=good.modules[0][1], digest=hashlib.sha256(b"broken").hexdigest())
+    monkeypatch.setattr(template_module, "read_guest_parts", lambda _kernel: broken)
+    with pytest.raises(CellError, match="kernel panicked.*init"):
+        await ensure_template(*made, home=own_home, recorder=MemoryRecorder())
+    assert left_of(own_home) == []
+    assert list((own_home / "templates").iterdir()) == []
+
+
+@pytest.mark.root
+@one_backend
+async def test_no_space_for_a_template(own_home: Path) -> None:
+    """A full disk is one clear `HostError`, before the guest is started, and leaves nothing."""
+    templates = own_home / "templates"
+    templates.mkdir(mode=0o711)
+    subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "size=64m", "none", str(templates)], check=True)
+    try:
+        with pytest.raises(HostError, match="no space for a template"):
+            await ensure_template(*parts(own_home), home=own_home, recorder=MemoryRecorder())
+        assert list(templates.iterdir()) == []
+        assert left_of(own_home) == []
+    finally:
+        subprocess.run(["/bin/umount", str(templates)], check=True)
+
+
+@one_backend
+async def test_two_processes_build_one_template_once(own_home: Path) -> None:
+    """Both get their cell; one of them made the template, the other waited for it."""
+    with owner(own_home) as one, owner(own_home) as other:
+        kinds = [*told(one)["kinds"], *told(other)["kinds"]]  # type: ignore[misc]
+        for process in (one, other):
+            process.communicate("", timeout=20)
+    assert kinds.count(Kind.TEMPLATE_BUILT.value) == 1
+    assert kinds.count(Kind.CELL_RENEWED.value) == 2
+    assert left_of(own_home) == []
+
+
+@one_backend
+async def test_owner_killed_leaves_nothing_after_reap(vm_home: Path, made_of: Parts) -> None:
+    """SIGKILL of the owner: its VMM dies with it, the listing shows the orphan, reaping removes the rest, and a living owner's cell is not touched."""
+    await ensure_template(*made_of, home=vm_home, recorder=MemoryRecorder())
+    with owner(vm_home) as dying, owner(vm_home) as living:
+        lost, kept = told(dying), told(living)
+        vmm = os.pidfd_open(int(str(lost["host_pid"])))
+        dying.kill()
+        try:
+            assert gone(vmm)
+        finally:
+            os.close(vmm)
+        dying.wait()
+        assert {cell.cell_id: cell.state for cell in list_cells(vm_home)} == {
+            lost["cell_id"]: "orphaned",
+            kept["cell_id"]: "alive",
+        }
+        reaped = await reap(vm_home)
+        assert [(cell.cell_id, cell.remaining) for cell in reaped] == [(lost["cell_id"], ())]
+        assert cgroups_of(str(lost["cell_id"])) == []
+        assert [cell.cell_id for cell in list_cells(vm_home)] == [kept["cell_id"]]
+        out, _ = living.communicate("", timeout=20)
+        assert json.loads(out)["survivors"] == []
+    assert left_of(vm_home) == []
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@one_backend
+async def test_an_ordinary_user_has_cells_too(own_home: Path, ordinary_user: tuple[int, int], tmp_path: Path) -> None:
+    """Without root: the same jail, memory bounded by address space where no control group is handed out, and a clean end."""
+    home = Path(f"/tmp/store-{os.getpid()}")
+    shutil.copytree(own_home, home)
+    uid, gid = ordinary_user
+    for path in (home, *home.rglob("*")):
+        os.chown(path, uid, gid)
+    prefix = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
+    try:
+        with owner(home, *prefix, python="/usr/bin/python3") as process:
+            said = told(process)
+            status = Path(f"/proc/{said['host_pid']}/status").read_text()
+            out, _ = process.communicate("", timeout=20)
+        assert said["stdout"] == "0\nLinux\n"
+        assert said["bounded_by"] == "address space"
+        assert f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}" in status
+        assert "CapBnd:\t0000000000000000" in status
+        assert json.loads(out)["survivors"] == []
+        assert left_of(home) == []
+    finally:
+        shutil.rmtree(home)
+
+
+@one_backend
+async def test_an_accelerator_is_proven_by_a_guest(vm_home: Path, made_of: Parts) -> None:
+    """Emulation boots a guest and is proven; KVM is what it turns out to be here, with a reason if it fails; neither leaves anything."""
+    emulated = await boots_under("tcg", made_of[2], home=vm_home, deadline_s=60)
+    assert (emulated.boots, emulated.reason) == (True, "")
+    with contextlib.suppress(HostError):  # no /dev/kvm here at all
+        hardware = await boots_under("kvm", made_of[2], home=vm_home)
+        assert hardware.boots == (hardware.reason == "")
+        assert hardware.duration_ms < 15_000
+    assert left_of(vm_home) == []
