@@ -1,0 +1,248 @@
+"""`belljar run` on real cells, from the command line, as its users call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.ledger import read_events, verify
+from belljar.report.cells import CellFindings, gather_cells
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+TASKS = """
+import os, signal, subprocess
+from pathlib import Path
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import SandboxUnavailableError, sandbox
+
+@solver
+def run(*commands: str) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        for command in commands:
+            result = await sandbox().exec(["sh", "-c", command])
+            state.store.set(command, result.stdout.strip())
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def said(command: str) -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=int(state.store.get(command) == target.text), explanation=state.store.get(command))
+    return score
+
+@task
+def flags() -> Task:
+    samples = [Sample(id=name, input="x", target=f"{name}-flag", metadata={"flag": f"{name}-flag"}) for name in ("a", "b")]
+    return Task(dataset=samples, solver=run("echo $FLAG"), scorer=said("echo $FLAG"), sandbox=("belljar", "policy.yaml"))
+
+@task
+def docker() -> Task:
+    return Task(dataset=[Sample(id="d", input="x", target="/tmp")], solver=run("pwd"), scorer=said("pwd"), sandbox=("docker", "compose.yaml"))
+
+@solver
+def kill_the_machine() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        cell = sandbox()._sandbox.cell.id
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and (entry / "comm").read_text().startswith("qemu"):
+                if cell.encode() in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+        try:
+            await sandbox().exec(["true"])
+        except SandboxUnavailableError:
+            state.store.set("noticed", "yes")
+        return state
+    return solve
+
+@task
+def dies() -> Task:
+    return Task(dataset=[Sample(id="dies", input="x", target="yes")], solver=kill_the_machine(), scorer=said("noticed"))
+
+@task
+def waits() -> Task:
+    return Task(dataset=[Sample(id="waits", input="x")], solver=run("sleep 300"))
+
+@task
+def quick() -> Task:
+    return Task(dataset=[Sample(id="quick", input="x")], solver=run("true"))
+"""
+POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n'
+COMPOSE = "services:\n  default:\n    image: default\n    working_dir: /tmp\n    network_mode: none\n    command: tail -f /dev/null\n"
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A directory with tasks."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "compose.yaml").write_text(COMPOSE)
+    return tmp_path
+
+
+def command(*arguments: str) -> list[str]:
+    """A command line of ours."""
+    return [sys.executable, "-m", "belljar", *arguments]
+
+
+def belljar_run(tasks: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """`belljar run --json …`: exit code, what it printed, and its standard error."""
+    done = subprocess.run(
+        command("run", "--json", "--model", "mockllm/model", *arguments),
+        cwd=tasks,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def test_policy_metadata_and_epochs(home: Path, tasks: Path) -> None:
+    """The task's own policy, a sample's metadata in its environment, one cell for each epoch, and a record that verifies."""
+    code, said, errors = belljar_run(tasks, "tasks.py@flags", "--epochs", "2")
+    assert code == 0, errors
+    assert [sample["scores"]["said"] for sample in said["samples"]] == ["1"] * 4
+    assert len({cell for sample in said["samples"] for cell in sample["cells"]}) == 4
+    assert all(sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"])
+    run_dir = Path(said["run_dir"])
+    assert verify(run_dir).ok(strict=True)
+    assert (run_dir / "policy.yaml").read_text() == POLICY
+    assert list((run_dir / "inspect").glob("*.eval"))
+
+
+def test_a_docker_task_runs_in_a_cell(home: Path, tasks: Path) -> None:
+    """Image and directory of its compose file are the cell's."""
+    code, said, errors = belljar_run(tasks, "tasks.py@docker")
+    assert code == 0, errors
+    assert said["samples"][0]["scores"]["said"] == "1"
+
+
+def test_a_policy_the_host_cannot_keep(home: Path, tasks: Path) -> None:
+    """`critical` demands hardware virtualisation; without it, exit code 3 or 4 and no sample. With it, a normal run."""
+    code, said, errors = belljar_run(tasks, "tasks.py@quick", "--policy", "critical")
+    if code == 0:
+        assert not said["samples"][0]["emulated"]
+        return
+    assert code in {3, 4}
+    assert not said
+    assert "hardware" in errors
+
+
+def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
+    """The model's side reads that it is unavailable; the record has the failure and the destruction."""
+    code, said, errors = belljar_run(tasks, "tasks.py@dies")
+    assert code == 0, errors
+    (sample,) = said["samples"]
+    assert sample["scores"] == {"said": "1"}
+    (cell,) = [c for c in gather_cells(read_events(Path(said["run_dir"]))).values() if c.sample == "dies"]
+    assert cell.failures
+    assert cell.clean
+
+
+def test_bad_input(home: Path, tasks: Path) -> None:
+    """Each ends with one message and its exit code."""
+    assert belljar_run(tasks, "tasks.py@nothing")[0] == 4
+    assert belljar_run(tasks, "tasks.py@quick", "--policy", "no-such.yaml")[0] == 4
+    assert belljar_run(tasks, "tasks.py@quick", "--no-such-option")[0] == 2
+
+
+@contextmanager
+def running(tasks: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`belljar run …` while it runs."""
+    process = subprocess.Popen(
+        command("run", "--model", "mockllm/model", *arguments),
+        cwd=tasks,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate()
+
+
+def new_cell(home: Path, before: set[str], *, patience_s: float = 120) -> str:
+    """The id of the cell whose door appears."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        appeared = {path.name for path in (home / "doors").glob("*")} - before
+        if appeared:
+            return appeared.pop()
+        time.sleep(0.1)
+    pytest.fail("no cell appeared")
+
+
+def doors(home: Path) -> set[str]:
+    """The doors that are there."""
+    return {path.name for path in (home / "doors").glob("*")}
+
+
+def last_cell(home: Path) -> tuple[Path, CellFindings]:
+    """The newest run, and its cell that had a sample."""
+    run_dir = sorted((home / "runs").iterdir())[-1]
+    (cell,) = [cell for cell in gather_cells(read_events(run_dir)).values() if cell.sample]
+    return run_dir, cell
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
+    """The cell is destroyed, the ledger is sealed, the exit code is not 0."""
+    before = doors(home)
+    with running(tasks, "tasks.py@waits") as process:
+        new_cell(home, before)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == 1
+    run_dir, cell = last_cell(home)
+    assert cell.clean
+    assert verify(run_dir).ok(strict=True)
+    assert doors(home) == before
+
+
+def test_attach_and_hold(home: Path, tasks: Path) -> None:
+    """A terminal in a held cell, recorded, until it is released by Inspect's own cleanup command."""
+    before = doors(home)
+    with running(tasks, "tasks.py@quick", "--no-sandbox-cleanup") as process:
+        cell = new_cell(home, before)
+        seen = subprocess.run(
+            command("attach", cell, "--user", "root", "--", "sh", "-c", "tty; id -un; exit 5"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert seen.returncode == 5, seen.stderr
+        assert seen.stdout.split() == ["/dev/pts/0", "root"]
+        cleaning = (
+            "import belljar.harness._registry; from inspect_ai._cli.sandbox import sandbox_cleanup; sandbox_cleanup()"
+        )
+        subprocess.run([sys.executable, "-c", cleaning, "belljar", cell], check=True, capture_output=True, timeout=60)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        assert f"attach {cell}" in said
+    _, findings = last_cell(home)
+    assert findings.clean
+    assert [operation.pty for operation in findings.operations.values() if operation.pty] == [True]
+    gone = subprocess.run(
+        command("attach", cell), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert gone.returncode == 3
+    assert os.environ["BELLJAR_HOME"] == str(home)
