@@ -242,7 +242,7 @@ async def test_head_is_kept_and_the_rest_counted(client: GuestClient) -> None:
 
 async def test_tail_is_kept_and_the_rest_counted(client: GuestClient) -> None:
     """With `keep="tail"` the end of a stream is returned, and what came before is counted."""
-    outcome = await client.exec(sh("seq 1 300000", max_stdout_bytes=1000), keep="tail")
+    outcome = await client.exec(sh("seq 1 300000"), keep="tail", keep_bytes=1000)
     whole = "".join(f"{n}\n" for n in range(1, 300_001)).encode()
     assert (outcome.stdout, outcome.stdout_dropped_bytes) == (whole[-1000:], len(whole) - 1000)
 

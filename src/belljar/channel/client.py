@@ -194,8 +194,8 @@ class GuestClient:
         Args:
             request: what to run. Standard input is open when `request.stdin` or an `input` is given, and ends after `input`.
             input: sent within the guest's window while the output is read; what the command doesn't read is dropped.
-            keep: which end of each stream is returned. For "head" the guest drops what is beyond the request's limits; for "tail" all of it comes to
-                the host, which holds at most about twice what it returns.
+            keep: which end of what came is returned. Beyond the request's limits the guest drops, whatever `keep` says: an endless flood costs the
+                host nothing.
             keep_bytes: return at most so much of each stream, when that is less than the request's limits.
             on_output: called in this task with every chunk that comes. What it raises ends the command and reaches the caller.
 
@@ -207,8 +207,6 @@ class GuestClient:
             stream: KeptOutput(keep, limit if keep_bytes is None else min(limit, keep_bytes))
             for stream, limit in zip((Stream.STDOUT, Stream.STDERR), limits, strict=True)
         }
-        if keep == "tail":
-            request = replace(request, max_stdout_bytes=frames.NO_CAP, max_stderr_bytes=frames.NO_CAP)
         async with self._exec_operation(replace(request, stdin=request.stdin or input is not None)) as operation:
             async with _feeding(operation, input if input is not None else b""):
                 while (chunk := await operation.next_chunk()) is not None:

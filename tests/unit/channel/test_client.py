@@ -123,7 +123,7 @@ async def test_head_and_tail() -> None:
     async with talking() as (_, client):
         head = await client.exec(CAT, input=b"0123456789", keep_bytes=4)
         assert (head.stdout, head.stdout_dropped_bytes) == (b"0123", 6)
-        tail = await client.exec(ExecRequest(argv=["cat"], max_stdout_bytes=3), input=b"0123456789", keep="tail")
+        tail = await client.exec(ExecRequest(argv=["cat"]), input=b"0123456789", keep="tail", keep_bytes=3)
         assert (tail.stdout, tail.stdout_dropped_bytes) == (b"789", 7)
 
 
