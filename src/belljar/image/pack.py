@@ -12,9 +12,8 @@ from typing import IO, Final, Protocol
 from belljar.errors import HostError
 from belljar.image.tools import drained, failed, plain_env, started, tool
 
-# Data is stored as it is: a guest without hardware virtualisation decompresses at a tenth of the speed (design/0007). Inodes and
-# fragments are small and read once.
-_COMPRESSION: Final = ("-comp", "lz4", "-noD", "-noF")
+# Measured in an emulated guest (design/0007): reading lz4 is as fast as or faster than reading plain data, at half the size.
+_COMPRESSION: Final = ("-comp", "lz4")
 _BLOCK: Final = ("-b", "128K")
 _ROOT: Final = ("-root-mode", "755", "-root-uid", "0", "-root-gid", "0")
 
