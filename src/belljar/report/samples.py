@@ -69,6 +69,11 @@ class Row:
         return sum(cell.lasted_s for cell in self.cells)
 
     @property
+    def ran(self) -> bool:
+        """Something was done in a cell, or claims to have been, or the sample claims to have ended well."""
+        return bool(self.cells or self.transcript.calls or not self.transcript.error)
+
+    @property
     def destroyed(self) -> bool:
         """Every cell's destruction is proven."""
         return bool(self.cells) and all(cell.destroyed and cell.clean for cell in self.cells)
@@ -98,10 +103,14 @@ class RunFindings:
 
     @property
     def exit_code(self) -> int:
-        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached. The worse news wins."""
-        if not self.rows and self.errors and not self.strays and not self.problems:
-            return 1
-        return 2 if self.verdict is not Verdict.CONTAINED else 1 if self.failed else 0
+        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached. The worse news wins.
+
+        A sample that failed before anything ran in a cell is an error, not missing evidence: there is nothing that could have got out.
+        """
+        doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
+        if doubted or self.problems or not (self.rows or self.errors):
+            return 2
+        return 1 if self.failed else 0
 
 
 def find_rows(

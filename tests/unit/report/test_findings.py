@@ -128,6 +128,10 @@ def test_survivors_and_scorers_mean_breached() -> None:
 def test_errors_and_strays() -> None:
     """An evaluation that failed is 1; a cell without a sample counts only when it is not clean; no sample at all proves nothing."""
     assert judged(*STORY, error="the solver failed").exit_code == 1
+    refused = find_rows([Transcript(task="t", sample="s", epoch=1, uuid="u", error="no cell could be made")], {})
+    assert (refused.exit_code, refused.verdict) == (1, Verdict.VOID)
+    unseen = find_rows([Transcript(task="t", sample="s", epoch=1, uuid="u")], {})
+    assert unseen.exit_code == 2
     nothing = find_rows([], {}, errors=["the evaluation did not run"])
     assert (nothing.exit_code, nothing.verdict) == (1, Verdict.VOID)
     stray = find_rows([], gather_cells(STORY[:-3]), errors=["cancelled"])

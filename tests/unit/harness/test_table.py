@@ -1,0 +1,49 @@
+"""The end of `belljar run` as a person sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.cli.run import remarks, show, summary, table
+from belljar.harness.evaluate import RunOutcome
+from belljar.report.cells import CellFindings
+from belljar.report.samples import RunFindings, Transcript, find_rows
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"
+
+
+def findings(text: str, *, emulated: bool = True) -> RunFindings:
+    """A run whose every word may be the guest's."""
+    cell = CellFindings(cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=emulated, sample=text)
+    transcript = Transcript(task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,))
+    return find_rows(
+        [transcript], {"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text)}, problems=[text], errors=[text]
+    )
+
+
+def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """No escape sequence, no markup, no direction mark of a sample, a score, an error or a note acts on the reader's terminal."""
+    show(RunOutcome(findings=findings(HOSTILE), run_id="r", path=Path("/runs/r")))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "\u202e" not in shown
+    assert "[bold red]" in shown
+    assert "/runs/r" in shown
+
+
+@given(st.text(max_size=60))
+def test_any_text_can_be_shown(text: str) -> None:
+    """The table never fails on what a task says."""
+    found = findings(text)
+    assert table(found).row_count == 1
+    assert all("\x1b" not in line for line in remarks(found))
+
+
+def test_the_summary_says_emulated() -> None:
+    """Without hardware virtualisation the last line says so."""
+    assert "emulated" in summary(findings("x"))
+    assert "emulated" not in summary(findings("x", emulated=False))
