@@ -15,6 +15,8 @@ static enum watch_kind watch_of(int stream) { return stream == 0 ? W_STDOUT : W_
 
 static void grant(struct op *op, uint32_t n)
 {
+    if (op->host_eof) /* the host sends no more, and the byte that ends a terminal's input was never its own */
+        return;
     uint8_t more[4];
     op->in_unacked += n;
     if (op->in_unacked < CREDIT_STEP)
