@@ -1,5 +1,7 @@
 """The real microVM: jailed, cloned, renewed, killed, reaped; and what goes wrong on the way."""
 
+# ruff: noqa: ASYNC220, ASYNC221, ASYNC240, PT012 - these tests start and look at processes and files; nothing else runs on their loop
+
 from __future__ import annotations
 
 import contextlib
@@ -217,7 +219,7 @@ async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest
     good = guest_files.read_guest_parts(made[2])
     broken = replace(good, agent=good.modules[0][1], digest=hashlib.sha256(b"broken").hexdigest())
     monkeypatch.setattr(template_module, "read_guest_parts", lambda _kernel: broken)
-    with pytest.raises(CellError, match="kernel panicked.*init"):
+    with pytest.raises(CellError, match=r"kernel panicked.*init"):
         await ensure_template(*made, home=own_home, recorder=MemoryRecorder())
     assert left_of(own_home) == []
     assert list((own_home / "templates").iterdir()) == []

@@ -1,0 +1,84 @@
+"""Control groups, on fake trees of both versions: where they are made, what is written, and that they go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError
+from belljar.isolation import cgroup
+from belljar.plan.jail import JailLimits
+
+CELL = "c-0123456789ab"
+LIMITS = JailLimits(
+    memory_max_bytes=1 << 29, cpu_quota_percent=150, processes=81, lifetime_s=60, address_space_bytes=1 << 31
+)
+
+
+def test_version_2_is_one_group(tmp_path: Path) -> None:
+    """One directory for all controllers, which are first handed down by the parent; no swap."""
+    (tmp_path / "cgroup.subtree_control").write_text("memory")
+    parents = dict.fromkeys(("cpu", "memory", "pids"), tmp_path)
+    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=True)
+    assert groups.directories == (tmp_path / f"cell-{CELL}",)
+    cgroup.make_groups(groups, LIMITS)
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu +pids"
+    written = {path.name: path.read_text() for path in groups.directories[0].iterdir()}
+    assert written == {"memory.max": str(1 << 29), "cpu.max": "150000 100000", "pids.max": "81"}
+
+
+def test_version_1_is_a_group_a_controller(tmp_path: Path) -> None:
+    """Each hierarchy has its own directory and file names; swap counts where the kernel counts it."""
+    parents = {name: tmp_path / name for name in ("cpu", "memory", "pids")}
+    for parent in parents.values():
+        parent.mkdir()
+    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
+    cgroup.make_groups(groups, LIMITS)
+    written = {path.parent.parent.name + "/" + path.name: path.read_text() for path in tmp_path.glob("*/*/*")}
+    assert written == {
+        "memory/memory.limit_in_bytes": str(1 << 29),
+        "pids/pids.max": "81",
+        "cpu/cpu.cfs_period_us": "100000",
+        "cpu/cpu.cfs_quota_us": "150000",
+    }
+
+
+def test_a_missing_controller_is_refused(tmp_path: Path) -> None:
+    """What the plan counts on and the host lost meanwhile is an error, never a weaker cell."""
+    with pytest.raises(HostError, match="memory"):
+        cgroup.plan_groups(CELL, ("memory",), parents={"cpu": tmp_path}, unified=True)
+
+
+def test_no_controllers_no_groups() -> None:
+    """Where nothing is handed out, nothing is made, and the host is not even looked at."""
+    assert cgroup.plan_groups(CELL, ()).directories == ()
+
+
+def test_a_group_that_is_there_already_is_refused(tmp_path: Path) -> None:
+    """Two cells never share a group."""
+    parents = {"pids": tmp_path}
+    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
+    cgroup.make_groups(groups, LIMITS)
+    with pytest.raises(HostError, match="control group"):
+        cgroup.make_groups(groups, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("memory.events", "low 0\noom 3\noom_kill 2\n"), ("memory.oom_control", "under_oom 0\noom_kill 2\n")],
+)
+def test_out_of_memory_kills(tmp_path: Path, name: str, text: str) -> None:
+    """Counted in either version's words."""
+    (tmp_path / name).write_text(text)
+    assert cgroup.out_of_memory_kills(tmp_path) == 2
+
+
+def test_removal(tmp_path: Path) -> None:
+    """An empty group goes with those below it; one that the kernel holds on to is reported, in bounded time."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert cgroup.remove_group(tmp_path / "a")
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "file").touch()
+    assert not cgroup.remove_group(tmp_path / "held")
+    assert cgroup.remove_group(tmp_path / "never")

@@ -1,0 +1,48 @@
+"""What a person is told when a jail does not come up."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.errors import CellError, HostError
+from belljar.isolation.jail import start_error
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "failed step 3 namespaces: Operation not permitted: clone",
+        "failed step 3 namespaces: No space left on device: clone",
+        "failed step 8 private mounts: Permission denied: /",
+        "failed step 4 identity and control groups: Operation not permitted: /proc/7/uid_map",
+    ],
+)
+def test_a_host_that_forbids_it_is_the_hosts_fault(line: str) -> None:
+    """Forbidden namespaces are a `HostError` that names the step and where to look."""
+    error = start_error("c-0123456789ab", f"child 7\n{line}\n", "")
+    assert isinstance(error, HostError)
+    assert "doctor" in error.mend
+    assert line.split(":")[0].split(" ", 3)[3] in error.what
+
+
+def test_other_steps_are_the_cells() -> None:
+    """A missing file is not the host's policy."""
+    error = start_error("c-0123456789ab", "failed step 10 files: No such file or directory: /s/memory\n", "")
+    assert isinstance(error, CellError)
+    assert "step 10, files, failed: No such file or directory: /s/memory" in error.what
+
+
+def test_before_the_status_pipe_is_known() -> None:
+    """Wrong options are told on standard error, and still come through."""
+    error = start_error("c-0123456789ab", "", "failed step 1 options: Invalid argument: --what")
+    assert "--what" in error.what
+
+
+def test_silence_is_told_as_such() -> None:
+    """Neither word nor end in time."""
+    assert "did not come up" in start_error("c-0123456789ab", "", "").what
+
+
+def test_what_is_shown_is_escaped() -> None:
+    """A path can hold anything."""
+    assert "\x1b" not in start_error("c-0", "failed step 10 files: No such file: /a\x1b[2J\n", "").what

@@ -1,0 +1,94 @@
+"""The journal: what is written is read back, what is damaged harms nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.isolation.journal import Journal, JournalEntry, new_cell_id, own_entry
+from belljar.isolation.process import ProcessId, boot_id, identify
+
+CELL = "c-0123456789ab"
+
+
+def entry(home: Path, **changes: object) -> JournalEntry:
+    """An entry of this process with all fields set."""
+    fields: dict[str, object] = {
+        "cgroups": (Path(f"/sys/fs/cgroup/memory/cell-{CELL}"),),
+        "directories": (home / f"proof-{CELL}",),
+        "host_uid": 0x70000001,
+        "namespaces": {"pid": 4026531836},
+    }
+    return own_entry(CELL, "cell", **{**fields, **changes})
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    """Everything that was written comes back, and the update too."""
+    journal, written = Journal(tmp_path), entry(tmp_path)
+    journal.write(written)
+    assert journal.entries() == (written,)
+    supervisor = ProcessId(pid=7, start_ticks=8)
+    assert journal.entries() != (journal.update(written, supervisor=supervisor),) or written.supervisor == supervisor
+    assert journal.entries()[0].supervisor == supervisor
+    journal.remove(CELL)
+    assert journal.entries() == ()
+
+
+def test_a_living_owner_is_known_by_more_than_its_number(tmp_path: Path) -> None:
+    """The same pid with another start time, or from another boot, is another process."""
+    mine = entry(tmp_path)
+    assert mine.owner_lives()
+    reused = JournalEntry.from_json({**mine.to_json(), "owner": {"pid": os.getpid(), "start_ticks": 1}})
+    assert not reused.owner_lives()
+    assert not JournalEntry.from_json({**mine.to_json(), "boot_id": "another"}).owner_lives()
+
+
+@pytest.mark.parametrize("field", ["cgroups", "directories"])
+@pytest.mark.parametrize("path", ["/", "/etc", "relative/c-0123456789ab", "/a/../c-0123456789ab/..", "/srv/c-other"])
+def test_an_entry_names_only_its_own(tmp_path: Path, field: str, path: str) -> None:
+    """A damaged or forged entry can't make reaping remove what is not the cell's."""
+    data = {**entry(tmp_path).to_json(), field: [path]}
+    with pytest.raises(ValueError, match="does not belong"):
+        JournalEntry.from_json(data)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_anything_else_is_no_entry(data: object) -> None:
+    """Whatever JSON lies there: an entry or a `ValueError`, nothing else."""
+    with pytest.raises(ValueError, match="entry"):
+        JournalEntry.from_json(data)  # type: ignore[arg-type]
+
+
+def test_damaged_files_are_told_apart(tmp_path: Path) -> None:
+    """A file that can't be read is reported, and the others are still found; an entry under another's name is damaged too."""
+    journal = Journal(tmp_path)
+    journal.write(entry(tmp_path))
+    (journal.directory / "c-ffffffffffff.json").write_text("{")
+    (journal.directory / "c-eeeeeeeeeeee.json").write_text(json.dumps(entry(tmp_path).to_json()))
+    assert len(journal.entries()) == 1
+    assert {path.name for path in journal.unreadable()} == {"c-ffffffffffff.json", "c-eeeeeeeeeeee.json"}
+    for path in journal.directory.iterdir():
+        path.unlink()
+
+
+def test_ids_and_processes() -> None:
+    """Ids differ; this process is found by its number, a number that nobody has is not."""
+    assert new_cell_id() != new_cell_id()
+    assert identify(os.getpid()) is not None
+    assert identify(2**22 + 1) is None
+    assert len(boot_id()) == 36
+
+
+def test_a_path_is_never_made_of_something_else(tmp_path: Path) -> None:
+    """Only a cell id names a journal file."""
+    with pytest.raises(ValueError, match="not a cell id"):
+        Journal(tmp_path).remove("../../etc/passwd")

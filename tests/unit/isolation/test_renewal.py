@@ -1,0 +1,48 @@
+"""What makes a clone a new machine is judged, not assumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.channel import Renewed, RenewedBit
+from belljar.errors import CellError
+from belljar.isolation.microvm.renewal import fresh_renewal, judge, renewed_names
+
+ALL = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.BOOT_ID | RenewedBit.HOSTNAME
+
+
+@pytest.mark.parametrize("bit", [RenewedBit.RNG, RenewedBit.CLOCK, RenewedBit.MACHINE_ID, RenewedBit.HOSTNAME])
+def test_a_missing_part_fails_closed(bit: RenewedBit) -> None:
+    """Without fresh randomness, clock, machine id or host name a clone does not run; the message names what is missing."""
+    with pytest.raises(CellError, match=str(bit.name).lower()):
+        judge(Renewed(done=ALL & ~bit, detail="\x1b why"), where="cell c-0")
+
+
+def test_the_boot_id_is_where_possible() -> None:
+    """All but the boot id is enough; the record says what was done."""
+    renewed = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
+    judge(renewed, where="cell c-0")
+    assert renewed_names(renewed) == ["rng", "clock", "machine_id", "hostname"]
+
+
+def test_nothing_repeats() -> None:
+    """Two renewals share no value, and the names say nothing."""
+    one, other = fresh_renewal(), fresh_renewal()
+    assert (
+        len(
+            {
+                one.seed,
+                other.seed,
+                one.machine_id,
+                other.machine_id,
+                one.boot_id,
+                other.boot_id,
+                one.hostname,
+                other.hostname,
+            }
+        )
+        == 8
+    )
+    assert 32 <= len(one.seed) <= 512
+    assert len(one.machine_id) == 32
+    assert len(one.boot_id) == 36

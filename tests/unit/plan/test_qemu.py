@@ -1,0 +1,114 @@
+"""The VMM's command line: golden, and what must never be in it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from belljar.plan.qemu import KERNEL_COMMAND_LINE, MOUNT_POINTS, Role, VmFds, VmShape, qemu_argv
+
+TCG = VmShape(vcpus=2, ram_mib=512, accel="tcg", cpu_model="max")
+KVM = VmShape(vcpus=2, ram_mib=512, accel="kvm", cpu_model="host")
+PROGRAM = "/usr/bin/qemu-system-x86_64"
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+COMMON = [
+    *(PROGRAM, "-name", "c-0123456789ab", "-sandbox", SANDBOX),
+    *("-nodefaults", "-no-user-config", "-nographic", "-no-reboot"),
+]
+WIRING = [
+    *("-chardev", "socket,id=monitor,fd=10", "-mon", "chardev=monitor,mode=control"),
+    *(
+        "-add-fd",
+        "fd=12,set=2",
+        "-chardev",
+        "file,id=console,path=/dev/fdset/2,append=on",
+        "-serial",
+        "chardev:console",
+    ),
+    *("-device", "virtio-serial-device", "-chardev", "socket,id=agent,fd=11"),
+    *("-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"),
+    *("-blockdev", "driver=raw,node-name=disk,read-only=on,file.driver=file,file.filename=/i/disk,file.locking=off"),
+    *(
+        "-device",
+        "virtio-blk-device,drive=disk",
+        "-object",
+        "rng-builtin,id=rng",
+        "-device",
+        "virtio-rng-device,rng=rng",
+    ),
+]
+
+
+def argv(shape: VmShape, role: Role, counter_khz: int = 0) -> list[str]:
+    """With fixed descriptors."""
+    fds = VmFds(
+        qmp=10, agent=11, console=12, kvm=13 if shape.accel == "kvm" else None, state=14 if role is Role.CLONE else None
+    )
+    return list(qemu_argv(PROGRAM, shape, role=role, name="c-0123456789ab", fds=fds, counter_khz=counter_khz))
+
+
+def test_template() -> None:
+    """A template boots kernel and initramfs, its RAM a shared file; emulated, it is told its counter's rate."""
+    assert argv(TCG, Role.TEMPLATE, 2_600_000) == [
+        *COMMON,
+        *("-machine", "microvm,rtc=on,pic=off,pcie=off,usb=off,memory-backend=ram", "-accel", "tcg,tb-size=64"),
+        *("-cpu", "max", "-smp", "2", "-m", "512M"),
+        *("-object", "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=on"),
+        *("-kernel", "/i/kernel", "-initrd", "/i/initrd", "-append", f"{KERNEL_COMMAND_LINE} tsc_early_khz=2600000"),
+        *WIRING,
+    ]
+
+
+def test_clone() -> None:
+    """A clone has no kernel, maps the RAM privately and can't write the file, and waits for its state."""
+    assert argv(TCG, Role.CLONE) == [
+        *COMMON,
+        *("-machine", "microvm,rtc=on,pic=off,pcie=off,usb=off,memory-backend=ram", "-accel", "tcg,tb-size=64"),
+        *("-cpu", "max", "-smp", "2", "-m", "512M"),
+        *("-object", "memory-backend-file,id=ram,size=512M,mem-path=/i/memory,share=off,readonly=on,rom=off"),
+        *WIRING,
+        *("-incoming", "defer"),
+    ]
+
+
+def test_kvm_comes_as_a_descriptor() -> None:
+    """Under KVM the device is inherited, not opened: the jail has no /dev. There is no timer chip, and no counter to tell of."""
+    words = argv(KVM, Role.PROOF, 2_600_000)
+    assert words[words.index("-accel") + 1] == "kvm,device=/dev/fdset/1"
+    assert "fd=13,set=1" in words
+    assert words[words.index("-machine") + 1] == "microvm,rtc=on,pic=off,pcie=off,usb=off,pit=off"
+    assert words[words.index("-append") + 1] == KERNEL_COMMAND_LINE
+
+
+@pytest.mark.parametrize("shape", [TCG, KVM])
+@pytest.mark.parametrize("role", list(Role))
+def test_nothing_but_the_few_devices(shape: VmShape, role: Role) -> None:
+    """No network, no display, no monitor on a path, no program to start, no file but the four mount points; the same input gives the same words."""
+    words = argv(shape, role)
+    devices = [word.split(",")[0] for flag, word in itertools.pairwise(words) if flag == "-device"]
+    assert devices == ["virtio-serial-device", "virtserialport", "virtio-blk-device", "virtio-rng-device"]
+    assert not {"-netdev", "-nic", "-net", "-qmp", "-monitor", "-vnc", "-display", "-virtfs", "-drive"} & set(words)
+    paths = {part for word in words[1:] for part in word.replace("=", ",").split(",") if part.startswith("/")}
+    assert {path for path in paths if not path.startswith("/dev/fdset/")} <= set(MOUNT_POINTS)
+    assert words == argv(shape, role)
+
+
+def test_the_guest_is_told_nothing() -> None:
+    """The kernel's command line, which the workload may read, is a stock one."""
+    assert not [word for word in ("bell", "jar", "test", "eval", "sandbox", "cell") if word in KERNEL_COMMAND_LINE]
+
+
+@pytest.mark.parametrize(
+    ("shape", "role", "fds"),
+    [
+        (TCG, Role.PROOF, VmFds(qmp=3, agent=4, console=5, kvm=6)),
+        (KVM, Role.PROOF, VmFds(qmp=3, agent=4, console=5)),
+        (TCG, Role.CLONE, VmFds(qmp=3, agent=4, console=5)),
+        (TCG, Role.TEMPLATE, VmFds(qmp=3, agent=4, console=5, state=6)),
+    ],
+)
+def test_descriptors_that_do_not_fit(shape: VmShape, role: Role, fds: VmFds) -> None:
+    """A descriptor too many or too few is an error, not a guess."""
+    with pytest.raises(ValueError, match="goes with"):
+        qemu_argv(PROGRAM, shape, role=role, name="c-0", fds=fds)
