@@ -160,9 +160,10 @@ class Network(Watch):
 
     def _interfaces(self, scene: Scene) -> list[str]:
         machines = [pid for pid in scene.pids() if name_of(pid).startswith("qemu")]
-        interfaces = {name for pid in machines for name, sent in interfaces_of(pid) if name != "lo" or sent}
-        if not machines:
-            return ["no virtual machine monitor was there to look at"]
+        known = [interfaces_of(pid) for pid in machines]
+        interfaces = {name for found in known for name, sent in found if name != "lo" or sent}
+        if not all(known) or not known:
+            return ["no virtual machine monitor was there to look at"]  # every network has at least a loopback
         return [f"the cell's machine has network interfaces: {', '.join(sorted(interfaces))}"] if interfaces else []
 
     def stop(self) -> None:
@@ -265,6 +266,7 @@ class Gauge(Watch):
 
     limit: float = 0
     what: str = ""
+    unit: int = 1
     peak: float = 0
 
     def start(self, scene: Scene) -> None:
@@ -288,11 +290,9 @@ class Gauge(Watch):
         self.thread.join()
         if scene.in_cell and not scene.pids():
             return ["no process of the cell was there to measure"]
-        return (
-            [f"{self.what} on the host grew by {self.peak:.0f} (limit {self.limit:.0f})"]
-            if self.peak > self.limit
-            else []
-        )
+        if self.peak <= self.limit:
+            return []
+        return [f"on the host it took {self.peak / self.unit:.0f} {self.what} (limit {self.limit / self.unit:.0f})"]
 
     def stop(self) -> None:
         """Measure no more."""
@@ -304,7 +304,7 @@ class ProcessCount(Gauge):
     """Processes and threads that carry the attack on the host."""
 
     limit: float = 100
-    what: str = "processes"
+    what: str = "more processes"
 
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit: far more of the cell, a few more outside."""
@@ -321,7 +321,8 @@ class Memory(Gauge):
     """Memory of the host that the attack's processes hold."""
 
     limit: float = 900 * MIB
-    what: str = "memory in bytes"
+    what: str = "MiB of memory"
+    unit: int = MIB
 
     def start(self, scene: Scene) -> None:
         """Ask for more than the limit."""
@@ -338,7 +339,8 @@ class Disk(Gauge):
     """Space on the host's disks that the attack's processes take: files they hold open, and the throwaway directory."""
 
     limit: float = 300 * MIB
-    what: str = "disk space in bytes"
+    what: str = "MiB of disk"
+    unit: int = MIB
     scratch: Path = Path()
 
     def start(self, scene: Scene) -> None:
@@ -351,7 +353,10 @@ class Disk(Gauge):
         super().start(scene)
 
     def measure(self, scene: Scene) -> float:
-        """Blocks, each file once."""
+        """Blocks, each file once; where this user may not see what the cell's processes hold, all that is used on the disk."""
+        if scene.in_cell and not any(may_see_files(pid) for pid in scene.pids()):
+            status = os.statvfs(self.scratch)
+            return (status.f_blocks - status.f_bfree) * status.f_frsize
         return allocated(chain((path for pid in scene.pids() for path in open_files(pid)), self.scratch.glob("*")))
 
     def stop(self) -> None:
@@ -537,6 +542,11 @@ def open_files(pid: int) -> list[Path]:
     with suppress(OSError):
         return [path for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_file()]
     return []
+
+
+def may_see_files(pid: int) -> bool:
+    """Whether this user may look at the open files of a virtual machine monitor."""
+    return name_of(pid).startswith("qemu") and os.access(f"/proc/{pid}/fd", os.R_OK) and bool(open_files(pid))
 
 
 def allocated(paths: Iterable[Path]) -> float:

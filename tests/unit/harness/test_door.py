@@ -96,7 +96,7 @@ async def test_hold_ends_when_the_last_cell_is_released(session: Session) -> Non
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(hold, session)
-            while not await anyio.to_thread.run_sync(release_doors, None, session.home):
+            while not await anyio.to_thread.run_sync(release_doors, None, session.home):  # noqa: ASYNC110 - another process would poll too
                 await anyio.sleep(0.05)
     assert not session.live
     assert not environment.door.path.exists()

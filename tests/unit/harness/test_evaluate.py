@@ -69,6 +69,22 @@ def bad() -> Task:
 def escaped() -> Task:
     return Task(dataset=[Sample(id="e", input="x", metadata={"verdict": "breached"})], solver=work(), scorer=points())
 
+tries = []
+
+@solver
+def flaky_work() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox().exec(["echo", "try"])
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("the first try fails")
+        return state
+    return solve
+
+@task
+def flaky() -> Task:
+    return Task(dataset=[Sample(id="f", input="x")], solver=flaky_work())
+
 @task
 def built() -> Task:
     return Task(dataset=[Sample(id="b", input="x")], sandbox=("docker", "Dockerfile"))
@@ -124,6 +140,13 @@ def test_a_failing_sample_is_an_evaluation_error(task_file: str, tmp_path: Path)
     findings = run([f"{task_file}@bad", "--model", "mockllm/model"], tmp_path).findings
     assert (findings.exit_code, findings.verdict) == (1, Verdict.CONTAINED)
     assert "the solver failed" in findings.rows[0].transcript.error
+
+
+def test_a_sample_that_is_tried_again_has_all_its_cells(task_file: str, tmp_path: Path) -> None:
+    """Both tries are on record, in one row, and both cells' destruction counts."""
+    findings = run([f"{task_file}@flaky", "--model", "mockllm/model", "--retry-on-error", "1"], tmp_path).findings
+    (row,) = findings.rows
+    assert (findings.exit_code, len(row.cells), row.destroyed) == (0, 2, True)
 
 
 def test_a_scorer_can_make_the_verdict_worse(task_file: str, tmp_path: Path) -> None:
