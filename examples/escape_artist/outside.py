@@ -19,18 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attacks import Attack
-from watches import (
-    ANY_PORT,
-    INTERNET,
-    METADATA,
-    WATCHES,
-    Mounts,
-    Network,
-    Scene,
-    Watch,
-    processes_with,
-    with_descendants,
-)
+from sightings import processes_with, with_descendants
+from watches import ANY_PORT, INTERNET, METADATA, WATCHES, Mounts, Network, Scene, Watch
 
 PATIENCE_S = 30
 UNSHARE = "/usr/bin/unshare"
@@ -122,7 +112,7 @@ def here(stage: Stage, scene: Scene, watch: Watch, commands: list[str]) -> str:
 LISTEN = """
 import json, socket, subprocess, sys
 sys.path.insert(0, sys.argv[1])
-from watches import listeners, callers
+from sightings import listeners, callers
 port, command, hosts = int(sys.argv[2]), sys.argv[3], sys.argv[4:]
 run = lambda *a: subprocess.run(a, check=False, capture_output=True)
 run("ip", "link", "set", "lo", "up")

@@ -28,7 +28,8 @@ from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 from inspect_ai.tool import bash
 from inspect_ai.util import sandbox
 from outside import Outside, try_outside
-from watches import WATCHES, NextFile, NextProcess, Scene, Watch, processes_with, with_descendants
+from sightings import processes_with, with_descendants
+from watches import WATCHES, NextFile, NextProcess, Scene, Watch
 
 from belljar.errors import CellError
 from belljar.harness.provider import BelljarSandboxEnvironment
