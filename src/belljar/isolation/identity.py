@@ -49,6 +49,21 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
         os.close(fd)
 
 
+@contextmanager
+def hold_uid(home: Path, uid: int | None) -> Iterator[bool]:
+    """Keep a dead cell's uid from being given to another while the block runs. False: it has been, or its own supervisor still lives."""
+    slot = -1 if uid is None else uid - _range_of(home)
+    if os.geteuid() != 0 or not 0 <= slot < SLOTS_PER_HOME:
+        yield False
+        return
+    fd = _lock_slot(home / "locks" / "uids", slot)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
 def _range_of(home: Path) -> int:
     """Two stores on one host use different uids, since neither sees the other's locks."""
     number = int.from_bytes(hashlib.sha256(os.fsencode(home.resolve())).digest()[:2], "big") % _HOMES
@@ -56,17 +71,23 @@ def _range_of(home: Path) -> int:
 
 
 def _take_slot(directory: Path) -> tuple[int, int]:
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     for slot in range(SLOTS_PER_HOME):
-        fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            continue
-        return slot, fd
+        fd = _lock_slot(directory, slot)
+        if fd is not None:
+            return slot, fd
     raise HostError(
         f"all {SLOTS_PER_HOME} uids for cells are taken",
         where=str(directory),
         mend="end some cells; `belljar ps` lists them",
     )
+
+
+def _lock_slot(directory: Path, slot: int) -> int | None:
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

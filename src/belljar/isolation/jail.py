@@ -23,7 +23,7 @@ import anyio
 
 import belljar
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.isolation.process import ProcessId, identify, kill, namespaces_of
+from belljar.isolation.process import ProcessId, close_all, identify, kill, namespaces_of, pin_namespaces
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.units import printable
 
@@ -123,6 +123,7 @@ class Jail:
         self.child: ProcessId | None = None
         self.namespaces: Mapping[str, int] = {}
         self.ended: JailEnd | None = None
+        self._pins: dict[str, int] = {}
         self._process = process
         self._lifeline: int | None = lifeline
         self._status: int | None = status
@@ -138,8 +139,7 @@ class Jail:
             while self._status is not None:
                 self.read_status()
                 if b"running\n" in self._said and self.child is not None:
-                    # Its last namespace is made on the way in, after the child was announced.
-                    self._meet_child(self.child.pid)
+                    self._pin_namespaces(self.child)
                     return
                 if b"failed step" in self._said or self.ended is not None or self._status is None:
                     break
@@ -151,7 +151,7 @@ class Jail:
         self._said += _drain(self._status, _MAX_STATUS_BYTES - len(self._said))
         for line in self._said.decode("utf-8", "replace").splitlines():
             if line.startswith("child ") and self.child is None:
-                self._meet_child(int(line.split()[1]))
+                self.child = identify(int(line.split()[1]))
             elif match := _ENDED.fullmatch(line):
                 number = int(match[2])
                 signalled = match[1] == "signal"
@@ -195,10 +195,17 @@ class Jail:
                 continue
         return self.read_status()
 
-    def _meet_child(self, pid: int) -> None:
-        self.child = identify(pid)
+    def release_namespaces(self) -> None:
+        """Let their numbers be used again: after the last look for survivors."""
+        close_all(self._pins.values())
+        self._pins = {}
+
+    def _pin_namespaces(self, child: ProcessId) -> None:
+        """Once it runs: the last namespace is made on the way in, after the child was announced."""
         ours = namespaces_of(os.getpid())
-        self.namespaces = {name: inode for name, inode in namespaces_of(pid).items() if ours.get(name) != inode}
+        self._pins = pin_namespaces(child)
+        numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
+        self.namespaces = {name: number for name, number in numbers.items() if ours.get(name) != number}
 
     async def _exited(self, patience_s: float = _KILL_STEP_S) -> bool:
         if self._process.poll() is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -53,6 +54,27 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
             link = os.readlink(f"/proc/{pid}/ns/{name}")  # noqa: PTH115 - hundreds of processes, each time a cell ends
             found[name] = int(link.partition("[")[2].rstrip("]"))
     return found
+
+
+def pin_namespaces(process: ProcessId) -> dict[str, int]:
+    """Descriptors of the namespaces of a living process, by name; empty when it is gone. The caller closes them.
+
+    The kernel gives a namespace's number to the next one as soon as the last user of the first is gone. As long as these are open, a number means what it meant.
+    """
+    pins: dict[str, int] = {}
+    for name in NAMESPACES:
+        with contextlib.suppress(OSError):
+            pins[name] = os.open(f"/proc/{process.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    if not is_alive(process):  # another's, perhaps
+        close_all(pins.values())
+        return {}
+    return pins
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close them."""
+    for fd in fds:
+        os.close(fd)
 
 
 def kill(process: ProcessId) -> None:

@@ -17,8 +17,9 @@ from typing import Literal, TypeAlias
 import anyio.to_thread
 
 from belljar.host.home import belljar_home
+from belljar.isolation.identity import hold_uid
 from belljar.isolation.journal import Journal, JournalEntry
-from belljar.isolation.process import boot_id
+from belljar.isolation.process import boot_id, close_all, pin_namespaces
 from belljar.isolation.survivors import LOOKED_FOR, Destruction, find_survivors, remove_survivors
 
 CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
@@ -81,7 +82,7 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
     with _reaper(home):
         journal = Journal(home)
         return tuple(
-            _reap_one(journal, entry)
+            _reap_one(home, journal, entry)
             for entry in journal.entries()
             if not entry.owner_lives() and cell_id in {None, entry.cell_id}
         )
@@ -99,12 +100,11 @@ def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
     )
 
 
-def _reap_one(journal: Journal, entry: JournalEntry) -> Reaped:
-    # Numbers of another boot say nothing about this one's processes; groups and files do.
-    here = entry if entry.boot_id == boot_id() else replace(entry, supervisor=None, child=None, namespaces={})
-    found = find_survivors(here)
-    remove_survivors(found)
-    remaining = find_survivors(here)
+def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
+    with _still_telling(home, entry) as telling:
+        found = find_survivors(telling)
+        remove_survivors(found)
+        remaining = find_survivors(telling)
     if not remaining:
         journal.remove(entry.cell_id)
     return Reaped(
@@ -113,6 +113,26 @@ def _reap_one(journal: Journal, entry: JournalEntry) -> Reaped:
         removed=tuple(survivor.what for survivor in found),
         remaining=tuple(survivor.what for survivor in remaining),
     )
+
+
+@contextmanager
+def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
+    """The entry without the numbers that may be another's by now; those left stay this cell's while the block runs.
+
+    A namespace's number is used again as soon as nothing is in it. While the child (process 1 of its pid namespace) lives, they are its; when it is dead the kernel has
+    killed all that was in there, and nothing in a jail can leave its namespaces. A uid is the cell's as long as nobody else can lock it.
+    """
+    child = entry.child if entry.boot_id == boot_id() else None
+    pins = pin_namespaces(child) if child is not None else {}
+    try:
+        with hold_uid(home, entry.host_uid) as uid_is_free:
+            yield replace(
+                entry,
+                namespaces=entry.namespaces if pins else {},
+                host_uid=entry.host_uid if uid_is_free else None,
+            )
+    finally:
+        close_all(pins.values())
 
 
 def _listing(journal: Journal, entry: JournalEntry) -> CellListing:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from belljar.isolation.journal import JournalEntry, new_cell_id, own_entry
+import pytest
+
+from belljar.isolation.identity import hold_identity, hold_uid
+from belljar.isolation.journal import Journal, JournalEntry, new_cell_id, own_entry
 from belljar.isolation.process import identify, kill, namespaces_of
+from belljar.isolation.reap import list_cells, reap_now
 from belljar.isolation.survivors import find_survivors, remove_survivors
 
 
@@ -88,3 +94,54 @@ def test_a_number_used_again_is_not_killed() -> None:
         assert identify(child.pid) == real
         kill(real)
         assert child.wait(timeout=5) == -9
+
+
+def orphan(home: Path, **fields: object) -> JournalEntry:
+    """A cell whose owner is dead, in the journal."""
+    with process() as owner:
+        dead = identify(owner.pid)
+    assert dead is not None
+    entry_of_dead = replace(entry(**fields), owner=dead)
+    Journal(home).write(entry_of_dead)
+    return entry_of_dead
+
+
+def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
+    """The orphan's namespace numbers and uid may be a living cell's by now: reaping must not touch its processes."""
+    with process() as innocent:
+        taken = namespaces_of(innocent.pid)
+        with process() as child:
+            dead_child = identify(child.pid)
+        orphan(tmp_path, namespaces=taken, child=dead_child, host_uid=os.getuid() or 0)
+        (reaped,) = reap_now(tmp_path)
+        assert (reaped.removed, reaped.remaining) == ((), ())
+        assert innocent.poll() is None
+    assert list_cells(tmp_path) == ()
+
+
+@pytest.mark.root
+def test_a_uid_that_another_cell_has_is_not_looked_for(tmp_path: Path) -> None:
+    """While it is locked by somebody it is not the orphan's any more; when it is free it is locked for the look."""
+    with hold_identity(tmp_path) as held:
+        with hold_uid(tmp_path, held.own_uid) as free:
+            assert not free
+        with hold_identity(tmp_path) as other:
+            assert other.own_uid != held.own_uid
+    with hold_uid(tmp_path, held.own_uid) as free:
+        assert free
+        with hold_identity(tmp_path) as next_cell:
+            assert next_cell.own_uid != held.own_uid
+
+
+def test_an_orphan_is_reaped_and_a_living_owners_cell_is_not(tmp_path: Path) -> None:
+    """By owner, not by age or look."""
+    alive = entry()
+    Journal(tmp_path).write(alive)
+    dead = orphan(tmp_path)
+    with process("--cell", dead.cell_id) as left, process("--cell", alive.cell_id) as kept:
+        reaped = reap_now(tmp_path)
+        assert [cell.cell_id for cell in reaped] == [dead.cell_id]
+        assert left.wait(timeout=5) == -9
+        assert kept.poll() is None
+    assert {cell.cell_id: cell.state for cell in list_cells(tmp_path)} == {alive.cell_id: "alive"}
+    Journal(tmp_path).remove(alive.cell_id)

@@ -251,10 +251,14 @@ class JailedVmm:
                 cgroup.remove_group(directory)
         for directory in self.spec.directories:
             shutil.rmtree(directory, ignore_errors=True)
-        self._held.close()
-        if self._entry is None:
-            return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
-        destruction = destroy_remains(self._entry, started)
-        with suppress(OSError):
-            self._journal.remove(self.spec.cell_id)
+        self._ends.close()
+        # Uid and namespaces stay this cell's until the look is over: another cell could have their numbers at once.
+        with self._held:
+            if self._entry is None:
+                return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+            destruction = destroy_remains(self._entry, started)
+            if self.jail is not None:
+                self.jail.release_namespaces()
+            with suppress(OSError):
+                self._journal.remove(self.spec.cell_id)
         return destruction
