@@ -1,0 +1,45 @@
+"""One real cell for the attacks of a module: root of its container unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cell import Cell, ExecOutput, open_cell
+from belljar.policy import load_policy
+
+POLICY = """\
+belljar: 1
+risk: high
+user: root
+resources: {memory: 512MiB, disk: 128MiB, processes: 256, exec_timeout: 120s}
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The walls do not depend on the host's event loop: one is enough here."""
+    return "asyncio"
+
+
+class Attacker:
+    """A cell seen by who sits in it."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecOutput:  # noqa: ANN401 - as Cell.exec takes them
+        """Run a command as root of the container, or as `user`."""
+        return await self.cell.exec(argv, **options)
+
+
+@pytest.fixture(scope="module")
+async def cell(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Attacker]:
+    """A cell for the module; each test must leave it usable, which is a property of its own."""
+    policy = tmp_path_factory.mktemp("attack") / "policy.yaml"
+    policy.write_text(POLICY)
+    async with open_cell(load_policy(policy), home=vm_home) as opened:
+        yield Attacker(opened)
