@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -54,7 +55,7 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
     if config is None:
         return BelljarConfig()
     if isinstance(config, str):
-        return BelljarConfig(policy=config)
+        return BelljarConfig(policy=_preset_again(config))
     if isinstance(config, BelljarConfig):
         return config
     raise PolicyError(
@@ -62,6 +63,14 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         where="the task's sandbox",
         mend='name a policy instead: sandbox=("belljar", "policy.yaml")',
     )
+
+
+def _preset_again(config: str) -> str:
+    """Inspect's command line makes an absolute path of whatever follows `belljar:`; a preset's name is meant as a name."""
+    from belljar.policy.load import PRESETS
+
+    path = Path(config)
+    return path.name if path.is_absolute() and path.name in PRESETS and not path.exists() else config
 
 
 def choose_policy(config: BelljarConfig, *, forced: str = "") -> str:

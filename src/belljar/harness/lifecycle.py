@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from belljar.errors import BelljarError, CellError
+from belljar.harness.release import release_doors, sweep_doors
 from belljar.harness.session import Session
 from belljar.units import printable
 
@@ -24,6 +25,8 @@ def enter(session: Session) -> None:
     """Count a user of the session in; the first opens a run directory unless `belljar run` gave one."""
     opened_before = session.run is not None
     run = session.ensure_run()
+    if not session.users:
+        sweep_doors(session.home)
     session.users += 1
     if not opened_before:
         say(f"belljar: recording into {run.path}")
@@ -89,8 +92,6 @@ async def _until_signal(scope: anyio.CancelScope) -> None:
 
 async def clean(cell_id: str | None) -> None:
     """Release held cells (all, or one) and reap what crashed owners left behind. Prints what it did."""
-    from belljar.harness.release import release_doors
-
     released = await anyio.to_thread.run_sync(release_doors, cell_id)
     for name in released:
         say(f"belljar: {name} released; its owner destroys it")

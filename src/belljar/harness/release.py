@@ -36,6 +36,21 @@ def release_doors(cell_id: str | None, home: Path | None = None) -> list[str]:
     return [path.name for path in wanted if _release(path)]
 
 
+def sweep_doors(home: Path | None = None) -> list[str]:
+    """Remove the doors whose owners are dead; returns their cells. A door that answers is left alone."""
+    directory = doors_directory(home)
+    swept = []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        try:
+            knock(path, timeout_s=1).close()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            swept.append(path.name)
+        except OSError:
+            continue  # full, or not ours to judge
+    return swept
+
+
 def _release(path: Path) -> bool:
     try:
         with knock(path) as stream:

@@ -33,6 +33,13 @@ def test_the_operators_policy_beats_every_other(monkeypatch: pytest.MonkeyPatch)
     assert choose_policy(BelljarConfig()) == "high"
 
 
+def test_a_preset_on_inspects_command_line(tmp_path: Path) -> None:
+    """`--sandbox belljar:high` arrives as a path that does not exist; a file of that name is a file."""
+    assert as_config(str(tmp_path / "high")) == BelljarConfig(policy="high")
+    (tmp_path / "high").write_text(POLICY)
+    assert as_config(str(tmp_path / "high")) == BelljarConfig(policy=str(tmp_path / "high"))
+
+
 def test_another_providers_configuration_is_refused() -> None:
     """A configuration that means something else elsewhere is never taken for ours."""
     with pytest.raises(PolicyError, match="not Belljar's"):

@@ -24,7 +24,7 @@ from belljar.harness.door_wire import (
     size_payload,
 )
 from belljar.harness.lifecycle import hold
-from belljar.harness.release import release_doors
+from belljar.harness.release import release_doors, sweep_doors
 from belljar.harness.session import Session
 
 
@@ -84,8 +84,12 @@ async def test_a_door_without_an_owner_is_removed(session: Session) -> None:
     """What a crashed owner left is cleaned up by the next who looks."""
     environment = await open_environment()
     environment.door._listening.close()
-    assert await anyio.to_thread.run_sync(release_doors, environment.cell.id, session.home) == []
+    other = await open_environment()
+    assert await anyio.to_thread.run_sync(sweep_doors, session.home) == [environment.cell.id]
     assert not environment.door.path.exists()
+    assert other.door.path.exists()
+    assert await anyio.to_thread.run_sync(release_doors, environment.cell.id, session.home) == []
+    await close(other)
     await close(environment)
 
 
