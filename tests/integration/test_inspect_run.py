@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from belljar.events import Kind
 from belljar.ledger import read_events, verify
 from belljar.report.cells import CellFindings, gather_cells
 
@@ -213,6 +214,9 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
     run_dir, cell = last_cell(home)
     assert cell.clean
     assert verify(run_dir).ok(strict=True)
+    assert [event.data["outcome"] for event in read_events(run_dir) if event.kind is Kind.RUN_FINISHED] == [
+        "interrupted"
+    ]
     assert doors(home) == before
 
 

@@ -29,6 +29,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
+    from belljar.harness.transcript import Logs
     from belljar.ledger import RunDirectory
 
 _PREFIX: Final = "INSPECT_EVAL"
@@ -67,6 +68,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     if request.policy:
         _check_policy(request.policy)
     context = inspect_context(request)
+    from belljar.harness.transcript import read_logs
+
     tasks = load_tasks(context, forced=bool(request.policy))
     what = ", ".join(task.name for task in tasks)
     session = Session(forced_policy=_absolute(request.policy), home=request.home, source=request.source)
@@ -79,10 +82,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             interrupted = _invoke(context, tasks, run, quiet=request.quiet)
         if session.refusal is not None:
             raise session.refusal
-        findings = _findings(run, session)
+        logs = read_logs(run.inspect_log_dir)
+        findings = _findings(run, session, logs)
         run.write_json(FINDINGS, as_json(findings))
         run.finish(
-            "interrupted" if interrupted else "failed" if findings.exit_code else "completed",
+            "interrupted" if interrupted or logs.interrupted else "failed" if findings.exit_code else "completed",
             exit_code=findings.exit_code,
         )
     return RunOutcome(findings=_verified(findings, run), run_id=run.run_id, path=run.path)
@@ -251,15 +255,12 @@ def _termination_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _findings(run: RunDirectory, session: Session) -> RunFindings:
-    from belljar.harness.transcript import read_transcripts
+def _findings(run: RunDirectory, session: Session, logs: Logs) -> RunFindings:
     from belljar.ledger import read_events
 
-    transcripts, errors = read_transcripts(run.inspect_log_dir)
-    if not transcripts and not errors:
-        errors = ["the evaluation did not run"]
+    errors = logs.errors if logs.transcripts or logs.errors else ["the evaluation did not run"]
     problems = [error.what for error in session.breaches]
-    return find_rows(transcripts, gather_cells(read_events(run.path)), problems=problems, errors=errors)
+    return find_rows(logs.transcripts, gather_cells(read_events(run.path)), problems=problems, errors=errors)
 
 
 def _verified(findings: RunFindings, run: RunDirectory) -> RunFindings:

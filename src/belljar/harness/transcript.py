@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_samples
 
@@ -24,15 +24,25 @@ It can't make it better.
 NOTE: Final = "containment_note"
 
 
-def read_transcripts(log_dir: Path) -> tuple[list[Transcript], list[str]]:
-    """Every sample of every log in `log_dir`, and the errors of the evaluations as a whole."""
+class Logs(NamedTuple):
+    """What Inspect's logs say: the samples, the errors of the evaluations as a whole, and whether a person ended one."""
+
+    transcripts: list[Transcript]
+    errors: list[str]
+    interrupted: bool
+
+
+def read_logs(log_dir: Path) -> Logs:
+    """Every log in `log_dir`."""
     transcripts: list[Transcript] = []
     errors: list[str] = []
+    interrupted = False
     for info in list_eval_logs(str(log_dir), descending=False):
         header = read_eval_log(info, header_only=True)
         errors.extend(_errors(header))
+        interrupted = interrupted or header.status == "cancelled"
         transcripts.extend(_samples(info, header))
-    return transcripts, errors
+    return Logs(transcripts, errors, interrupted)
 
 
 def _errors(header: EvalLog) -> Iterator[str]:
