@@ -184,6 +184,23 @@ async def test_a_survivor_in_the_control_group_is_found(vm_home: Path, made_of: 
     assert [what for what in destruction.survivors if f"process {planted.pid}" in what]
 
 
+HOG = ("/bin/sh", "-c", "head -c 2000000000 /dev/zero | tail -n 1")
+
+
+@one_backend
+@pytest.mark.root
+async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> None:
+    """Whatever the guest believes to have: beyond the jail's bound the host's kernel kills the VMM, and the cause says so."""
+    plan, image, kernel = made_of
+    small = replace(plan, jail=replace(plan.jail, memory_max_bytes=160 << 20))
+    await ensure_template(plan, image, kernel, home=vm_home, recorder=MemoryRecorder())
+    async with open_vm(small, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        with pytest.raises(CellError):
+            await vm.client.exec(ExecRequest(argv=HOG))
+        assert vm.cause_of_death() == "the VMM was killed by signal SIGKILL (out of memory in its control group)"
+        assert (await vm.destroy()).clean
+
+
 @pytest.mark.parametrize("damage", ["state", "memory", "unrestorable"])
 @one_backend
 async def test_a_damaged_template_is_rebuilt_once(own_home: Path, damage: str) -> None:

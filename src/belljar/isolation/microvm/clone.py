@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 
@@ -19,6 +19,7 @@ from belljar.channel import GuestClient
 from belljar.errors import BelljarError, CellError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image, Kernel
+from belljar.isolation.jail import JailEnd
 from belljar.isolation.journal import new_cell_id
 from belljar.isolation.microvm.renewal import fresh_renewal, judge, now_ns, renewed_names
 from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
@@ -67,7 +68,7 @@ class LiveVm:
 
     def cause_of_death(self) -> str:
         """Why the cell is dead, as the host saw it; empty while its VMM runs. May wait half a second for the supervisor's word."""
-        return _cause_of_death(self._vmm, self._lifetime_s)
+        return cause_of_death(self._vmm, self._lifetime_s)
 
     async def wait_dead(self) -> str:
         """Until the VMM has ended; the cause of death."""
@@ -194,7 +195,7 @@ async def _restore(vmm: JailedVmm, template: Template) -> None:
         await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
         await vmm.qmp.execute("cont")
     except CellError as exc:
-        said = vmm.jail.diagnosis() if vmm.jail is not None else ""
+        said = vmm.diagnosis()
         raise RestoreError(
             f"the clone could not be restored: {said or exc.what}", where=f"cell {vmm.spec.cell_id}"
         ) from exc
@@ -228,7 +229,7 @@ async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifeti
             realtime_ns=now_ns(), seed=new.seed, machine_id=new.machine_id, boot_id=new.boot_id, hostname=new.hostname
         )
     except CellError as exc:
-        cause = _cause_of_death(vmm, lifetime_s) or exc.what
+        cause = cause_of_death(vmm, lifetime_s) or exc.what
         raise RestoreError(f"the restored guest could not be renewed: {cause}", where=f"cell {cell_id}") from exc
     judge(renewed, where=f"cell {cell_id}")
     data: dict[str, JsonValue] = {
@@ -251,7 +252,32 @@ def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction)
     recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=data))
 
 
-def _cause_of_death(vmm: JailedVmm, lifetime_s: float) -> str:
+class Ended(Protocol):
+    """What the cause of death is read from."""
+
+    def end(self) -> JailEnd | None:
+        """How it ended, as far as is known."""
+        ...
+
+    def last_word(self, patience_s: float) -> JailEnd | None:
+        """As `end`, after a moment."""
+        ...
+
+    def count_oom_kills(self) -> int:
+        """How often the kernel killed in its memory group."""
+        ...
+
+    def panic(self) -> str:
+        """What the guest's kernel panicked of, escaped."""
+        ...
+
+    def diagnosis(self) -> str:
+        """What the VMM wrote on standard error, escaped."""
+        ...
+
+
+def cause_of_death(vmm: Ended, lifetime_s: float) -> str:
+    """One sentence, from what the host saw; empty while the VMM runs."""
     end = vmm.end() or vmm.last_word(_DEATH_WORD_S)
     if end is None:
         return ""
@@ -259,10 +285,17 @@ def _cause_of_death(vmm: JailedVmm, lifetime_s: float) -> str:
         return f"its lifetime of {format_duration(lifetime_s)} was reached"
     if end.cause == "owner":
         return "its owner ended it"
-    if panic := vmm.console.panic():
+    if panic := vmm.panic():
         return f"the guest's kernel panicked: {panic}"
     if end.signal is not None:
         memory = " (out of memory in its control group)" if vmm.count_oom_kills() else ""
-        return f"the VMM was killed by signal {signal.Signals(end.signal).name if end.signal in set(signal.Signals) else end.signal}{memory}"
-    said = vmm.jail.diagnosis() if vmm.jail is not None else ""
+        return f"the VMM was killed by signal {_signal_name(end.signal)}{memory}"
+    said = vmm.diagnosis()
     return f"the guest shut down or the VMM ended with status {end.status}{': ' + said if said else ''}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -101,7 +101,7 @@ async def _try(accel: Accel, kernel: Kernel, home: Path, cell_id: str, scratch: 
         async with GuestClient.from_socket(vmm.agent) as guest:
             await guest.wait_ready(timeout_s=deadline_s)
     except BelljarError as exc:
-        panic, said = vmm.console.panic(), vmm.jail.diagnosis() if vmm.jail is not None else ""
+        panic, said = vmm.panic(), vmm.diagnosis()
         detail = f"its kernel panicked: {panic}" if panic else said or exc.what
         return f"a guest started under {accel} did not come up in {deadline_s:.0f} s: {first_line(detail)}"
     finally:

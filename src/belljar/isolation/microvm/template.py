@@ -364,7 +364,7 @@ async def _read_state(sock: socket.socket) -> bytes:
 
 def _explained(vmm: JailedVmm, error: CellError, job: _Job) -> BelljarError:
     """Why a guest did not become a template."""
-    panic = vmm.console.panic()
+    panic = vmm.panic()
     end = vmm.end()
     if end is not None and end.signal == signal.SIGBUS:
         return HostError(

@@ -164,6 +164,14 @@ class JailedVmm:
         """As `end`, but waits a moment: a VMM's sockets close a little before its supervisor can say how it ended. Blocking."""
         return None if self.jail is None else self.jail.last_word(patience_s)
 
+    def panic(self) -> str:
+        """What the guest's kernel panicked of, escaped; empty when it did not."""
+        return self.console.panic()
+
+    def diagnosis(self) -> str:
+        """What launcher and VMM wrote on standard error, escaped and bounded."""
+        return "" if self.jail is None else self.jail.diagnosis()
+
     def count_oom_kills(self) -> int:
         """How often the kernel killed in the cell's memory group, now or, after its end, until then."""
         memory = self._groups.paths.get("memory")
