@@ -1,29 +1,24 @@
-"""Run a command's coroutine so that Ctrl-C, SIGTERM and SIGHUP all unwind it: cells are destroyed, the ledger is closed."""
+"""Run a command's coroutine so that Ctrl-C, SIGTERM and SIGHUP all unwind it."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Awaitable, Callable
 from functools import partial
-from types import FrameType
 from typing import Any, TypeVar
 
 import anyio
+
+from belljar.interrupts import termination_as_interrupt
 
 T = TypeVar("T")
 
 
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
-    """Run the coroutine function to its end and return its result. An interrupt cancels it, waits for its clean-up and raises `KeyboardInterrupt`."""
+    """Run the coroutine function to its end and return its result.
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        bound: Callable[..., Any] = partial(function, *args, **kwargs)
+    An interrupt cancels it, waits for its clean-up and raises `KeyboardInterrupt`.
+    """
+    bound: Callable[..., Any] = partial(function, *args, **kwargs)
+    with termination_as_interrupt():
         result: T = anyio.run(bound)
-        return result
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    return result

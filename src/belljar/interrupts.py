@@ -1,0 +1,26 @@
+"""SIGTERM and SIGHUP unwind as Ctrl-C does: cells are destroyed, ledgers are sealed. Imports nothing of ours."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise what SIGINT raises. For the main thread."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts background jobs so; then SIGTERM would be turned into something that is ignored.
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
