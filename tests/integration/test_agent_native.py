@@ -14,155 +14,38 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.fakes.guest import (
+    CONFIG,
+    CONFIGURED,
+    CREDIT,
+    DATA,
+    EOF,
+    EXITED,
+    FATAL,
+    HELLO,
+    IO_FAILED,
+    NOT_STARTED,
+    PART,
+    PING,
+    PONG,
+    READY,
+    RENEW,
+    RESIZE,
+    RESULT,
+    SIGNAL,
+    SIGNALED,
+    STARTED,
+    WELCOME,
+    text,
+)
+from tests.fakes.raw_host import EXEC, KIB, MIB, NO_CAP, READ, WRITE, Ended, Wire, exec_body, read_body, write_body
 
 import belljar
 
 BIN = Path(belljar.__file__).parent / "_bin"
-KIB, MIB = 1 << 10, 1 << 20
-READY, HELLO, WELCOME, CONFIG, CONFIGURED, RENEW, RENEWED, PING, PONG, FATAL = range(1, 11)
-PART, START, DATA, EOF, CREDIT, SIGNAL, RESIZE, STARTED, RESULT = range(0x10, 0x19)
-EXEC, READ, WRITE = 1, 2, 3
-EXITED, SIGNALLED, NOT_STARTED, IO_FAILED = range(4)
-NO_CAP = 1 << 40
-
-
-def text(value: str | bytes) -> bytes:
-    """A `str` of the protocol."""
-    raw = value.encode() if isinstance(value, str) else value
-    return struct.pack("<I", len(raw)) + raw
-
-
-def exec_body(
-    argv: list[str],
-    *,
-    flags: int = 0,
-    timeout_ms: int = 0,
-    caps: tuple[int, int] = (NO_CAP, NO_CAP),
-    user: str = "",
-    cwd: str = "/",
-) -> bytes:
-    """The body of an exec request."""
-    head = struct.pack("<IQQQHH", flags, timeout_ms, *caps, 24, 80) + text(user) + text(cwd)
-    return head + struct.pack("<I", len(argv)) + b"".join(map(text, argv)) + struct.pack("<I", 0)
-
-
-def write_body(path: Path, *, flags: int = 0, mode: int = 0xFFFFFFFF) -> bytes:
-    """The body of a write request."""
-    return struct.pack("<I", flags) + text("") + text("/") + text(str(path)) + struct.pack("<I", mode) + text("")
-
-
-def read_body(path: Path, *, max_bytes: int = NO_CAP) -> bytes:
-    """The body of a read request."""
-    return struct.pack("<I", 0) + text("") + text("/") + text(str(path)) + struct.pack("<Q", max_bytes)
-
-
-@dataclass
-class Ended:
-    """All that an operation sent."""
-
-    types: list[int] = field(default_factory=list)
-    output: dict[int, bytearray] = field(default_factory=lambda: {1: bytearray(), 2: bytearray()})
-    outcome: int = -1
-    flags: int = 0
-    stage: int = 0
-    code: int = 0
-    dropped: tuple[int, int] = (0, 0)
-    info: int = 0
-
-
-class Wire:
-    """The host's end, one frame at a time. Gives credit only when told to."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.buffer = bytearray()
-        self.last_op = 0
-
-    def send(self, kind: int, op: int = 0, payload: bytes = b"") -> None:
-        """One frame."""
-        self.sock.sendall(struct.pack("<IBBHI", len(payload), kind, 0, 0, op) + payload)
-
-    def frame(self, timeout_s: float = 20) -> tuple[int, int, bytes]:
-        """The next frame; its header is checked."""
-        self.sock.settimeout(timeout_s)
-        while len(self.buffer) < 12 or len(self.buffer) < 12 + struct.unpack_from("<I", self.buffer)[0]:
-            got = self.sock.recv(MIB)
-            if not got:
-                raise EOFError
-            self.buffer += got
-        length, kind, flags, reserved, op = struct.unpack_from("<IBBHI", self.buffer)
-        assert length <= 65536
-        assert (flags, reserved) == (0, 0)
-        payload = bytes(self.buffer[12 : 12 + length])
-        del self.buffer[: 12 + length]
-        return kind, op, payload
-
-    def expect(self, kind: int) -> bytes:
-        """The payload of the next frame, which must be of this kind."""
-        got, _, payload = self.frame()
-        assert got == kind, (got, payload)
-        return payload
-
-    def quiet_for(self, seconds: float) -> bool:
-        """No frame comes."""
-        try:
-            self.frame(seconds)
-        except TimeoutError:
-            return True
-        return False
-
-    def start(self, kind: int, body: bytes) -> int:
-        """Starts an operation, in as many parts as it takes."""
-        self.last_op += 1
-        while len(body) > 65000:
-            self.send(PART, self.last_op, body[:65000])
-            body = body[65000:]
-        self.send(START, self.last_op, bytes([kind]) + body)
-        return self.last_op
-
-    def absorb(self, ended: Ended, kind: int, payload: bytes) -> None:
-        """Adds one frame to what an operation sent."""
-        ended.types.append(kind)
-        if kind == DATA:
-            ended.output[payload[0]] += payload[1:]
-        elif kind == STARTED:
-            ended.info = struct.unpack("<Q", payload)[0]
-        elif kind == RESULT:
-            ended.outcome, ended.flags, ended.stage, ended.code, out, err = struct.unpack_from("<BBHiQQ", payload)
-            ended.dropped = (out, err)
-
-    def finish(self, op: int, *, credit: bool = True) -> Ended:
-        """Everything until the operation's RESULT."""
-        ended = Ended()
-        while ended.outcome < 0:
-            kind, whose, payload = self.frame()
-            assert whose == op, (kind, whose, payload)
-            self.absorb(ended, kind, payload)
-            if kind == DATA and credit:
-                self.send(CREDIT, op, struct.pack("<I", len(payload) - 1))
-        return ended
-
-    def run(self, script: str, **rest: int) -> Ended:
-        """A shell script to its end."""
-        return self.finish(self.start(EXEC, exec_body(["sh", "-c", script], **rest)))  # type: ignore[arg-type]
-
-    def write(self, body: bytes, contents: bytes) -> Ended:
-        """A write of contents that fit the window."""
-        op = self.start(WRITE, body)
-        if contents:
-            self.send(DATA, op, b"\0" + contents)
-        self.send(EOF, op, b"\0")
-        return self.finish(op)
-
-    def renew(self) -> bytes:
-        """What comes before the first operation."""
-        ids = text("0" * 32) + text("0" * 36) + text("machine")
-        self.send(RENEW, 0, struct.pack("<Q", time.time_ns()) + text(os.urandom(64)) + ids)
-        return self.expect(RENEWED)
 
 
 @pytest.fixture
@@ -357,7 +240,7 @@ def test_a_stalled_operation_does_not_stall_another(wire: Wire) -> None:
     while min(ended.outcome for ended in got.values()) < 0:
         kind, op, payload = wire.frame()
         wire.absorb(got[op], kind, payload)
-    assert [(ended.outcome, ended.code, ended.flags) for ended in got.values()] == [(SIGNALLED, 9, 2)] * 2
+    assert [(ended.outcome, ended.code, ended.flags) for ended in got.values()] == [(SIGNALED, 9, 2)] * 2
 
 
 @pytest.mark.parametrize("cap", [0, 1, 100_000])
@@ -409,7 +292,7 @@ def test_a_request_of_four_mebibytes(wire: Wire) -> None:
 def test_timeout_kills_children(wire: Wire) -> None:
     """The timeout takes the children with it; RESULT says that it was the timeout."""
     ended = wire.run("sleep 100 & echo $!; wait", timeout_ms=300)
-    assert (ended.outcome, ended.code, ended.flags) == (SIGNALLED, 9, 1)
+    assert (ended.outcome, ended.code, ended.flags) == (SIGNALED, 9, 1)
     child = Path(f"/proc/{int(ended.output[1])}/stat")
     deadline = time.monotonic() + 5
     while child.exists() and time.monotonic() < deadline:
@@ -473,7 +356,7 @@ def test_write_is_atomic(wire: Wire, tmp_path: Path) -> None:
     assert wire.expect(STARTED) == bytes(8)
     assert target.read_text() == "old"
     wire.send(SIGNAL, op, bytes([signal.SIGKILL, 1]))
-    assert wire.finish(op).outcome == SIGNALLED
+    assert wire.finish(op).outcome == SIGNALED
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
     assert wire.write(write_body(target), b"new").outcome == EXITED
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "new")]

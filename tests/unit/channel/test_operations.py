@@ -9,7 +9,7 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
-from tests.unit.channel.test_client import CAT, FLOOD, HANG, talking
+from tests.fakes.talking import CAT, FLOOD, HANG, talking
 
 from belljar.channel import ExecRequest, Patience
 from belljar.errors import CellError

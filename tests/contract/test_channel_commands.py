@@ -1,0 +1,108 @@
+"""Commands: how they start, what they see, how they end. Part of the contract that every guest agent must keep."""
+
+from __future__ import annotations
+
+import pytest
+from tests.fakes.asking import sh
+
+from belljar.channel import ExecRequest, ExecStatus, GuestClient, Stage
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+
+
+async def test_streams_are_separate_and_exact(client: GuestClient) -> None:
+    """Standard output and standard error arrive apart, byte by byte as written."""
+    outcome = await client.exec(sh("printf 'foo\\nbar\\n'; printf '\\303(\\0' >&2"))
+    assert (outcome.status, outcome.code, outcome.stdout, outcome.stderr) == (
+        ExecStatus.EXITED,
+        0,
+        b"foo\nbar\n",
+        b"\xc3(\0",
+    )
+    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.timed_out) == (0, 0, False)
+    assert 0 < outcome.duration_s < 10
+
+
+async def test_exit_status(client: GuestClient) -> None:
+    """The exit status is the program's."""
+    assert (await client.exec(sh("exit 70"))).returncode == 70
+
+
+async def test_death_by_signal(client: GuestClient) -> None:
+    """A program that a signal kills is told from one that exits with 128 + n."""
+    outcome = await client.exec(sh("kill -TERM $$"))
+    assert (outcome.status, outcome.code, outcome.returncode, outcome.timed_out) == (
+        ExecStatus.SIGNALED,
+        15,
+        143,
+        False,
+    )
+    assert (await client.exec(sh("exit 143"))).status is ExecStatus.EXITED
+
+
+@pytest.mark.parametrize(
+    ("request_", "stage", "returncode"),
+    [
+        (ExecRequest(argv=["no-such-program"]), Stage.EXEC, 127),
+        (ExecRequest(argv=["/no/such/program"]), Stage.EXEC, 127),
+        (ExecRequest(argv=["/etc/passwd"]), Stage.EXEC, 126),
+        (ExecRequest(argv=["/etc"]), Stage.EXEC, 126),
+        (ExecRequest(argv=["true"], cwd="/no/such/directory"), Stage.CWD, 127),
+        (ExecRequest(argv=["true"], user="nobody-of-that-name"), Stage.USER, None),
+    ],
+    ids=["not found", "path not found", "not executable", "directory", "cwd", "user"],
+)
+async def test_what_can_not_start(
+    client: GuestClient, request_: ExecRequest, stage: Stage, returncode: int | None
+) -> None:
+    """A command that can't start is a result that says at which stage and why, never an error."""
+    outcome = await client.exec(request_)
+    assert (outcome.status, outcome.stage) == (ExecStatus.NOT_STARTED, stage)
+    assert returncode is None or outcome.returncode == returncode
+
+
+async def test_environment(client: GuestClient) -> None:
+    """The environment is what was given, and the user's defaults; nothing of the agent's."""
+    outcome = await client.exec(
+        ExecRequest(argv=["env"], env={"GREETING": "grüß\n$dich", "EMPTY": "", "SHELL": "/mine"})
+    )
+    text = outcome.stdout.decode()
+    assert {"GREETING=grüß", "$dich", "EMPTY=", "SHELL=/mine"} <= set(text.splitlines())
+    names = {line.split("=")[0] for line in text.replace("\n$dich", "").splitlines()}
+    assert names == {"GREETING", "EMPTY", "SHELL", "HOME", "USER", "LOGNAME", "PATH"}
+
+
+async def test_work_directory(client: GuestClient, folder: str) -> None:
+    """`cwd` is where the command runs."""
+    assert (await client.exec(ExecRequest(argv=["pwd"], cwd=folder))).stdout.decode().strip() == folder
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("user", "expected"), [("nobody", "65534"), ("1234", "1234"), ("1234:4321", "1234"), ("", "0")]
+)
+async def test_user(client: GuestClient, user: str, expected: str) -> None:
+    """A user is a name, a uid or uid:gid; "" is root. No group of the agent's is left."""
+    outcome = await client.exec(ExecRequest(argv=["id", "-u"], user=user))
+    assert outcome.stdout.decode().strip() == expected
+    groups = (await client.exec(ExecRequest(argv=["id", "-G"], user=user))).stdout.split()
+    assert user == "" or b"0" not in groups or user == "1234"
+
+
+async def test_no_descriptor_of_the_agent_is_inherited(client: GuestClient) -> None:
+    """A command has standard input, output and error, and nothing else."""
+    outcome = await client.exec(sh("ls /proc/self/fd"))
+    assert outcome.stdout.split() == [b"0", b"1", b"2", b"3"], "3 is ls's own directory"
+
+
+async def test_argv_of_one_mebibyte(client: GuestClient) -> None:
+    """Sixteen arguments of 64 KiB arrive whole."""
+    args = ["x" * 65_536] * 16
+    assert (await client.exec(sh('printf %s "$*" | wc -c', *args))).stdout.strip() == str(16 * 65_536 + 15).encode()
+
+
+async def test_an_argument_beyond_the_kernels_limit_is_a_result(client: GuestClient) -> None:
+    """What execve refuses (E2BIG) is a command that could not start."""
+    outcome = await client.exec(ExecRequest(argv=["true", "x" * 300_000]))
+    assert (outcome.status, outcome.stage) == (ExecStatus.NOT_STARTED, Stage.EXEC)

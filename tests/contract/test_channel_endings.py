@@ -1,0 +1,83 @@
+"""Endings: timeout, cancellation, signals; the whole tree dies. Part of the contract that every guest agent must keep."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import anyio
+import pytest
+from tests.fakes.asking import is_alive, sh
+
+from belljar.channel import ExecRequest, ExecStatus, GuestClient, Stream
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+
+
+async def test_timeout_kills_the_whole_tree(client: GuestClient) -> None:
+    """At the timeout the command, its children and its background children are dead, and the result says so."""
+    began = time.monotonic()
+    outcome = await client.exec(sh("sleep 1000 & echo $!; sh -c 'sleep 1000; :' & echo $!; sleep 1000", timeout_s=1))
+    assert outcome.timed_out
+    assert 0.9 < time.monotonic() - began < 8
+    pids = outcome.stdout.split()
+    assert len(pids) == 2
+    for pid in pids:
+        assert not await is_alive(client, pid)
+
+
+async def test_a_stubborn_tree_dies_too(client: GuestClient) -> None:
+    """Ignoring signals does not outlive a timeout."""
+    outcome = await client.exec(
+        sh("trap '' TERM HUP INT; (trap '' TERM HUP; sleep 1000) & echo $!; wait", timeout_s=0.5)
+    )
+    assert outcome.timed_out
+    assert not await is_alive(client, outcome.stdout)
+
+
+async def test_cancellation_kills_the_whole_tree(client: GuestClient, folder: str) -> None:
+    """A cancelled command is dead, with its children, when the cancellation is over."""
+    with anyio.CancelScope() as scope:
+        on = sh('sleep 1000 & echo $! >"$1/new" && mv "$1/new" "$1/pid"; echo; wait', folder)
+        await client.exec(on, on_output=lambda _stream, _chunk: scope.cancel())
+    assert scope.cancelled_caught
+    pid = await client.read_file(f"{folder}/pid", max_bytes=100)
+    assert not await is_alive(client, pid)
+    assert (await client.exec(sh("echo on"))).stdout == b"on\n"
+
+
+async def test_cancellation_of_a_flood_leaves_the_connection_whole(client: GuestClient) -> None:
+    """A command cancelled in full flow leaves neither stray bytes nor missing credit."""
+    for _ in range(5):
+        with anyio.CancelScope() as scope:
+            await client.exec(
+                ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40),
+                input=b"x" * MIB,
+                on_output=lambda *_: scope.cancel(),
+            )
+    assert len((await client.exec(sh("head -c 3000000 /dev/zero"))).stdout) == 3_000_000
+
+
+async def test_leaving_early_kills(client: GuestClient) -> None:
+    """Leaving the block of a command that runs ends it."""
+    async with client.open_exec(sh("echo $$; exec sleep 1000")) as running:
+        _, pid = await anext(running)
+    assert not await is_alive(client, pid)
+
+
+async def test_signals(client: GuestClient) -> None:
+    """A signal reaches the main process alone, or everything it started."""
+    async with client.open_exec(
+        sh("trap 'echo got; exit 9' USR1; echo ready; while :; do sleep 0.05; done")
+    ) as running:
+        assert await anext(running) == (Stream.STDOUT, b"ready\n")
+        await running.signal(signal.SIGUSR1)
+        assert await anext(running) == (Stream.STDOUT, b"got\n")
+        assert (await running.wait()).code == 9
+    async with client.open_exec(sh("sleep 1000 & echo $!; wait")) as running:
+        _, pid = await anext(running)
+        await running.signal(signal.SIGKILL, whole_tree=True)
+        outcome = await running.wait()
+    assert (outcome.status, outcome.code, outcome.killed) == (ExecStatus.SIGNALED, 9, True)
+    assert not await is_alive(client, pid)

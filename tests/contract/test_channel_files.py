@@ -1,0 +1,135 @@
+"""Files: whole or not at all, with the rights of their user; no kind of file makes the agent hang. Part of the contract that every agent must keep."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from tests.fakes.asking import sh
+
+from belljar.channel import ExecRequest, FileTooLarge, GuestClient
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+
+
+async def test_file_round_trip(client: GuestClient, folder: str) -> None:
+    """What is written is read back, byte by byte: empty, binary, 50 MiB, in directories that weren't there."""
+    large = os.urandom(MIB) * 50
+    for name, content in (("empty", b""), ("binary", bytes(range(256))), ("a/b/c d\n", b"deep"), ("large", large)):
+        await client.write_file(f"{folder}/{name}", content)
+        assert await client.read_file(f"{folder}/{name}", max_bytes=64 * MIB) == content
+
+
+async def test_relative_path(client: GuestClient, folder: str) -> None:
+    """A relative path resolves against `cwd`."""
+    await client.write_file("sub/file", b"here", cwd=folder)
+    assert await client.read_file("sub/file", cwd=folder, max_bytes=10) == b"here"
+    assert await client.read_file(f"{folder}/sub/file", max_bytes=10) == b"here"
+
+
+async def test_mode_owner_and_append(client: GuestClient, folder: str) -> None:
+    """A new file has 0644 or the mode asked for, an existing one keeps its own; appending appends."""
+    path = f"{folder}/file"
+    await client.write_file(path, b"one")
+    assert (await client.exec(sh('stat -c %a "$1"', path))).stdout == b"644\n"
+    await client.write_file(path, b"two", mode=0o700)
+    await client.write_file(path, b"three")
+    await client.write_file(path, b"four", append=True)
+    assert (await client.exec(sh('stat -c %a "$1"', path))).stdout == b"700\n"
+    assert await client.read_file(path, max_bytes=100) == b"threefour"
+
+
+@pytest.mark.root
+async def test_files_belong_to_their_user(client: GuestClient, folder: str) -> None:
+    """A file is its writer's unless another owner was asked for."""
+    await client.write_file(f"{folder}/a", b"x", user="nobody")
+    await client.write_file(f"{folder}/b", b"x", owner="1234")
+    assert (await client.exec(sh('stat -c %u "$1/a" "$1/b"', folder))).stdout == b"65534\n1234\n"
+    with pytest.raises(OSError, match="nobody-of-that-name"):
+        await client.write_file(f"{folder}/c", b"x", owner="nobody-of-that-name")
+
+
+async def test_missing_file(client: GuestClient, folder: str) -> None:
+    """Not there is `FileNotFoundError`, with the path."""
+    with pytest.raises(FileNotFoundError, match="no-such-file"):
+        await client.read_file(f"{folder}/no-such-file", max_bytes=10)
+
+
+async def test_directories(client: GuestClient, folder: str) -> None:
+    """A directory is neither read nor replaced."""
+    with pytest.raises(IsADirectoryError, match="directory"):
+        await client.read_file(folder, max_bytes=10)
+    with pytest.raises(IsADirectoryError, match="directory"):
+        await client.write_file(folder, b"x" * 100_000)
+    with pytest.raises(NotADirectoryError):
+        await client.write_file("/etc/passwd/below", b"x")
+
+
+@pytest.mark.root
+async def test_permissions(client: GuestClient, folder: str) -> None:
+    """File operations have the rights of their user and no more."""
+    await client.write_file(f"{folder}/secret", b"x", mode=0o600)
+    await client.write_file(f"{folder}/locked/file", b"x")
+    with pytest.raises(PermissionError, match="secret"):
+        await client.read_file(f"{folder}/secret", max_bytes=10, user="nobody")
+    with pytest.raises(PermissionError, match="secret"):
+        await client.write_file(f"{folder}/secret", b"y" * MIB, user="nobody")
+    with pytest.raises(PermissionError, match="new"):
+        await client.write_file(f"{folder}/locked/new", b"y", user="nobody")
+    assert await client.read_file(f"{folder}/secret", max_bytes=10) == b"x"
+
+
+async def test_too_large(client: GuestClient, folder: str) -> None:
+    """A file beyond the limit is refused with its size; one of exactly the limit is read."""
+    await client.write_file(f"{folder}/f", b"x" * 2048)
+    with pytest.raises(FileTooLarge) as caught:
+        await client.read_file(f"{folder}/f", max_bytes=1024)
+    assert caught.value.size_bytes == 2048
+    assert len(await client.read_file(f"{folder}/f", max_bytes=2048)) == 2048
+
+
+async def test_files_that_do_not_know_their_size(client: GuestClient) -> None:
+    """A file of /proc is read, and bounded, though it says that it is empty."""
+    assert b"Uid:" in await client.read_file("/proc/self/status", max_bytes=MIB)
+    with pytest.raises(FileTooLarge):
+        await client.read_file("/proc/self/status", max_bytes=10)
+
+
+async def test_special_files_do_not_hang(client: GuestClient, folder: str) -> None:
+    """A FIFO or a device is refused, at once, for reading and writing."""
+    await client.exec(sh('mkfifo "$1/fifo"', folder))
+    with anyio.fail_after(10):
+        for path in (f"{folder}/fifo", "/dev/zero"):
+            with pytest.raises(OSError, match=path):
+                await client.read_file(path, max_bytes=100)
+            with pytest.raises(OSError, match=path):
+                await client.write_file(path, b"x")
+
+
+async def test_symbolic_links(client: GuestClient, folder: str) -> None:
+    """A link is followed: its target is read and replaced, the link stays."""
+    await client.write_file(f"{folder}/target", b"old")
+    await client.exec(sh('ln -s target "$1/link"; ln -s loop "$1/loop"', folder))
+    assert await client.read_file(f"{folder}/link", max_bytes=10) == b"old"
+    await client.write_file(f"{folder}/link", b"new")
+    assert await client.read_file(f"{folder}/target", max_bytes=10) == b"new"
+    assert (await client.exec(sh('readlink "$1/link"', folder))).stdout == b"target\n"
+    with pytest.raises(OSError, match="loop"):
+        await client.read_file(f"{folder}/loop", max_bytes=10)
+
+
+async def test_an_interrupted_write_changes_nothing(client: GuestClient, folder: str) -> None:
+    """A write that breaks off half-way leaves the old file, and nothing beside it."""
+    await client.write_file(f"{folder}/file", b"old")
+
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"x" * 500_000
+        raise LookupError("the source broke")
+
+    with pytest.raises(LookupError):
+        await client.write_file(f"{folder}/file", broken())
+    assert (await client.exec(ExecRequest(argv=["ls", "-A", folder]))).stdout == b"file\n"
+    assert await client.read_file(f"{folder}/file", max_bytes=10) == b"old"

@@ -1,0 +1,109 @@
+"""Streams: exact, bounded, counted, and never a stall. Part of the contract that every guest agent must keep."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from tests.fakes.asking import is_alive, sh
+
+from belljar.channel import ExecRequest, GuestClient, Stream
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+
+
+async def test_stdin_text_empty_and_none(client: GuestClient) -> None:
+    """Input arrives byte by byte; no input is an immediate end."""
+    every_byte = bytes(range(256)) * 5
+    assert (await client.exec(ExecRequest(argv=["cat"]), input=every_byte)).stdout == every_byte
+    assert (await client.exec(ExecRequest(argv=["cat"]), input=b"")).stdout == b""
+    assert (await client.exec(ExecRequest(argv=["cat"]))).stdout == b""
+
+
+async def test_fifty_mebibytes_of_stdin_and_back(client: GuestClient) -> None:
+    """50 MiB go in and come out unchanged, both at the same time."""
+    content = os.urandom(MIB) * 50
+    outcome = await client.exec(ExecRequest(argv=["cat"], max_stdout_bytes=64 * MIB), input=content)
+    assert hashlib.sha256(outcome.stdout).digest() == hashlib.sha256(content).digest()
+
+
+async def test_stdin_from_a_generator(client: GuestClient) -> None:
+    """Input may come in pieces of any size."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for size in (1, 0, 100_000, 300_000, 7):
+            yield b"p" * size
+
+    assert (await client.exec(ExecRequest(argv=["wc", "-c"]), input=pieces())).stdout.strip() == b"400008"
+
+
+@pytest.mark.parametrize("script", ["exit 3", "exec 0<&-; sleep 0.3; exit 3", "head -c 10 >/dev/null; exit 3"])
+async def test_a_command_that_does_not_read_its_input(client: GuestClient, script: str) -> None:
+    """Input that nobody reads neither hangs nor fails the command."""
+    with anyio.fail_after(20):
+        assert (await client.exec(sh(script), input=b"x" * (4 * MIB))).returncode == 3
+
+
+async def test_head_is_kept_and_the_rest_counted(client: GuestClient) -> None:
+    """Bytes beyond the cap are dropped in the guest and counted; the command isn't killed by it."""
+    outcome = await client.exec(sh("seq 1 300000; seq 1 100 >&2; exit 5", max_stdout_bytes=1000, max_stderr_bytes=10))
+    whole = "".join(f"{n}\n" for n in range(1, 300_001)).encode()
+    errors = "".join(f"{n}\n" for n in range(1, 101)).encode()
+    assert (outcome.stdout, outcome.stderr, outcome.returncode) == (whole[:1000], errors[:10], 5)
+    assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes) == (len(whole) - 1000, len(errors) - 10)
+    assert outcome.output_cap_reached
+
+
+async def test_tail_is_kept_and_the_rest_counted(client: GuestClient) -> None:
+    """With `keep="tail"` the end of a stream is returned, and what came before is counted."""
+    outcome = await client.exec(sh("seq 1 300000"), keep="tail", keep_bytes=1000)
+    whole = "".join(f"{n}\n" for n in range(1, 300_001)).encode()
+    assert (outcome.stdout, outcome.stdout_dropped_bytes) == (whole[-1000:], len(whole) - 1000)
+
+
+async def test_a_slow_consumer_loses_nothing(client: GuestClient) -> None:
+    """Output that waits for credit when the command ends still comes, all of it."""
+    async with client.open_exec(sh("head -c 1200000 /dev/zero; printf end >&2", max_stdout_bytes=8 * MIB)) as running:
+        await anyio.sleep(0.8)  # longer than the agent waits for stragglers
+        total = {Stream.STDOUT: 0, Stream.STDERR: 0}
+        async for stream, chunk in running:
+            total[stream] += len(chunk)
+        outcome = await running.wait()
+    assert (total[Stream.STDOUT], total[Stream.STDERR], outcome.returncode) == (1_200_000, 3, 0)
+
+
+async def test_the_guest_stops_when_nobody_takes_its_output(client: GuestClient) -> None:
+    """A flood is held back at its source while its consumer waits, and others go on meanwhile."""
+    async with client.open_exec(ExecRequest(argv=["yes"], max_stdout_bytes=1 << 40)) as running:
+        for _ in range(20):
+            assert (await client.exec(sh("echo hello"))).stdout == b"hello\n"
+        async for _, chunk in running:
+            assert len(chunk) <= MIB
+            break
+
+
+async def test_a_background_child_that_holds_stdout_does_not_hang(client: GuestClient) -> None:
+    """The command is over when its main process is, though a child keeps the pipe; the child lives on and isn't killed by SIGPIPE."""
+    with anyio.fail_after(10):
+        outcome = await client.exec(sh("(sleep 0.5; echo late; sleep 100) & echo $!"))
+    pid = outcome.stdout
+    await anyio.sleep(0.7)  # by now it has written into its old pipe
+    assert await is_alive(client, pid)
+    await client.exec(sh('pkill -KILL -P "$1"; kill -KILL "$1"', pid.decode().strip()))
+
+
+async def test_conversation(client: GuestClient) -> None:
+    """Input can follow output: question and answer over one command."""
+    async with client.open_exec(ExecRequest(argv=["cat"], stdin=True)) as running:
+        for word in (b"one", b"two"):
+            await running.send_stdin(word)
+            assert await anext(running) == (Stream.STDOUT, word)
+        await running.close_stdin()
+        await running.close_stdin()
+        assert (await running.wait()).returncode == 0
+        with pytest.raises(BrokenPipeError):
+            await running.send_stdin(b"late")

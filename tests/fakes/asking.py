@@ -1,0 +1,44 @@
+"""What tests ask of a guest agent, whichever it is: its renewal, a shell script, whether a process lives, output up to a word."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import anyio
+import pytest
+
+from belljar.channel import ExecRequest, GuestClient, RunningExec
+
+
+async def renew(client: GuestClient) -> None:
+    """What a clone gets before its first operation."""
+    await client.renew(
+        realtime_ns=time.time_ns(),
+        seed=os.urandom(64),
+        machine_id="0123456789abcdef" * 2,
+        boot_id="01234567-89ab-cdef-0123-456789abcdef",
+        hostname="machine",
+    )
+
+
+def sh(script: str, *args: str, **rest: object) -> ExecRequest:
+    """A shell script with arguments, as an exec."""
+    return ExecRequest(argv=["sh", "-c", script, "sh", *args], **rest)  # type: ignore[arg-type]
+
+
+async def is_alive(client: GuestClient, pid: bytes) -> bool:
+    """Whether a process of the guest is there and no zombie."""
+    look = 'state=$(cut -d" " -f3 "/proc/$1/stat" 2>/dev/null) && [ "$state" != Z ]'
+    return (await client.exec(sh(look, pid.decode().strip()))).returncode == 0
+
+
+async def read_until(running: RunningExec, wanted: bytes) -> bytes:
+    """Output up to and with what is wanted."""
+    seen = b""
+    with anyio.fail_after(15):
+        async for _, chunk in running:
+            seen += chunk
+            if wanted in seen:
+                return seen
+    pytest.fail(f"{wanted!r} never came, but {seen!r}")

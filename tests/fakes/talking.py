@@ -1,0 +1,75 @@
+"""A real client in conversation with the fake guest, and programs that the fake guest can run: one that hangs, one that floods, one that won't die, one that lies."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp, Script
+
+from belljar.channel import ExecRequest, GuestClient, Patience
+
+SHORT = Patience(grace_s=0.2, kill_s=0.3)
+RENEWAL = {"realtime_ns": 1, "seed": bytes(32), "machine_id": "0" * 32, "boot_id": "0" * 36, "hostname": "h"}
+CAT = ExecRequest(argv=["cat"])
+HANG = ExecRequest(argv=["hang"])
+FLOOD = ExecRequest(argv=["flood"], max_stdout_bytes=1 << 40)
+
+
+async def hang(guest: FakeGuest, op: GuestOp) -> None:
+    """Run until killed."""
+    await guest.started(op)
+    await guest.until_killed(op)
+
+
+async def flood(guest: FakeGuest, op: GuestOp) -> None:
+    """Write until killed."""
+    await guest.started(op)
+    while not op.killed:
+        await guest.output(op, 1, b"x" * 200_000)
+    await guest.finish(op, g.SIGNALED, 9, flags=2)
+
+
+async def undying(guest: FakeGuest, op: GuestOp) -> None:
+    """Never end, whatever comes."""
+    await guest.started(op)
+    await anyio.sleep_forever()
+
+
+def raw(*said: bytes) -> Script:
+    """Send exactly that after START, with the operation's id put in."""
+
+    async def script(guest: FakeGuest, op: GuestOp) -> None:
+        for part in said:
+            await guest.send(part[:8] + struct.pack("<I", op.id) + part[12:])
+
+    return script
+
+
+@asynccontextmanager
+async def talking(
+    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, patience: Patience = SHORT
+) -> AsyncIterator[tuple[FakeGuest, GuestClient]]:
+    """A fake guest that is served, and a client that has shaken hands with it."""
+    guest = FakeGuest({b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops)
+    try:
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(guest.serve)
+                async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, patience=patience) as client:
+                    await client.hello()
+                    await client.renew(**RENEWAL)  # type: ignore[arg-type]
+                    yield guest, client
+                tasks.cancel_scope.cancel()
+    finally:
+        guest.close()
+
+
+async def endless() -> AsyncIterator[bytes]:
+    """Input without an end, in pieces."""
+    while True:
+        yield b"x" * 1000
+        await anyio.sleep(0.001)

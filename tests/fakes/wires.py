@@ -1,0 +1,106 @@
+"""Connections of the host in every state a dialogue begins with, and the frames a guest answers with."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from tests.fakes import guest as g
+
+from belljar.channel import frames
+from belljar.channel.wire import HostConnection
+from belljar.errors import ProtocolViolation
+
+NONCE = bytes(range(16))
+WINDOW = 1000
+READY = g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("build 7"))
+RENEWAL = frames.renew_payload(realtime_ns=1, seed=bytes(32), machine_id="0" * 32, boot_id="0" * 36, hostname="h")
+RENEWED = g.frame(g.RENEWED, 0, struct.pack("<I", 31) + g.text(""))
+STARTED = struct.pack("<Q", 0)
+
+
+def welcome(version: int = 1, nonce: bytes = NONCE, max_ops: int = 64, window: int = WINDOW) -> bytes:
+    """A WELCOME."""
+    return g.frame(g.WELCOME, 0, struct.pack("<H", version) + nonce + struct.pack("<II", max_ops, window))
+
+
+def greeted() -> HostConnection:
+    """A connection that has shaken hands."""
+    wire = HostConnection()
+    wire.send_hello(NONCE)
+    wire.feed(welcome())
+    return wire
+
+
+def renewed() -> HostConnection:
+    """A connection that may start operations."""
+    wire = greeted()
+    wire.send_renew(RENEWAL)
+    wire.feed(RENEWED)
+    return wire
+
+
+def with_exec(
+    *, stdin_open: bool = True, pty: bool = False, caps: tuple[int, int] = (5000, 5000), started: bool = True
+) -> HostConnection:
+    """A connection with exec 1 live."""
+    wire = renewed()
+    op, _ = wire.start_exec(b"body", stdin_open=stdin_open, pty=pty, stdout_cap=caps[0], stderr_cap=caps[1])
+    assert op == 1
+    if started:
+        wire.feed(g.frame(g.STARTED, 1, STARTED))
+    return wire
+
+
+def with_read(max_bytes: int = 100) -> HostConnection:
+    """A connection with read 1 live and not started."""
+    wire = renewed()
+    wire.start_read(b"body", max_bytes=max_bytes)
+    return wire
+
+
+def with_write() -> HostConnection:
+    """A connection with write 1 live and not started."""
+    wire = renewed()
+    wire.start_write(b"body")
+    return wire
+
+
+def data(stream: int, content: bytes, op: int = 1) -> bytes:
+    """A DATA."""
+    return g.frame(g.DATA, op, bytes((stream,)) + content)
+
+
+def result(outcome: int = 0, code: int = 0, op: int = 1, **rest: object) -> bytes:
+    """A RESULT."""
+    return g.frame(g.RESULT, op, g.result_payload(outcome, code, **rest))  # type: ignore[arg-type]
+
+
+def refused(wire: HostConnection, said: bytes, why: str) -> None:
+    """The guest may not say this; the connection is poisoned for good, and holds nothing."""
+    with pytest.raises(ProtocolViolation, match=why) as caught:
+        wire.feed(said)
+    assert caught.value.where.startswith("channel, ")
+    assert caught.value.mend
+    with pytest.raises(ProtocolViolation, match=why):
+        wire.feed(b"")
+    assert (wire.pending_bytes, wire.live_ops) == (0, 0)
+
+
+def ready_read() -> HostConnection:
+    """A read that has started."""
+    wire = with_read()
+    wire.feed(g.frame(g.STARTED, 1, STARTED))
+    return wire
+
+
+def ready_write() -> HostConnection:
+    """A write that has started."""
+    wire = with_write()
+    wire.feed(g.frame(g.STARTED, 1, STARTED))
+    return wire
+
+
+def unstarted() -> HostConnection:
+    """An exec that has not started."""
+    return with_exec(started=False)

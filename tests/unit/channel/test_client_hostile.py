@@ -1,0 +1,141 @@
+"""The client against a guest that lies, floods, falls silent or does not read: bounded time, bounded memory, a typed error. Under both event loops."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import time
+from contextlib import suppress
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.talking import CAT, HANG, RENEWAL, raw, talking
+
+from belljar.channel import ExecRequest, GuestClient, Stream
+from belljar.errors import CellError, ProtocolViolation
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [g.frame(g.RESULT, 0, g.result_payload())],
+        [g.frame(g.DATA, 0, b"\1x")],
+        [g.frame(g.STARTED, 0, bytes(8)), g.frame(g.DATA, 0, b"\3x")],
+        [g.frame(g.STARTED, 0, bytes(8)), g.frame(g.DATA, 0, b"\1" + bytes(65_535))]
+        + [g.frame(g.DATA, 0, b"\1" + bytes(65_535))] * 16,
+        [b"\xff" * 12],
+    ],
+    ids=["success that never started", "data before started", "stream 3", "over its credit", "noise"],
+)
+async def test_violations_end_everything(said: list[bytes]) -> None:
+    """A guest that breaks the protocol in one operation ends them all, as `ProtocolViolation`."""
+    async with talking({b"raw": raw(*said)}) as (_, client):
+        failures = []
+
+        async def bystander() -> None:
+            with pytest.raises(ProtocolViolation) as caught:
+                await client.exec(HANG)
+            failures.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(bystander)
+            tasks.start_soon(_start, client, ExecRequest(argv=["raw"], max_stdout_bytes=1 << 30))
+            with pytest.raises(ProtocolViolation):
+                await _ping_until_it_fails(client)
+        assert len(failures) == 1
+
+
+async def _start(client: GuestClient, request: ExecRequest) -> None:
+    """Start a command and take none of its output."""
+    with suppress(ProtocolViolation):
+        async with client.open_exec(request):
+            await _ping_until_it_fails(client)
+
+
+async def _ping_until_it_fails(client: GuestClient) -> None:
+    while True:
+        await client.ping()
+
+
+async def test_tiny_frames_cost_no_more_than_their_bytes() -> None:
+    """Half a million one-byte frames that nobody takes are held as half a million bytes, not as as many objects."""
+
+    sent = False
+
+    async def dribble(guest: FakeGuest, op: GuestOp) -> None:
+        nonlocal sent
+        await guest.started(op)
+        await guest.send((g.frame(g.DATA, op.id, b"\1x") + g.frame(g.DATA, op.id, b"\2y")) * 250_000)
+        sent = True
+        await guest.until_killed(op)
+
+    async with talking({b"dribble": dribble}) as (_, client):
+        before = len(gc.get_objects())
+        async with client.open_exec(ExecRequest(argv=["dribble"])) as running:
+            while not sent:
+                await client.ping(timeout_s=30)
+            await client.ping()
+            assert len(gc.get_objects()) - before < 10_000
+            assert await anext(running) == (Stream.STDOUT, b"x" * 250_000)
+            assert await anext(running) == (Stream.STDERR, b"y" * 250_000)
+
+
+async def test_fatal() -> None:
+    """FATAL ends the cell with what the guest said, made safe to show."""
+    async with talking({b"raw": raw()}) as (guest, client):
+        await guest.send(g.frame(g.FATAL, 0, g.text("gone\x1b[31m\n" + "x" * 1000)))
+        with pytest.raises(CellError, match="gave up") as caught:
+            await client.ping()
+        assert "\x1b" not in str(caught.value)
+        assert len(caught.value.what) < 500
+
+
+async def test_no_answers() -> None:
+    """A guest that doesn't answer is a `CellError` in time; a lost PONG alone doesn't end the connection."""
+    guest = FakeGuest()
+    async with GuestClient.from_socket(guest.host_socket) as client:
+        for question in (client.wait_ready(timeout_s=0.05), client.hello(timeout_s=0.05)):
+            with pytest.raises(CellError, match="within 50 ms"):
+                await question
+    guest.close()
+    async with talking() as (guest, client):
+        guest.answers_pings = False
+        with pytest.raises(CellError, match="PING"):
+            await client.ping(timeout_s=0.05)
+        assert (await client.exec(CAT, input=b"on")).stdout == b"on"
+
+
+async def test_a_guest_that_does_not_read() -> None:
+    """A send that the guest doesn't take ends, in bounded time, in a `CellError`, also for one who was cancelled meanwhile."""
+    guest = FakeGuest()
+    with guest.host_socket:
+        from belljar.channel.pipe import SocketPipe
+
+        client = GuestClient(SocketPipe(guest.host_socket), send_deadline_s=0.2)
+        await client._pump.send(lambda: client._pump.wire.send_hello(bytes(16)))
+        began = time.monotonic()
+        with pytest.raises(CellError, match="did not read"):
+            await client._pump.send(lambda: bytes(50_000_000))
+        assert time.monotonic() - began < 5
+        with pytest.raises(CellError, match="did not read"):
+            await client.ping()
+    guest.close()
+
+
+async def test_ready_configure_and_renew() -> None:
+    """The answers of a template's and a clone's beginning; a container that can't be built is a `CellError`."""
+    async with talking() as (guest, client):
+        shape = {"memory_max_bytes": 1, "disk_bytes": 2, "disk_inodes": 3, "processes": 4, "hostname": "h"}
+        assert (await client.configure(**shape)).errno == 0  # type: ignore[arg-type]
+        assert int((await client.renew(**RENEWAL)).done) == 31  # type: ignore[arg-type]
+    guest = FakeGuest()
+    async with GuestClient.from_socket(guest.host_socket) as client:
+        await guest.send(g.frame(g.READY, 0, struct.pack("<H", 1) + g.text("b")))
+        assert (await client.wait_ready(timeout_s=1)).build == "b"
+        with pytest.raises(RuntimeError, match="hello"):
+            await client.exec(CAT)
+    guest.close()

@@ -1,0 +1,289 @@
+"""The rules of one operation as short dialogues: what the guest may say when, what the host may, and the bounds of both."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.wires import (
+    NONCE,
+    RENEWAL,
+    RENEWED,
+    STARTED,
+    WINDOW,
+    data,
+    greeted,
+    ready_read,
+    ready_write,
+    refused,
+    renewed,
+    result,
+    unstarted,
+    welcome,
+    with_exec,
+    with_read,
+    with_write,
+)
+
+from belljar.channel import frames
+from belljar.channel.frames import Outcome, ResultFlag, SignalScope, Stage, Stream
+from belljar.channel.messages import (
+    Credit,
+    Data,
+    Eof,
+    Result,
+    Started,
+)
+from belljar.channel.wire import HostConnection
+
+# ---- operations
+
+
+def test_an_exec() -> None:
+    """STARTED, DATA, EOF and RESULT are taken; afterwards the operation is dead."""
+    wire = with_exec(started=False)
+    assert wire.feed(g.frame(g.STARTED, 1, STARTED)) == [Started(op=1, info=0)]
+    assert wire.feed(data(1, b"out") + data(2, b"err")) == [
+        Data(op=1, stream=Stream.STDOUT, content=b"out"),
+        Data(op=1, stream=Stream.STDERR, content=b"err"),
+    ]
+    assert wire.feed(g.frame(g.EOF, 1, b"\2")) == [Eof(op=1, stream=Stream.STDERR)]
+    said = result(1, 9, flags=15, stage=3, dropped=(5, 6), duration_ns=7, detail="why")
+    assert wire.feed(said) == [
+        Result(
+            op=1,
+            outcome=Outcome.SIGNALED,
+            flags=ResultFlag(15),
+            stage=Stage.EXEC,
+            code=9,
+            stdout_dropped_bytes=5,
+            stderr_dropped_bytes=6,
+            duration_ns=7,
+            detail="why",
+        )
+    ]
+    assert not wire.is_live(1)
+    for late in (data(1, b"x"), result(), g.frame(g.CREDIT, 1, struct.pack("<I", 1))):
+        dead = with_exec()
+        dead.feed(result())
+        refused(dead, late, "not live")
+
+
+def test_output_needs_started_and_an_open_stream() -> None:
+    """No output before STARTED, after EOF, on stdin, or on a stream that the operation doesn't have."""
+    refused(with_exec(started=False), data(1, b"x"), "not begun")
+    refused(with_exec(started=False), g.frame(g.EOF, 1, b"\1"), "not begun")
+    for stream in (0, 3, 255):
+        refused(with_exec(), data(stream, b"x"), "does not exist")
+        refused(with_exec(), g.frame(g.EOF, 1, bytes((stream,))), "does not exist")
+    wire = with_exec()
+    wire.feed(g.frame(g.EOF, 1, b"\1"))
+    refused(wire, data(1, b"x"), "has ended")
+    wire = with_exec()
+    wire.feed(g.frame(g.EOF, 1, b"\1"))
+    refused(wire, g.frame(g.EOF, 1, b"\1"), "has ended")
+    refused(with_exec(pty=True), data(2, b"x"), "does not exist")
+    wire = with_read()
+    wire.feed(g.frame(g.STARTED, 1, STARTED))
+    refused(wire, data(2, b"x"), "does not exist")
+    wire = with_write()
+    wire.feed(g.frame(g.STARTED, 1, STARTED))
+    refused(wire, data(1, b"x"), "does not exist")
+
+
+def test_data_has_a_byte() -> None:
+    """DATA without content, and without a stream, is refused."""
+    refused(with_exec(), g.frame(g.DATA, 1, b"\1"), "without a byte")
+    refused(with_exec(), g.frame(g.DATA, 1, b""), "without a byte")
+
+
+def test_output_stays_within_its_cap() -> None:
+    """Each stream's cap holds; the last byte that is allowed is taken, the next is refused."""
+    wire = with_exec(caps=(3, 0))
+    wire.feed(data(1, b"abc"))
+    refused(wire, data(1, b"d"), "0 were granted")
+    refused(with_exec(caps=(3, 0)), data(2, b"d"), "0 were granted")
+    refused(with_exec(caps=(3, 0)), data(1, b"abcd"), "4 bytes where 3")
+    wire = with_read(max_bytes=2)
+    wire.feed(g.frame(g.STARTED, 1, STARTED) + data(1, b"abc"))
+    refused(wire, data(1, b"d"), "0 were granted")
+
+
+def test_output_stays_within_its_credit() -> None:
+    """One window of 1 MiB for both streams together; CREDIT gives back what was taken and no more."""
+    wire = with_exec(caps=(frames.NO_CAP, frames.NO_CAP))
+    for stream in (1, 2):
+        for _ in range(8):
+            wire.feed(data(stream, bytes(65_535)))
+    wire.feed(data(1, bytes(16)))
+    with pytest.raises(RuntimeError, match="more output credit"):
+        wire.send_credit(1, (1 << 20) + 1)
+    assert wire.send_credit(1, 5) == g.frame(g.CREDIT, 1, struct.pack("<I", 5))
+    wire.feed(data(2, b"12345"))
+    refused(wire, data(1, b"x"), "1 bytes where 0")
+
+
+def test_stdin_credit() -> None:
+    """The guest gives back what it took of stdin: never nothing, never above the window; what was granted may be sent."""
+    wire = with_exec()
+    assert wire.stdin_credit(1) == WINDOW
+    assert wire.send_data(1, b"x" * 400) == g.frame(g.DATA, 1, b"\0" + b"x" * 400)
+    assert wire.feed(g.frame(g.CREDIT, 1, struct.pack("<I", 400))) == [Credit(op=1, granted_bytes=400)]
+    assert wire.stdin_credit(1) == WINDOW
+    refused(wire, g.frame(g.CREDIT, 1, struct.pack("<I", 1)), "on top of 1000")
+    refused(with_exec(), g.frame(g.CREDIT, 1, struct.pack("<I", 0)), "0 bytes of credit")
+    refused(with_exec(), g.frame(g.CREDIT, 1, struct.pack("<I", 0xFFFFFFFF)), "window is 1000")
+    refused(with_read(), g.frame(g.CREDIT, 1, struct.pack("<I", 1)), "on top of 1000")
+
+
+def test_started() -> None:
+    """STARTED comes once; it says a size only for a read, and one that can be."""
+    refused(with_exec(), g.frame(g.STARTED, 1, STARTED), "twice")
+    refused(with_exec(started=False), g.frame(g.STARTED, 1, struct.pack("<Q", 1)), "info 1")
+    refused(with_write(), g.frame(g.STARTED, 1, struct.pack("<Q", 1)), "info 1")
+    assert with_read().feed(g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 40))) == [Started(op=1, info=1 << 40)]
+    refused(with_read(), g.frame(g.STARTED, 1, struct.pack("<Q", 1 << 63)), "STARTED")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (with_exec, result(0, 256)),
+        (with_exec, result(0, -1)),
+        (with_exec, result(1, 0)),
+        (with_exec, result(1, 65)),
+        (with_exec, result(3, errno.EIO)),
+        (with_exec, result(2, errno.ENOENT)),
+        (unstarted, result(0, 0)),
+        (unstarted, result(2, 0)),
+        (unstarted, result(2, 4096)),
+        (unstarted, result(2, -2)),
+        (with_read, result(0, 0)),
+        (with_write, result(0, 0)),
+        (ready_read, result(0, 1)),
+        (ready_write, result(0, 1)),
+        (ready_write, result(3, 0)),
+        (with_exec, result(4, 0)),
+        (with_exec, result(0, 0, flags=16)),
+        (with_exec, result(0, 0, stage=11)),
+        (with_exec, result(0, 0, dropped=(1 << 63, 0))),
+        (with_exec, result(0, 0, dropped=(0, 1 << 63))),
+        (with_exec, result(0, 0, duration_ns=1 << 63)),
+        (with_exec, result(0, 0, detail="x" * 4097)),
+    ],
+)
+def test_results_that_can_not_be(make: Callable[[], HostConnection], said: bytes) -> None:
+    """An ending whose code, outcome, flags, stage or counts can't be is refused."""
+    refused(make(), said, "outcome|count|text of")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (with_exec, result(0, 255)),
+        (with_exec, result(1, 64)),
+        (unstarted, result(1, 9)),
+        (unstarted, result(2, errno.ENOENT, stage=3)),
+        (with_read, result(3, errno.ENOENT, stage=5)),
+        (with_read, result(2, errno.ESRCH, stage=1)),
+        (ready_read, result(3, errno.EFBIG, stage=6)),
+        (ready_read, result(1, 9)),
+        (ready_write, result(2, errno.EPERM, stage=10)),
+        (ready_write, result(0, 0)),
+    ],
+)
+def test_results_that_can_be(make: Callable[[], HostConnection], said: bytes) -> None:
+    """The endings that real operations have are taken, with or without EOF before."""
+    assert isinstance(make().feed(said)[0], Result)
+
+
+# ---- the host's side
+
+
+def test_the_hosts_own_order() -> None:
+    """What the host may not send yet, or not again, is the caller's mistake and not sent."""
+    wire = HostConnection()
+    for send in (wire.send_config, wire.send_renew):
+        with pytest.raises(RuntimeError):
+            send(b"")
+    with pytest.raises(RuntimeError):
+        wire.send_ping(1)
+    wire.send_hello(NONCE)
+    with pytest.raises(RuntimeError):
+        wire.send_hello(NONCE)
+    with pytest.raises(RuntimeError):
+        greeted().start_read(b"", max_bytes=1)
+    wire = greeted()
+    wire.send_config(b"")
+    with pytest.raises(RuntimeError):
+        wire.send_config(b"")
+
+
+def test_operation_ids() -> None:
+    """Ids begin with 1 and only grow, also after an operation has ended; a request that can't be sent uses none."""
+    wire = renewed()
+    with pytest.raises(OSError, match="at most"):
+        wire.start_write(bytes(frames.MAX_REQUEST_BYTES + 1))
+    ids = []
+    for _ in range(3):
+        ids.append(wire.start_write(b"")[0])
+        wire.feed(result(3, errno.EIO, op=ids[-1]))
+    assert ids == [1, 2, 3]
+
+
+def test_no_more_operations_than_the_guest_takes() -> None:
+    """`max_ops` of WELCOME is kept."""
+    wire = HostConnection()
+    wire.send_hello(NONCE)
+    wire.feed(welcome(max_ops=2))
+    wire.send_renew(RENEWAL)
+    wire.feed(RENEWED)
+    wire.start_write(b"")
+    wire.start_write(b"")
+    with pytest.raises(RuntimeError, match="2 operations"):
+        wire.start_write(b"")
+
+
+def test_what_is_sent_to_the_dead_is_not_sent() -> None:
+    """After RESULT the host sends nothing more of the operation."""
+    wire = with_exec()
+    wire.feed(result())
+    sent = [
+        wire.send_data(1, b"x"),
+        wire.send_eof(1),
+        wire.send_credit(1, 1),
+        wire.send_signal(1, 9, SignalScope.WHOLE_TREE),
+        wire.send_resize(1, 2, 3),
+    ]
+    assert sent == [b""] * 5
+    assert wire.stdin_credit(1) == 0
+
+
+def test_stdin_of_the_host() -> None:
+    """Not more than granted, not after the end, the end once; a closed stdin has no credit."""
+    wire = with_exec()
+    with pytest.raises(RuntimeError):
+        wire.send_data(1, bytes(WINDOW + 1))
+    assert wire.send_eof(1) == g.frame(g.EOF, 1, b"\0")
+    assert wire.send_eof(1) == b""
+    assert wire.stdin_credit(1) == 0
+    with pytest.raises(RuntimeError):
+        wire.send_data(1, b"x")
+    with pytest.raises(RuntimeError):
+        with_exec(stdin_open=False).send_data(1, b"x")
+
+
+def test_signals_and_sizes() -> None:
+    """SIGNAL and RESIZE as the note has them; numbers that can't be are the caller's mistake."""
+    wire = with_exec()
+    assert wire.send_signal(1, 15, SignalScope.MAIN_PROCESS) == g.frame(g.SIGNAL, 1, b"\x0f\0")
+    assert wire.send_resize(1, 24, 80) == g.frame(g.RESIZE, 1, struct.pack("<HH", 24, 80))
+    for signo in (0, 65):
+        with pytest.raises(ValueError, match="signal"):
+            wire.send_signal(1, signo, SignalScope.MAIN_PROCESS)
+    for rows, columns in ((0, 1), (1, 0), (65_536, 1)):
+        with pytest.raises(ValueError, match="rows"):
+            wire.send_resize(1, rows, columns)
