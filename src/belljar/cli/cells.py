@@ -43,9 +43,11 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     Exit code 2 when something could not be removed.
     """
     from belljar.cli._async import run_async
+    from belljar.harness.release import sweep_doors
     from belljar.isolation import reap as reap_cells
 
     reaped = run_async(reap_cells, None, cell_id=cell)
+    sweep_doors()
     if as_json:
         click.echo(json.dumps([asdict(one) for one in reaped], indent=2))
     else:

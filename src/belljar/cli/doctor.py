@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -140,12 +141,12 @@ def _tools(facts: HostFacts) -> Iterator[Check]:
 
 
 def store_checks(home: Path) -> list[Check]:
-    """Whether the store holds what a cell is made from: the guest kernel and the default image."""
+    """Whether this user can write the store, and whether it holds what a cell is made from: the guest kernel and the default image."""
     from belljar.errors import BelljarError
     from belljar.image.kernel import current_kernel
     from belljar.image.store import Store
 
-    found = []
+    found = [_writable(home)]
     try:
         found.append(Check(what="guest kernel", state="ok", detail=current_kernel(home).version))
     except BelljarError as exc:
@@ -160,6 +161,19 @@ def store_checks(home: Path) -> list[Check]:
     except BelljarError as exc:
         found.append(Check(what="default image", state="note", detail=exc.what, mend="run `belljar setup`"))
     return found
+
+
+def _writable(home: Path) -> Check:
+    """Looks only: the store, or the nearest directory above it that there is."""
+    place = next(path for path in (home, *home.parents) if path.exists())
+    if os.access(place, os.W_OK | os.X_OK):
+        return Check(what="store", state="ok", detail=str(home))
+    return Check(
+        what="store",
+        state="no",
+        detail=f"{home}: this user can't write {place}",
+        mend="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
+    )
 
 
 def _show(found: list[Check], *, ready: bool, emulated: bool) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import click
 
 from belljar import __version__
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, HostError
 from belljar.units import printable
 
 
@@ -110,9 +111,26 @@ def run(argv: list[str] | None = None) -> int:
         # The reader (head, less) went away: not an error of ours. Point stdout away so that the interpreter's exit flush stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        show_error(found := _store_error(error))
+        return found.exit_code
     except BaseExceptionGroup as group:
         return _from_group(group)
     return result if isinstance(result, int) else 0
+
+
+def _store_error(error: OSError) -> HostError:
+    """What the system refuses beneath the store is this host's (another user's store, a full or read-only disk); anything else is raised again."""
+    from belljar.host.home import belljar_home
+
+    where = str(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""
+    if not where or not Path(where).is_relative_to(belljar_home()):
+        raise error
+    return HostError(
+        f"the store can't be used: {error.strerror}",
+        where=where,
+        mend="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
+    )
 
 
 def _from_group(group: BaseExceptionGroup[BaseException]) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from anyio.abc import CancelScope
+    from anyio import CancelScope
 
     from belljar.cell import RunningCommand
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,6 +20,7 @@ import click
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError
 from belljar.harness.lifecycle import say
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
+from belljar.interrupts import termination_as_interrupt
 from belljar.report.cells import gather_cells
 from belljar.report.samples import RunFindings, as_json, find_rows
 from belljar.units import printable
@@ -78,7 +77,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         session_scope(session),
     ):
         session.run = run
-        with _termination_as_interrupt():
+        with termination_as_interrupt():
             interrupted = _invoke(context, tasks, run, quiet=request.quiet)
         if session.refusal is not None:
             raise session.refusal
@@ -235,24 +234,6 @@ def _standard_output_to_error() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-@contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that cells are destroyed and the ledger is sealed."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell starts background jobs so; then SIGTERM would be turned into something that is ignored.
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _findings(run: RunDirectory, session: Session, logs: Logs) -> RunFindings:
