@@ -15,7 +15,7 @@ from belljar.policy import LoadedPolicy
 def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None) -> RunDirectory:
     """A run directory to be entered; leaving it seals it. `kind` is the command that makes the run, `what` a word for lists.
 
-    Raises `LedgerError` on entering, when it can't be made: without a record nothing may run.
+    Raises `HostError` on entering, when it can't be made: without a record nothing may run.
     """
     return create_run(home or belljar_home(), kind, argv, what=what or " ".join(argv[:3]))
 

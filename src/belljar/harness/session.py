@@ -96,7 +96,7 @@ class Session:
     breaches: list[BelljarError] = field(default_factory=list)
 
     def ensure_run(self) -> RunDirectory:
-        """The run directory; opened now if nobody gave one. Raises `LedgerError` when it can't be made: without a
+        """The run directory; opened now if nobody gave one. Raises `HostError` when it can't be made: without a
         record nothing may run.
         """
         if self.run is None:

@@ -118,7 +118,7 @@ class Journal:
         self._path(cell_id).unlink(missing_ok=True)
 
     def entries(self) -> tuple[JournalEntry, ...]:
-        """Every entry that can be read, the oldest first."""
+        """Every entry that can be read, the oldest first. Raises `PermissionError` when the journal is another user's."""
         entries = []
         for path in self._files():
             if (entry := _read(path)) is not None:
@@ -131,7 +131,11 @@ class Journal:
 
     def _files(self) -> list[Path]:
         found = []
-        for path in self.directory.glob("*.json"):
+        try:
+            names = os.listdir(self.directory)  # noqa: PTH208 - glob takes a directory that may not be read for an empty one
+        except FileNotFoundError:
+            return []
+        for path in (self.directory / name for name in names if name.endswith(".json") and not name.startswith(".")):
             try:
                 found.append((path.stat().st_mtime, path))
             except FileNotFoundError:

@@ -53,7 +53,7 @@ class Reaped:
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
-    """The cells of the journal, the oldest first."""
+    """The cells of the journal, the oldest first. Raises `PermissionError` when the store is another user's."""
     journal = Journal(home or belljar_home())
     listed = [_listing(journal, entry) for entry in journal.entries()]
     damaged = [

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from belljar.errors import LedgerError
+from belljar.errors import HostError, LedgerError
 
 KEY_FILE: Final = "ledger-ed25519.pem"
 _MAX_KEY_FILE_BYTES: Final = 4096
@@ -68,7 +68,7 @@ def load_or_make_key(home: Path) -> SigningKey:
     first use get the same key.
 
     Raises:
-        LedgerError: the key can't be read or made, or others can read it.
+        HostError: the store can't be read or written. LedgerError: the key is damaged, or others can read it.
     """
     path = home / "keys" / KEY_FILE
     try:
@@ -76,10 +76,10 @@ def load_or_make_key(home: Path) -> SigningKey:
             _make(path)
         return _load(path)
     except OSError as error:
-        raise LedgerError(
-            f"the signing key can't be used: {error.strerror}",
+        raise HostError(
+            f"the signing key can't be used: {error.strerror}; without it nothing can be recorded",
             where=str(path),
-            mend="check the directory's owner and free space",
+            mend="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
         ) from error
 
 

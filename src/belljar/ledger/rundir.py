@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from belljar.errors import LedgerError
+from belljar.errors import HostError, LedgerError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
 from belljar.ledger.files import sync_directory, write_file
@@ -46,7 +46,7 @@ def create_run(
         versions: name → version of what took part, for `versions.json`; Belljar, Python and the kernel are added.
 
     Raises:
-        LedgerError: on entering, when it can't be made.
+        HostError: on entering, when the store can't be written. LedgerError: on entering, when the signing key is damaged.
     """
     return RunDirectory(
         home, kind, tuple(argv), what=what, versions=dict(versions or {}), checkpoint_interval_s=checkpoint_interval_s
@@ -122,10 +122,10 @@ class RunDirectory:
                 self.write_json("versions.json", _versions() | self._versions)
                 self._stack = on_failure.pop_all()
         except OSError as error:
-            raise LedgerError(
+            raise HostError(
                 f"the run directory can't be made: {error.strerror}",
                 where=str(self._home / RUNS),
-                mend="check its owner and the free space",
+                mend="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
             ) from error
         return self
 

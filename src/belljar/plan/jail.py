@@ -1,6 +1,6 @@
 """The launcher's command line, purely: what the jail gives to the one program in it, and how much.
 
-The program gets a read-only root, the files listed, the descriptors listed, one uid that is nobody's, and nothing else; see `design/0004-microvm.md`.
+The program gets a read-only root, the files listed, the descriptors listed, one uid (nobody's, when root starts it), and nothing else; see `design/0004-microvm.md`.
 """
 
 from __future__ import annotations

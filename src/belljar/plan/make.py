@@ -54,7 +54,7 @@ def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None) -> Pla
         tier=_built_tier(demanded),
         emulated=emulated,
         image=image,
-        layers=_layers(emulated=emulated),
+        layers=_layers(emulated=emulated, is_root=facts.is_root),
         vm=shape,
         guest=guest,
         jail=jail,
@@ -125,7 +125,8 @@ def _refuse(policy: Policy, facts: HostFacts, shape: VmShape) -> None:
         raise obstacles[0].error()
 
 
-def _layers(*, emulated: bool) -> tuple[Layer, ...]:
+def _layers(*, emulated: bool, is_root: bool) -> tuple[Layer, ...]:
+    uid = "a uid that is nobody's" if is_root else "this user's own uid on the host (only root can give it another)"
     vm = Layer(
         name="microvm",
         what="a virtual machine with a kernel of its own; one disk, read-only; no network device",
@@ -136,7 +137,7 @@ def _layers(*, emulated: bool) -> tuple[Layer, ...]:
         Layer(
             name="jail",
             what="the VMM's own namespaces (user, mount, pid, network, ipc, uts, cgroup), a read-only root with only its files, "
-            "a uid that is nobody's, no capabilities, no new privileges, seccomp",
+            f"{uid}, no capabilities, no new privileges, seccomp",
             enforced_by="this host's kernel",
             state="enforced",
         ),

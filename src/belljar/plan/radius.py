@@ -32,13 +32,7 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
             most=format_size(resources.disk_bytes),
             enforced_by=("the guest's tmpfs (bytes and inodes)", vm_memory),
         ),
-        Bound(
-            what="this host's memory",
-            most=format_size(jail.memory_max_bytes),
-            enforced_by=(
-                _HOST_GROUP if "memory" in controllers else "RLIMIT_AS on the VMM and the VM's shape; no control group",
-            ),
-        ),
+        _host_memory(jail, controllers),
         Bound(
             what="this host's disk",
             most="nothing but its record, which grows with its output",
@@ -57,6 +51,18 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
             most=f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted",
             enforced_by=("the guest agent", "the channel's window on the host"),
         ),
+    )
+
+
+def _host_memory(jail: JailLimits, controllers: tuple[str, ...]) -> Bound:
+    """Without a control group a taken-over VMM may fill all the address space it was given, but in one process only."""
+    usual = format_size(jail.memory_max_bytes)
+    if "memory" in controllers:
+        return Bound(what="this host's memory", most=usual, enforced_by=(_HOST_GROUP,))
+    return Bound(
+        what="this host's memory",
+        most=f"{usual}; {format_size(jail.address_space_bytes)} if the VMM itself is taken over",
+        enforced_by=("the VM's shape", "RLIMIT_AS", "QEMU's seccomp (one process); no control group"),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import LedgerError
+from belljar.errors import HostError, LedgerError
 from belljar.ledger.keys import KEY_FILE, load_or_make_key, local_fingerprint, parse_fingerprint, signature_is_good
 
 MAKE = """
@@ -68,7 +68,7 @@ def test_a_linked_key_is_refused(home: Path, tmp_path: Path) -> None:
     load_or_make_key(home)
     (home / "keys" / KEY_FILE).rename(tmp_path / "elsewhere")
     (home / "keys" / KEY_FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LedgerError, match="can't be used"):
+    with pytest.raises(HostError, match="can't be used"):
         load_or_make_key(home)
 
 

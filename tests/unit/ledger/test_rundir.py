@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.errors import CellError, LedgerError
+from belljar.errors import CellError, HostError, LedgerError
 from belljar.events import Event, Kind
 from belljar.ledger import Status, create_run, verify
 from belljar.ledger.listing import read_events
@@ -97,9 +97,9 @@ def test_a_link_in_a_run_is_not_sealed(home: Path) -> None:
 
 
 def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
-    """A file where the store should be: one clear error, nothing made."""
+    """A file where the store should be: one clear error, which is this host's, and nothing made."""
     (tmp_path / "store").write_text("")
-    with pytest.raises(LedgerError), create_run(tmp_path / "store", "exec", []):
+    with pytest.raises(HostError, match="BELLJAR_HOME"), create_run(tmp_path / "store", "exec", []):
         pass
 
 
