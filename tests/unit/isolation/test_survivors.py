@@ -20,8 +20,11 @@ from belljar.isolation.survivors import find_survivors, remove_survivors
 
 @contextmanager
 def process(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that waits until it is killed or the block ends."""
-    with subprocess.Popen(["/bin/sh", "-c", "read x", *words], stdin=subprocess.PIPE) as child:
+    """A process that runs, its words in place, and waits until it is killed or the block ends."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["/bin/sh", "-c", "echo; read x", *words], stdin=pipe, stdout=pipe) as child:
+        if child.stdout is None or child.stdout.readline() != b"\n":
+            raise RuntimeError("the process did not start")
         yield child
 
 
