@@ -5,6 +5,7 @@ Nothing heavy is imported here: `belljar --help` must answer in under 0.3 s, so 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -60,6 +61,17 @@ class _LateGroup(click.Group):
             raise TypeError(f"{late.module}:{late.attribute} is not a command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's, but an unknown name is answered with the nearest."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = "".join(f"; did you mean `{name}`?" for name in get_close_matches(args[0], COMMANDS, 1))
+            ctx.fail(f"there is no command `{printable(args[0])}`{near}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
         """Names and summaries, nothing imported."""
         with formatter.section("Commands"):
@@ -73,7 +85,7 @@ def root() -> None:
 
     \b
     Exit codes: 0 ok · 1 evaluation or check failed · 2 usage, or containment evidence missing or breached
-                3 this host can't · 4 the policy (or input file) is wrong · 5 a cell died · 130 interrupted
+                3 this host can't · 4 the policy (or input file) is wrong · 5 a cell or its record failed · 130 interrupted
     `belljar exec` ends with the exit code of the command it ran.
     """
 
@@ -89,7 +101,18 @@ def show_error(error: BelljarError) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The console script. Never returns; the exit code says how it went."""
+    _open_standard_streams()
     sys.exit(run(argv))
+
+
+def _open_standard_streams() -> None:
+    """A standard descriptor that came closed becomes /dev/null: else the next file we open gets its number, and with it the guest's input or output."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number, inheritable=True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -112,11 +135,19 @@ def run(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        show_error(found := _store_error(error))
+        show_error(found := _output_error(error) or _store_error(error))
         return found.exit_code
     except BaseExceptionGroup as group:
         return _from_group(group)
     return result if isinstance(result, int) else 0
+
+
+def _output_error(error: OSError) -> HostError | None:
+    """The error as that of our own standard output (a full disk behind it, say), if it is; then nothing more is written there."""
+    if error.filename is not None or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
+        return None
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return HostError(f"standard output can't be written: {error.strerror}", mend="send it where there is room")
 
 
 def _store_error(error: OSError) -> HostError:

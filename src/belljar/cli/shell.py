@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.units import printable
+
 if TYPE_CHECKING:
     from anyio import CancelScope
 
@@ -74,6 +76,8 @@ async def converse(running: RunningCommand) -> int:
                 _write_all(1, chunk)
             output = await running.wait()
             _stop(tasks.cancel_scope)
+    if output.not_started_errno is not None:
+        click.echo(f"belljar: the shell did not start: {printable(output.why_not_started)}", err=True)
     return output.returncode
 
 

@@ -1,0 +1,52 @@
+"""The command group: what a user mistypes, and where its own input and output may not lead."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.main import COMMANDS, run
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The summaries are there without anything being imported."""
+    assert run(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in COMMANDS if f"  {name} " not in shown] == []
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2; what was typed is escaped."""
+    assert run(["ledgr", "show"]) == 2
+    assert "there is no command `ledgr`; did you mean `ledger`?" in capsys.readouterr().err
+    assert run(["\x1b[2J"]) == 2
+    assert "`\\x1b[2J`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_can_not_be_written_is_one_message(unbuffered: str) -> None:
+    """A full disk behind standard output: exit 3, what happened and what to do, no traceback."""
+    with Path("/dev/full").open("wb") as full:
+        ran = _belljar("policy", "schema", stdout=full.fileno(), PYTHONUNBUFFERED=unbuffered)
+    assert ran.returncode == 3
+    assert ran.stderr.splitlines()[0] == "belljar: standard output can't be written: No space left on device"
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_standard_descriptor_is_an_empty_one(closed: str) -> None:
+    """Its number is never given to a file of ours: `main` puts /dev/null there, and ends as it would have."""
+    look = "import os,sys; from belljar.cli import main as m; m._open_standard_streams(); os._exit(os.open('.', 0) < 3 or None in (sys.stdin, sys.stdout, sys.stderr))"
+    argv = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", look]
+    assert subprocess.run(argv, check=False).returncode == 0
+
+
+def _belljar(*args: str, stdout: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "belljar", *args]
+    return subprocess.run(
+        argv, stdout=stdout, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, check=False
+    )
