@@ -1,0 +1,86 @@
+"""Hosts and images to plan for, as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from belljar.host import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, ToolFact, UsernsFact
+from belljar.image import Image, Kernel
+from belljar.plan import ImageFacts
+
+_GROUPS = {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "pids")}
+
+
+def capable_host() -> HostFacts:
+    """Root on a host with proven KVM and every control group."""
+    return HostFacts(
+        arch="x86_64",
+        distro_id="debian",
+        distro_version="12",
+        kernel_release="6.1.0-1-amd64",
+        is_root=True,
+        uid=0,
+        cpu_model="A Processor",
+        cpus=8,
+        memory_total_mib=32_000,
+        memory_available_mib=30_000,
+        disk_free_mib=100_000,
+        home="/var/lib/belljar",
+        kvm=KvmFact(state=KvmState.PROVEN, proved_for="kernel 6.1.0-1-amd64, QEMU 10.0.2, A Processor"),
+        userns=UsernsFact(available=True, max_user_namespaces=1000),
+        cgroup=CgroupFact(version=CgroupVersion.HYBRID, parents=_GROUPS),
+        tools=(
+            ToolFact(
+                name="qemu-system-x86_64",
+                use="the microVM",
+                needed=True,
+                path="/usr/bin/qemu-system-x86_64",
+                version="10.0.2",
+                needed_min="8.2",
+                ok=True,
+            ),
+            ToolFact(name="skopeo", use="importing images", needed=False, mend="install skopeo"),
+        ),
+    )
+
+
+def image_with_a_user() -> ImageFacts:
+    """An image with a user of its own."""
+    return ImageFacts(
+        digest="0123456789abcdef" * 4,
+        name="default",
+        user="user",
+        workdir="/home/user",
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+    )
+
+
+def some_image() -> Image:
+    """The image of `image_with_a_user`, as the store would give it."""
+    facts = image_with_a_user()
+    return Image(
+        digest=facts.digest,
+        names=(facts.name,),
+        rootfs=Path("/nowhere/rootfs"),
+        size_bytes=1,
+        env=facts.env,
+        user=facts.user,
+        workdir=facts.workdir,
+        entrypoint=(),
+        cmd=(),
+        created="2026-01-01T00:00:00Z",
+        source="a test",
+    )
+
+
+def some_kernel() -> Kernel:
+    """A kernel that nobody boots."""
+    return Kernel(
+        digest="fedcba9876543210" * 4,
+        version="6.12.0",
+        package="linux-image",
+        package_sha256="0" * 64,
+        vmlinuz=Path("/nowhere/vmlinuz"),
+        modules=(),
+        config=Path("/nowhere/config"),
+    )

@@ -1,0 +1,78 @@
+"""A microVM that is only its channel: a real client, a fake guest, and a death that is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+from tests.fakes.guest import FakeGuest, Script
+from tests.fakes.hosts import capable_host, image_with_a_user
+from tests.fakes.talking import talking
+
+from belljar.cell import Cell
+from belljar.channel import GuestClient
+from belljar.events import Actor, Event, Kind, MemoryRecorder
+from belljar.isolation.microvm import LiveVm
+from belljar.isolation.survivors import Destruction
+from belljar.ledger.schema import check_data
+from belljar.plan import make_plan
+from belljar.policy import resolve_policy
+
+CELL = "c-0123456789ab"
+CONSOLE = b"Kernel panic \xff\x1b[31m"
+
+
+class FakeVm:
+    """What a `Cell` uses of a `LiveVm`. `cause` is what `cause_of_death` says."""
+
+    def __init__(self, client: GuestClient) -> None:
+        self.cell_id = CELL
+        self.client = client
+        self.emulated = True
+        self.timings_ms: Mapping[str, float] = {"total": 1.0}
+        self.cause = ""
+        self.destroyed = 0
+
+    def console(self) -> bytes:
+        """As the real one."""
+        return CONSOLE
+
+    def cause_of_death(self) -> str:
+        """As the real one."""
+        return self.cause
+
+    async def destroy(self) -> Destruction:
+        """As the real one."""
+        self.destroyed += 1
+        return Destruction(survivors=(), looked_for=("everything",), duration_ms=1.0)
+
+
+@dataclass
+class Stage:
+    """A cell in a test: what is played on both sides, and what was recorded."""
+
+    cell: Cell
+    vm: FakeVm
+    guest: FakeGuest
+    recorder: MemoryRecorder
+
+    def kinds(self) -> list[Kind]:
+        """The kinds recorded so far, each event checked against the ledger's schema."""
+        for event in self.recorder.events:
+            check_data(event.kind, dict(event.data))
+        return self.recorder.kinds()
+
+    def last(self, kind: Kind) -> Event:
+        """The last event of this kind."""
+        return [event for event in self.recorder.events if event.kind is kind][-1]
+
+
+@asynccontextmanager
+async def staged(scripts: dict[bytes, Script] | None = None) -> AsyncIterator[Stage]:
+    """A cell of the preset `high` over a fake guest."""
+    async with talking(scripts) as (guest, client):
+        vm, recorder = FakeVm(client), MemoryRecorder()
+        plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
+        yield Stage(Cell(cast(LiveVm, vm), plan, recorder, actor=Actor.OPERATOR), vm, guest, recorder)

@@ -1,0 +1,236 @@
+"""A cell's operations: each is recorded before it begins and when its outcome is known, whatever that is. A real client, a fake guest."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.talking import endless
+from tests.fakes.vm import CONSOLE, staged
+
+from belljar.channel import FileTooLarge
+from belljar.errors import CellError, ProtocolViolation
+from belljar.events import Event, Kind, MemoryRecorder
+
+pytestmark = pytest.mark.anyio
+
+
+async def die(guest: FakeGuest, op: GuestOp) -> None:
+    """Say a word, and end the whole guest."""
+    await guest.started(op)
+    await guest.output(op, 1, b"last words")
+    guest.close()
+
+
+async def lie(guest: FakeGuest, op: GuestOp) -> None:
+    """End as a success without having started."""
+    await guest.send(g.frame(g.RESULT, op.id, g.result_payload()))
+
+
+async def test_a_command() -> None:
+    """Started, then completed; the digests are of what went by; the policy's and the caller's settings reach the guest."""
+    async with staged() as stage:
+        output = await stage.cell.exec(["cat"], input=b"hello", env={"A": "b"}, cwd="../x")
+        assert (output.returncode, output.stdout) == (0, b"hello")
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_COMPLETED]
+        started, done = stage.recorder.events
+        assert (started.data["op"], done.data["op"], started.cell_id) == (1, 1, stage.cell.id)
+        assert (started.data["cwd"], started.data["user"]) == ("/home/x", stage.cell.plan.user)
+        assert started.data["timeout_s"] == stage.cell.plan.limits.exec_timeout_s
+        assert {"A", *stage.cell.plan.env} == set(started.data["env_names"])  # type: ignore[arg-type]
+        assert {body.name: body.content for body in done.bodies} == {"stdin": b"hello", "stdout": b"hello"}
+
+
+async def test_the_start_is_on_record_before_the_guest_hears_of_it() -> None:
+    """Where the record can't be written, nothing runs."""
+
+    class Full(MemoryRecorder):
+        def record(self, event: Event) -> int:
+            raise OSError(errno.ENOSPC, "no space")
+
+    async with staged() as stage:
+        stage.cell._recorder = Full()
+        for operation in (
+            stage.cell.exec(["cat"]),
+            stage.cell.write_file("/a", b"x"),
+            stage.cell.read_file("/a", max_bytes=1),
+        ):
+            with pytest.raises(OSError, match="no space"):
+                await operation
+        assert stage.guest.started_order == []
+
+
+async def test_input_that_comes_in_pieces_is_on_record() -> None:
+    """A stream of input is hashed as it goes by."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one "
+        yield b"two"
+
+    async with staged() as stage:
+        assert (await stage.cell.exec(["cat"], input=pieces())).stdout == b"one two"
+        assert stage.last(Kind.EXEC_COMPLETED).bodies[0].content == b"one two"
+
+
+async def test_a_command_that_can_not_start_is_a_result() -> None:
+    """A failing command is no error, and its outcome is `exec.failed` with the stage."""
+    async with staged() as stage:
+        output = await stage.cell.exec(["missing"])
+        assert (output.returncode, output.why_not_started) == (127, "exec: no such program")
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
+        assert stage.last(Kind.EXEC_FAILED).data["stage"] == "exec"
+
+
+async def test_a_timeout() -> None:
+    """The limit that fired and the end are both on record."""
+    async with staged() as stage:
+        output = await stage.cell.exec(["hang"], timeout_s=0.05)
+        assert output.timed_out
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.LIMIT_HIT, Kind.EXEC_TIMED_OUT]
+        assert stage.last(Kind.LIMIT_HIT).data["limit"] == "exec_timeout"
+
+
+async def test_output_beyond_its_cap() -> None:
+    """What was dropped is counted in the result and on record, with the limit."""
+
+    async def loud(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"x" * 100)
+        await guest.finish(op, flags=8, dropped=(900, 0))
+
+    async with staged({b"loud": loud}) as stage:
+        output = await stage.cell.exec(["loud"], max_output_bytes=10)
+        assert (len(output.stdout), output.stdout_dropped_bytes) == (10, 990)
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.LIMIT_HIT, Kind.EXEC_COMPLETED]
+        assert stage.last(Kind.EXEC_COMPLETED).data["stdout_bytes"] == 100
+
+
+async def test_a_cancelled_command() -> None:
+    """Its end is on record with what it had said; the cell goes on."""
+    async with staged() as stage:
+        with anyio.CancelScope() as scope:
+            await stage.cell.exec(["cat"], input=endless(), on_output=lambda *_: scope.cancel())
+        assert scope.cancelled_caught
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
+        assert {body.name for body in stage.last(Kind.EXEC_FAILED).bodies} == {"stdin", "stdout"}
+        assert (await stage.cell.exec(["cat"], input=b"on")).stdout == b"on"
+
+
+async def test_a_callers_own_error() -> None:
+    """What the caller's callback raises reaches the caller, and the end is on record."""
+    async with staged() as stage:
+
+        def fail(*_: object) -> None:
+            raise LookupError("mine")
+
+        with pytest.raises(LookupError, match="mine"):
+            await stage.cell.exec(["cat"], input=b"x", on_output=fail)
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
+
+
+@pytest.mark.parametrize("cause", ["", "its VMM was killed by signal 9"])
+async def test_a_cell_that_dies(cause: str) -> None:
+    """Its death is recorded once, with cause and console; the operation and every later one raise that same error, and nothing more is recorded."""
+    async with staged({b"die": die}) as stage:
+        stage.vm.cause = cause
+        with pytest.raises(CellError, match=cause or "gone") as first:
+            await stage.cell.exec(["die"])
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED, Kind.CELL_FAILED]
+        assert stage.last(Kind.EXEC_FAILED).bodies[0].content == b"last words"
+        assert stage.last(Kind.CELL_FAILED).bodies[0].content == CONSOLE
+        for operation in (
+            stage.cell.exec(["cat"]),
+            stage.cell.write_file("/a", b"x"),
+            stage.cell.read_file("/a", max_bytes=1),
+            stage.cell.ping(),
+        ):
+            with pytest.raises(CellError) as later:
+                await operation
+            assert later.value is first.value
+        assert len(stage.recorder.events) == 3
+        assert "dead" in repr(stage.cell)
+
+
+async def test_a_cell_that_dies_under_many_operations() -> None:
+    """All of them end with one error, and the death is recorded once."""
+    async with staged() as stage:
+        ended: list[CellError] = []
+
+        async def one() -> None:
+            with pytest.raises(CellError) as caught:
+                await stage.cell.exec(["hang"])
+            ended.append(caught.value)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(one)
+            await stage.cell.ping()
+            stage.guest.close()
+        assert len({id(error) for error in ended}) == 1
+        assert stage.kinds().count(Kind.CELL_FAILED) == 1
+        assert stage.kinds().count(Kind.EXEC_STARTED) == stage.kinds().count(Kind.EXEC_FAILED) == 5
+
+
+async def test_a_guest_that_breaks_the_protocol() -> None:
+    """That death has a kind of its own."""
+    async with staged({b"lie": lie}) as stage:
+        with pytest.raises(CellError, match="broke the protocol") as caught:
+            await stage.cell.exec(["lie"])
+        assert isinstance(caught.value.__cause__, ProtocolViolation)
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED, Kind.PROTOCOL_VIOLATION]
+
+
+async def test_a_file_in_and_out() -> None:
+    """Both copies are on record with the contents."""
+    async with staged() as stage:
+        await stage.cell.write_file("/a", b"contents", mode=0o600)
+        assert await stage.cell.read_file("/a", max_bytes=100) == b"contents"
+        assert stage.kinds() == [
+            Kind.FILE_WRITE_STARTED,
+            Kind.FILE_WRITE_COMPLETED,
+            Kind.FILE_READ_STARTED,
+            Kind.FILE_READ_COMPLETED,
+        ]
+        bodies = [body.content for event in stage.recorder.events for body in event.bodies]
+        assert bodies == [b"contents"] * 2
+
+
+async def test_files_that_fail() -> None:
+    """The guest's errors are builtins and on record; a file that is too large is a limit that fired."""
+    async with staged() as stage:
+        with pytest.raises(FileNotFoundError, match="/missing"):
+            await stage.cell.read_file("/missing", max_bytes=1)
+        assert stage.last(Kind.FILE_READ_FAILED).data["errno"] == errno.ENOENT
+        stage.guest.files["/large"] = b"x" * 100
+        with pytest.raises(FileTooLarge):
+            await stage.cell.read_file("/large", max_bytes=10)
+        assert stage.last(Kind.LIMIT_HIT).data["limit"] == "read_file"
+        assert stage.kinds()[-2:] == [Kind.FILE_READ_FAILED, Kind.LIMIT_HIT]
+
+
+async def test_files_of_a_dead_cell() -> None:
+    """A file operation that meets the death tells it as a command does."""
+    async with staged() as stage:
+        stage.guest.close()
+        with pytest.raises(CellError, match="the cell died"):
+            await stage.cell.write_file("/a", b"x")
+        assert stage.kinds() == [Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_FAILED, Kind.CELL_FAILED]
+    async with staged() as stage:
+        stage.guest.close()
+        with pytest.raises(CellError, match="the cell died"):
+            await stage.cell.read_file("/a", max_bytes=1)
+        assert stage.kinds() == [Kind.FILE_READ_STARTED, Kind.FILE_READ_FAILED, Kind.CELL_FAILED]
+
+
+async def test_destroy_says_what_was_found() -> None:
+    """The answer stays with the cell."""
+    async with staged() as stage:
+        assert stage.cell.destruction is None
+        destruction = await stage.cell.destroy()
+        assert destruction.clean
+        assert stage.cell.destruction is destruction
+        assert (stage.cell.emulated, stage.cell.tier, stage.cell.timings_ms) == (True, "microvm", {"total": 1.0})

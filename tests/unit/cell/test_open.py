@@ -1,0 +1,95 @@
+"""What `open_cell` says and does besides making the VM, which the tests with a VM hold."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
+from tests.fakes.vm import CELL, staged
+
+from belljar.cell import Parts, open_cell, prepare
+from belljar.cell.open import breach, copy_in, planned, refused
+from belljar.errors import ContainmentBreach, HostError, PolicyError
+from belljar.events import Kind, MemoryRecorder
+from belljar.ledger import Status, verify
+from belljar.ledger.schema import check_data
+from belljar.plan import make_plan
+from belljar.policy import load_policy, resolve_policy
+
+pytestmark = pytest.mark.anyio
+
+
+def only_run(home: Path) -> Path:
+    """The one run directory of a store."""
+    (run,) = (home / "runs").iterdir()
+    return run
+
+
+def test_a_refusal_says_why_where_and_what_to_do() -> None:
+    """Fail closed includes the record: reason, place and mend, and the policy's digest."""
+    loaded = resolve_policy("high")
+    event = refused(loaded, PolicyError("can't be meant", where="policy.yaml:3", mend="say less"))
+    check_data(event.kind, dict(event.data))
+    assert event.kind is Kind.POLICY_REFUSED
+    assert (event.data["reason"], event.data["where"], event.data["mend"]) == (
+        "can't be meant",
+        "policy.yaml:3",
+        "say less",
+    )
+    assert event.data["policy_sha256"] == hashlib.sha256(loaded.text).hexdigest()
+
+
+def test_what_is_planned_is_on_record_before_it_is_made() -> None:
+    """Tier, emulation, every wall, risk and image; in a form the ledger takes."""
+    loaded = resolve_policy("critical")
+    plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
+    image = some_image()
+    data: dict[str, Any] = planned(loaded, Parts(plan=plan, facts=capable_host(), image=image, kernel=some_kernel()))
+    check_data(Kind.CELL_PLANNED, data)
+    assert (data["tier"], data["emulated"], data["risk"], data["image"]) == (
+        "microvm",
+        False,
+        "critical",
+        image.digest,
+    )
+    assert data["layers"] == [layer.name for layer in plan.layers]
+
+
+async def test_a_breach_names_cell_and_survivors() -> None:
+    """The error that stops everything says what was left, of which cell."""
+    async with staged() as stage:
+        error = breach(stage.cell, ("process 7", "mount /x"))
+    assert isinstance(error, ContainmentBreach)
+    assert "process 7, mount /x" in error.what
+    assert CELL in error.where
+
+
+async def test_the_policys_files_are_copied_in(tmp_path: Path) -> None:
+    """Each arrives under its target with its contents, as a recorded write of the policy's owner."""
+    (tmp_path / "notes").write_bytes(b"contents")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("belljar: 1\nrisk: high\nfiles:\n  - {source: notes, target: /data/notes}\n")
+    async with staged() as stage:
+        await copy_in(stage.cell, load_policy(policy))
+        assert stage.guest.files == {"/data/notes": b"contents"}
+        assert stage.kinds() == [Kind.FILE_WRITE_STARTED, Kind.FILE_WRITE_COMPLETED]
+        assert stage.recorder.events[0].data["user"] == "0"
+
+
+async def test_an_unprepared_host_is_refused_on_record(tmp_path: Path) -> None:
+    """Without image and kernel nothing is made: a `HostError`, and `policy.refused` in the record."""
+    recorder = MemoryRecorder()
+    with pytest.raises(HostError):
+        await prepare(resolve_policy("high"), recorder=recorder, home=tmp_path)
+    assert recorder.kinds() == [Kind.POLICY_REFUSED]
+
+
+async def test_a_refused_cell_leaves_a_sealed_run(tmp_path: Path) -> None:
+    """`open_cell` without a run makes one of its own; a refusal is in it, sealed and verifiable."""
+    with pytest.raises(HostError):
+        async with open_cell("high", home=tmp_path):
+            pytest.fail("it was opened")
+    assert verify(only_run(tmp_path)).status is Status.VERIFIED

@@ -1,0 +1,67 @@
+"""A command's result as the caller sees it."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from belljar.cell.output import ExecOutput, output_of
+from belljar.channel import ExecOutcome, ExecStatus, Stage
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "returncode", "signalled"),
+    [
+        (ExecStatus.EXITED, 0, 0, False),
+        (ExecStatus.EXITED, 255, 255, False),
+        (ExecStatus.EXITED, 143, 143, False),
+        (ExecStatus.SIGNALED, 15, 143, True),
+        (ExecStatus.NOT_STARTED, errno.ENOENT, 127, False),
+        (ExecStatus.NOT_STARTED, errno.ENOTDIR, 127, False),
+        (ExecStatus.NOT_STARTED, errno.EACCES, 126, False),
+        (ExecStatus.NOT_STARTED, errno.ENOEXEC, 126, False),
+        (ExecStatus.NOT_STARTED, errno.EISDIR, 126, False),
+        (ExecStatus.NOT_STARTED, errno.EMFILE, 126, False),
+    ],
+)
+def test_returncode_is_the_shells(status: ExecStatus, code: int, returncode: int, signalled: bool) -> None:
+    """Status, 128 + signal, or 127 and 126 for what could not start; the bare number stays in `code`."""
+    output = output_of(ExecOutcome(status=status, code=code))
+    assert (output.returncode, output.code, output.signalled) == (returncode, code, signalled)
+    assert output.not_started_errno == (code if status is ExecStatus.NOT_STARTED else None)
+
+
+def test_nothing_is_lost_on_the_way() -> None:
+    """Streams, counts, flags and duration are the channel's."""
+    facts = {
+        "stdout": b"o",
+        "stderr": b"e",
+        "stdout_dropped_bytes": 1,
+        "stderr_dropped_bytes": 2,
+        "timed_out": True,
+        "killed": True,
+        "out_of_memory": True,
+        "output_cap_reached": True,
+        "duration_s": 1.5,
+        "detail": "why",
+    }
+    output = output_of(ExecOutcome(status=ExecStatus.SIGNALED, code=9, stage=Stage.EXEC, **facts))  # type: ignore[arg-type]
+    assert {name: getattr(output, name) for name in facts} == facts
+    assert output.stage == "exec"
+
+
+def test_success_is_a_zero_in_time() -> None:
+    """Status 0 of a command that was stopped by its timeout is no success."""
+    assert ExecOutput(returncode=0, code=0).success
+    assert not ExecOutput(returncode=0, code=0, timed_out=True).success
+    assert not ExecOutput(returncode=1, code=1).success
+
+
+def test_why_it_did_not_start() -> None:
+    """One line with the stage and the guest's detail, or the errno's words; nothing for a command that ran."""
+    missing = {"returncode": 127, "code": errno.ENOENT, "not_started_errno": errno.ENOENT}
+    assert ExecOutput(returncode=1, code=1, stage="exec", detail="x").why_not_started == ""
+    assert ExecOutput(**missing, stage="user", detail="no such user").why_not_started == "user: no such user"  # type: ignore[arg-type]
+    assert ExecOutput(**missing, stage="cwd").why_not_started == "cwd: No such file or directory"  # type: ignore[arg-type]
+    assert ExecOutput(**missing).why_not_started == "No such file or directory"  # type: ignore[arg-type]

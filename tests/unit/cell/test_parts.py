@@ -1,0 +1,54 @@
+"""What a cell is made from: found in the store, planned for this host, or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.hosts import capable_host, some_image, some_kernel
+
+from belljar.cell.parts import gather_parts
+from belljar.errors import HostError
+from belljar.host import HostFacts
+from belljar.image import Image, Store
+from belljar.policy import resolve_policy
+
+
+def test_an_empty_store_is_refused(tmp_path: Path) -> None:
+    """No image: the error says how to get one, and nothing is written."""
+    with pytest.raises(HostError) as caught:
+        gather_parts(resolve_policy("high"), tmp_path)
+    assert "belljar" in caught.value.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_without_a_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image alone is not enough, and the error says what to run."""
+    monkeypatch.setattr(Store, "find", lambda _store, _ref: some_image())
+    with pytest.raises(HostError, match="kernel") as caught:
+        gather_parts(resolve_policy("high"), tmp_path)
+    assert "belljar setup" in caught.value.mend
+
+
+def test_the_plan_is_made_of_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's user, directory and environment, and this host's facts with KVM proven by the kernel that will boot."""
+    asked: list[Any] = []
+
+    def find(_store: Store, ref: str) -> Image:
+        asked.append(ref)
+        return some_image()
+
+    def facts(home: Path, *, prove_kvm: object) -> HostFacts:
+        asked.append((home, callable(prove_kvm)))
+        return capable_host()
+
+    monkeypatch.setattr(Store, "find", find)
+    monkeypatch.setattr("belljar.cell.parts.current_kernel", lambda _home: some_kernel())
+    monkeypatch.setattr("belljar.cell.parts.gather_facts", facts)
+    parts = gather_parts(resolve_policy("high"), tmp_path)
+    assert asked == ["default", (tmp_path, True)]
+    assert (parts.image, parts.kernel, parts.facts) == (some_image(), some_kernel(), capable_host())
+    assert parts.plan.image is not None
+    assert (parts.plan.image.digest, parts.plan.user, parts.plan.workdir) == (parts.image.digest, "user", "/home/user")
+    assert parts.plan.env["LANG"] == "C.UTF-8"

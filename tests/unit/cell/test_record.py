@@ -1,0 +1,128 @@
+"""The events of a cell: what each says, whose word it is, and that the ledger takes it."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.cell import record
+from belljar.cell.capture import body_of
+from belljar.cell.output import ExecOutput
+from belljar.channel import ExecRequest, PtySize
+from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.ledger.schema import check_data
+
+OPERATION = record.Operation(cell_id="c-0123456789ab", op=7, actor=Actor.HARNESS)
+ANY_TEXT = st.text(st.characters(), max_size=20)
+
+
+def checked(event: Event) -> dict[str, JsonValue]:
+    """The event's data, which the schema allows and UTF-8 JSON can carry."""
+    check_data(event.kind, dict(event.data))
+    json.dumps(event.data, ensure_ascii=False, allow_nan=False).encode()
+    assert event.data.get("op") == 7
+    assert (event.cell_id, event.actor) == ("c-0123456789ab", Actor.HARNESS)
+    return dict(event.data)
+
+
+def finished(output: ExecOutput, *, timeout_s: float | None = None) -> Event:
+    """The event of a command that ended, with output and input."""
+    bodies = {name: body_of(name, name.encode()) for name in ("stdout", "stderr", "stdin")}
+    return record.exec_finished(OPERATION, output, timeout_s=timeout_s, **bodies)
+
+
+def test_a_start_names_the_environment_but_not_its_values() -> None:
+    """Values may be secrets: names and one digest, which differs when a value does."""
+    request = ExecRequest(argv=["env"], env={"TOKEN": "hunter2", "A": "b"}, cwd="/w", user="u", timeout_s=3)
+    data = checked(record.exec_started(OPERATION, request))
+    assert "hunter2" not in json.dumps(data)
+    assert (data["argv"], data["env_names"], data["cwd"], data["user"]) == (["env"], ["A", "TOKEN"], "/w", "u")
+    assert (data["timeout_s"], data["stdin"], data["pty"]) == (3, False, False)
+    other = ExecRequest(argv=["env"], env={"TOKEN": "hunter3", "A": "b"})
+    assert checked(record.exec_started(OPERATION, other))["env_sha256"] != data["env_sha256"]
+    on_a_terminal = ExecRequest(argv=["sh"], pty=PtySize(rows=1, cols=1), stdin=True)
+    assert checked(record.exec_started(OPERATION, on_a_terminal))["pty"] is True
+
+
+@given(argv=st.lists(ANY_TEXT | st.binary(max_size=20), min_size=1), name=ANY_TEXT, path=ANY_TEXT)
+def test_whatever_is_asked_can_be_recorded(argv: list[str | bytes], name: str, path: str) -> None:
+    """Lone surrogates and bytes that are no UTF-8 are made visible, never refused: what can't be recorded could not be done."""
+    env = {name.encode("utf-8", "replace").decode(): "v"}
+    data = checked(record.exec_started(OPERATION, ExecRequest(argv=argv, env=env, cwd=path)))
+    assert isinstance(data["argv"], list)
+    assert len(data["argv"]) == len(argv)
+    checked(record.write_started(OPERATION, path, user="u", mode=None, body=body_of("content", b"")))
+    checked(record.read_started(OPERATION, path, user="u", max_bytes=1))
+    checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError(path)))
+
+
+def test_an_end_is_the_guests_word() -> None:
+    """Status and counts are guest-reported; the bodies are what the host saw."""
+    event = finished(ExecOutput(returncode=143, code=15, signalled=True, stdout_dropped_bytes=3, duration_s=0.25))
+    data = checked(event)
+    assert (event.kind, event.trust) == (Kind.EXEC_COMPLETED, Trust.GUEST_REPORTED)
+    assert (data["status"], data["code"], data["duration_ms"]) == ("signalled", 15, 250)
+    assert (data["stdout_bytes"], data["stdin_bytes"], data["stdout_dropped_bytes"]) == (6, 5, 3)
+    assert [body.name for body in event.bodies] == ["stdin", "stdout", "stderr"]
+
+
+def test_a_timeout_and_a_failed_start_are_kinds_of_their_own() -> None:
+    """Three ways to end are three kinds, not one with flags."""
+    timed_out = finished(ExecOutput(returncode=137, code=9, timed_out=True), timeout_s=2)
+    assert timed_out.kind is Kind.EXEC_TIMED_OUT
+    assert checked(timed_out)["timeout_s"] == 2
+    missing = ExecOutput(returncode=127, code=2, not_started_errno=2, stage="exec", detail="no \udc80 program")
+    not_started = finished(missing)
+    data = checked(not_started)
+    assert (not_started.kind, not_started.bodies) == (Kind.EXEC_FAILED, ())
+    assert (data["stage"], data["errno"], data["reason"]) == ("exec", 2, "exec: no \\udc80 program")
+
+
+def test_empty_streams_are_no_bodies() -> None:
+    """Nothing is stored for a stream on which nothing came."""
+    empty = body_of("stdout", b"")
+    event = record.exec_finished(
+        OPERATION, ExecOutput(returncode=0, code=0), timeout_s=None, stdout=empty, stderr=empty, stdin=None
+    )
+    assert event.bodies == ()
+    assert checked(event)["stdin_bytes"] == 0
+
+
+def test_every_limit_that_fired_is_an_event() -> None:
+    """Timeout, memory and output each; none when none did."""
+    output = ExecOutput(
+        returncode=137,
+        code=9,
+        timed_out=True,
+        out_of_memory=True,
+        output_cap_reached=True,
+        stdout_dropped_bytes=2,
+        stderr_dropped_bytes=3,
+    )
+    hit = [checked(event) for event in record.limits_hit(OPERATION, output, timeout_s=1)]
+    assert [(data["limit"], data["value"]) for data in hit] == [("exec_timeout", 1), ("memory", None), ("output", 5)]
+    assert record.limits_hit(OPERATION, ExecOutput(returncode=1, code=1), timeout_s=1) == []
+
+
+def test_a_failure_says_why_within_bounds() -> None:
+    """The error's type and words, cut at 4,096 characters, and its errno when it has one."""
+    data = checked(record.failed(OPERATION, Kind.FILE_READ_FAILED, FileNotFoundError(errno.ENOENT, "gone", "/a")))
+    assert data["errno"] == errno.ENOENT
+    assert str(data["reason"]).startswith("FileNotFoundError: ")
+    long = checked(record.failed(OPERATION, Kind.EXEC_FAILED, ValueError("x" * 10_000)))
+    assert len(str(long["reason"])) == 4096
+    assert "errno" not in long
+
+
+def test_files() -> None:
+    """A copy in carries its contents before it begins, a copy out when it is done."""
+    body = body_of("content", b"secret")
+    started = record.write_started(OPERATION, "/a", user="u", mode=0o600, body=body)
+    assert (checked(started)["bytes"], started.bodies) == (6, (body,))
+    done = record.finished(OPERATION, Kind.FILE_WRITE_COMPLETED, duration_s=0.001)
+    assert (checked(done)["duration_ms"], done.bodies) == (1, ())
+    read = record.finished(OPERATION, Kind.FILE_READ_COMPLETED, duration_s=0, body=body)
+    assert (checked(read)["bytes"], read.bodies) == (6, (body,))

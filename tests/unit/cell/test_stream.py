@@ -1,0 +1,105 @@
+"""A command that is talked to: everything that goes by is on record."""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.vm import staged
+
+from belljar.cell import RunningCommand
+from belljar.channel import PtySize
+from belljar.errors import CellError
+from belljar.events import Kind
+
+pytestmark = pytest.mark.anyio
+
+
+async def polite(guest: FakeGuest, op: GuestOp) -> None:
+    """Greet, echo one line, and end by a signal after a resize."""
+    await guest.started(op)
+    await guest.output(op, 1, b"hello ")
+    await guest.output(op, 1, await guest.stdin(op))
+    while not (op.signals and op.sizes):
+        await op.news.wait()
+    await guest.finish(op, g.SIGNALED, 15)
+
+
+async def test_a_conversation() -> None:
+    """Start, signal and end in order; the end carries what was said by both sides."""
+    async with staged({b"polite": polite}) as stage:
+        async with stage.cell.open_exec(["polite"], pty=PtySize(rows=24, cols=80)) as running:
+            await heard(running, b"hello ")
+            await running.send_stdin(b"you")
+            await running.resize(3, 4)
+            await running.signal(SIGTERM)
+            assert [chunk async for _, chunk in running] == [b"you"]
+            output = await running.wait()
+        assert (output.returncode, output.stdout) == (143, b"")
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_SIGNAL, Kind.EXEC_COMPLETED]
+        assert stage.last(Kind.EXEC_SIGNAL).data["signal"] == "SIGTERM"
+        assert stage.last(Kind.EXEC_SIGNAL).data["scope"] == "main"
+        bodies = {body.name: body.content for body in stage.last(Kind.EXEC_COMPLETED).bodies}
+        assert bodies == {"stdin": b"you", "stdout": b"hello you"}
+
+
+async def heard(running: RunningCommand, words: bytes) -> None:
+    """Listen until these words come."""
+    with anyio.CancelScope() as scope:
+        async for _, chunk in running:
+            if chunk == words:
+                scope.cancel()
+
+
+async def test_leaving_early_is_on_record() -> None:
+    """A command that was left before its end failed, with what it had said; its tree is dead."""
+
+    async def greet(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"hello ")
+        await guest.until_killed(op)
+
+    async with staged({b"greet": greet}) as stage:
+        async with stage.cell.open_exec(["greet"]) as running:
+            await heard(running, b"hello ")
+        assert stage.guest.ops == {}
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
+        failed = stage.last(Kind.EXEC_FAILED)
+        assert "left before" in str(failed.data["reason"])
+        assert failed.bodies[0].content == b"hello "
+
+
+async def test_an_error_in_the_block_is_on_record() -> None:
+    """It reaches the caller as it is, after the end was recorded."""
+    async with staged() as stage:
+        with pytest.raises(LookupError, match="mine"):
+            async with stage.cell.open_exec(["hang"]):
+                raise LookupError("mine")
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
+
+
+async def test_a_cell_that_dies_meanwhile() -> None:
+    """As for any other operation: recorded once, with the cause."""
+    async with staged() as stage:
+        stage.vm.cause = "the host killed it"
+
+        async def meet_death() -> None:
+            async with stage.cell.open_exec(["hang"]) as running:
+                stage.guest.close()
+                await running.wait()
+
+        with pytest.raises(CellError, match="the host killed it"):
+            await meet_death()
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED, Kind.CELL_FAILED]
+
+
+async def test_there_is_no_timeout_unless_asked_for() -> None:
+    """A conversation may take its time; a terminal isn't cut off by the policy's default for commands."""
+    async with staged() as stage:
+        async with stage.cell.open_exec(["hang"]) as running:
+            await running.signal(SIGTERM, whole_tree=True)
+        assert stage.recorder.events[0].data["timeout_s"] is None
+        assert stage.last(Kind.EXEC_SIGNAL).data["scope"] == "tree"

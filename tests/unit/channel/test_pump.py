@@ -1,0 +1,197 @@
+"""Who reads: whoever waits; and when one is done or gives up, the next one. Over a socket pair, in raw frames."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+
+from belljar.channel.messages import GuestEvent, Pong
+from belljar.channel.pipe import SocketPipe
+from belljar.channel.pump import Pump
+from belljar.errors import CellError, ProtocolViolation
+
+pytestmark = pytest.mark.anyio
+
+
+class Box:
+    """A mailbox that remembers what came."""
+
+    def __init__(self) -> None:
+        self.waiters: set[anyio.Event] = set()
+        self.came: list[GuestEvent] = []
+
+    def deliver(self, event: GuestEvent) -> None:
+        """Keep it."""
+        self.came.append(event)
+
+
+@asynccontextmanager
+async def pumping(*, send_deadline_s: float = 5) -> AsyncIterator[tuple[Pump, Box, socket.socket]]:
+    """A pump that has shaken hands, its connection's mailbox, and the guest's end."""
+    ours, theirs = socket.socketpair()
+    box = Box()
+    pump = Pump(SocketPipe(ours), box, send_deadline_s=send_deadline_s)
+    with ours, theirs, anyio.fail_after(20):
+        await pump.send(lambda: pump.wire.send_hello(bytes(16)))
+        theirs.sendall(g.frame(g.WELCOME, 0, struct.pack("<H", 1) + bytes(16) + struct.pack("<II", 8, 1000)))
+        await pump.wait_until(box, lambda: bool(box.came))
+        box.came.clear()
+        try:
+            yield pump, box, theirs
+        finally:
+            await pump.close()
+
+
+def pong(cookie: int) -> bytes:
+    """The answer to a ping."""
+    return g.frame(g.PONG, 0, struct.pack("<Q", cookie))
+
+
+async def ask(pump: Pump, cookie: int) -> None:
+    """Send a ping."""
+    await pump.send(lambda: pump.wire.send_ping(cookie))
+
+
+async def test_what_is_ready_needs_no_reading() -> None:
+    """A condition that holds is not waited for, even when the guest is silent."""
+    async with pumping() as (pump, box, _):
+        await pump.wait_until(box, lambda: True)
+
+
+async def test_one_reads_for_all() -> None:
+    """Every waiter gets what it waits for, whoever reads it."""
+    async with pumping() as (pump, box, guest):
+        done: list[int] = []
+
+        async def wait_for(cookie: int) -> None:
+            await pump.wait_until(box, lambda: Pong(cookie=cookie) in box.came)
+            done.append(cookie)
+
+        for cookie in range(20):
+            await ask(pump, cookie)
+        async with anyio.create_task_group() as tasks:
+            for cookie in range(20):
+                tasks.start_soon(wait_for, cookie)
+            await anyio.wait_all_tasks_blocked()
+            for cookie in range(20):
+                guest.sendall(pong(cookie))
+        assert sorted(done) == list(range(20))
+
+
+async def test_a_leader_that_gives_up_passes_the_lead_on() -> None:
+    """When the one who reads is cancelled, another reads, with nothing lost."""
+    async with pumping() as (pump, box, guest):
+        await ask(pump, 1)
+        scopes = [anyio.CancelScope() for _ in range(5)]
+
+        async def give_up(scope: anyio.CancelScope) -> None:
+            with scope:
+                await pump.wait_until(box, lambda: False)
+
+        async def wait_for_one() -> None:
+            await pump.wait_until(box, lambda: bool(box.came))
+
+        async with anyio.create_task_group() as tasks:
+            for scope in scopes:
+                tasks.start_soon(give_up, scope)
+                await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(wait_for_one)
+            for scope in scopes:
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+            await anyio.wait_all_tasks_blocked()
+            guest.sendall(pong(1))
+        assert box.came == [Pong(cookie=1)]
+
+
+async def test_the_end_of_the_stream_ends_every_waiter() -> None:
+    """Each gets an error of its own, and the first reason stays."""
+    async with pumping() as (pump, box, guest):
+        caught: list[CellError] = []
+
+        async def wait() -> None:
+            with pytest.raises(CellError, match="gone") as error:
+                await pump.wait_until(box, lambda: False)
+            caught.append(error.value)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            guest.close()
+        assert len({id(error) for error in caught}) == 5
+        pump.fail(CellError("another reason"))
+        with pytest.raises(CellError, match="gone"):
+            await ask(pump, 1)
+
+
+async def test_a_violation_keeps_its_type() -> None:
+    """Who breaks the protocol is told from who is gone, by everyone who asks."""
+    async with pumping() as (pump, box, guest):
+        guest.sendall(b"\xff" * 12)
+        for _ in range(2):
+            with pytest.raises(ProtocolViolation):
+                await pump.wait_until(box, lambda: False)
+
+
+async def test_fatal_is_shown_harmlessly() -> None:
+    """The guest's last words reach the error without what acts on a terminal."""
+    async with pumping() as (pump, box, guest):
+        guest.sendall(g.frame(g.FATAL, 0, g.text("\x1b[2Jgone")))
+        with pytest.raises(CellError, match="gave up") as caught:
+            await pump.wait_until(box, lambda: False)
+        assert "\x1b" not in str(caught.value)
+
+
+async def test_a_message_is_sent_whole() -> None:
+    """A sender that is cancelled half-way through a message still sends all of it: the conversation goes on."""
+    async with pumping() as (pump, _, guest):
+        guest.settimeout(10)
+        assert guest.recv(100)[4] == g.HELLO
+        size, got = 3_000_000, 0
+
+        async def send() -> None:
+            with scope:
+                await pump.send(lambda: bytes(size))
+
+        scope = anyio.CancelScope()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+            while got < size:
+                got += len(await anyio.to_thread.run_sync(guest.recv, 1 << 20))
+        assert pump.failure is None
+
+
+async def test_a_send_that_nobody_takes_ends_in_time() -> None:
+    """The deadline ends the connection, for this sender and for those who wait for their turn."""
+    async with pumping(send_deadline_s=0.1) as (pump, _, _guest):
+
+        async def send() -> None:
+            with pytest.raises(CellError, match="did not read"):
+                await pump.send(lambda: bytes(50_000_000))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(send)
+
+
+async def test_close_wakes_who_waits() -> None:
+    """Closing from this side ends every waiter."""
+    async with pumping() as (pump, box, _), anyio.create_task_group() as tasks:
+
+        async def wait() -> None:
+            with pytest.raises(CellError, match="closed"):
+                await pump.wait_until(box, lambda: False)
+
+        tasks.start_soon(wait)
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        await pump.close()
