@@ -204,13 +204,13 @@ def last_cell(home: Path) -> tuple[Path, CellFindings]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Signals) -> None:
-    """The cell is destroyed, the ledger is sealed, the exit code is not 0."""
+    """The cell is destroyed, the ledger is sealed, the exit code is 130."""
     before = doors(home)
     with running(tasks, "tasks.py@waits") as process:
         new_cell(home, before)
         process.send_signal(number)
         process.communicate(timeout=60)
-        assert process.returncode == 1
+        assert process.returncode == 130
     run_dir, cell = last_cell(home)
     assert cell.clean
     assert verify(run_dir).ok(strict=True)

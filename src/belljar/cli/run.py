@@ -50,7 +50,7 @@ def run(
 
     \b
     Ends with a table of the samples and the run directory. Exit codes: 0 all contained · 1 evaluation errors
-      2 containment evidence missing or breached · 3 this host can't · 4 the policy or the task is wrong
+      2 containment evidence missing or breached · 3 this host can't · 4 the policy or the task is wrong · 130 interrupted
 
     \b
     Examples:
@@ -64,7 +64,7 @@ def run(
         click.echo(json.dumps(_as_json(outcome), indent=2))
     else:
         show(outcome)
-    return outcome.findings.exit_code
+    return outcome.exit_code
 
 
 def _as_json(outcome: RunOutcome) -> dict[str, object]:

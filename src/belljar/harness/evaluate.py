@@ -48,6 +48,10 @@ class RunRequest:
     source: CellSource = field(default_factory=RealCells)
 
 
+INTERRUPTED_CODE: Final = 130
+"""As a shell says it: 128 + SIGINT."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
     """What came of it."""
@@ -55,6 +59,7 @@ class RunOutcome:
     findings: RunFindings
     run_id: str
     path: Path
+    exit_code: int
 
 
 def run_evaluation(request: RunRequest) -> RunOutcome:
@@ -84,11 +89,17 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         logs = read_logs(run.inspect_log_dir)
         findings = _findings(run, session, logs)
         run.write_json(FINDINGS, as_json(findings))
-        run.finish(
-            "interrupted" if interrupted or logs.interrupted else "failed" if findings.exit_code else "completed",
-            exit_code=findings.exit_code,
-        )
-    return RunOutcome(findings=_verified(findings, run), run_id=run.run_id, path=run.path)
+        interrupted = interrupted or logs.interrupted
+        outcome = "interrupted" if interrupted else "failed" if findings.exit_code else "completed"
+        run.finish(outcome, exit_code=_exit_code(findings, interrupted=interrupted))
+    findings = _verified(findings, run)
+    code = _exit_code(findings, interrupted=interrupted)
+    return RunOutcome(findings=findings, run_id=run.run_id, path=run.path, exit_code=code)
+
+
+def _exit_code(findings: RunFindings, *, interrupted: bool) -> int:
+    """An interrupt is the reason for what is unfinished, but never hides missing evidence."""
+    return INTERRUPTED_CODE if interrupted and findings.exit_code != 2 else findings.exit_code
 
 
 def _check_policy(policy: str) -> None:

@@ -27,7 +27,7 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
 
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """No escape sequence, no markup, no direction mark of a sample, a score, an error or a note acts on the reader's terminal."""
-    show(RunOutcome(findings=findings(HOSTILE), run_id="r", path=Path("/runs/r")))
+    show(RunOutcome(findings=findings(HOSTILE), run_id="r", path=Path("/runs/r"), exit_code=2))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
