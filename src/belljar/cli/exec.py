@@ -68,9 +68,13 @@ def exec_command(
     from belljar.units import parse_duration
 
     try:
-        timeout_s = parse_duration(timeout) if timeout else None
+        timeout_s = parse_duration(timeout) if timeout is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param_hint="--timeout") from None
+    if timeout_s == 0:
+        raise click.BadParameter(
+            "a command needs time; leave it out for the policy's exec_timeout", ctx, param_hint="--timeout"
+        )
     options = {"user": user, "cwd": workdir, "env": _environment(ctx, env), "timeout_s": timeout_s}
     return run_async(_exec, policy, argv, as_json=as_json, options=options)
 
