@@ -1,0 +1,211 @@
+"""Belljar as an ordinary user runs it: a copy of the package and of what it needs that this user can read, and the command line on a store of its own.
+
+The checkout, its virtual environment and even this interpreter may lie where only root can read. So the tests, run by root, copy what is needed
+(some 40 MiB; with Inspect 300) beside the store, and use an interpreter of the same version that the user can run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from tests.integration.conftest import Belljar
+
+import belljar
+
+REPOSITORY = Path(__file__).parents[2]
+PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+@dataclass(frozen=True)
+class UsersBelljar(Belljar):
+    """Runs `belljar`, or any program, as the user. `libraries` is what its interpreter finds modules in."""
+
+    uid: int
+    gid: int
+    python: str
+    libraries: Path
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """A login's, with nothing of this process's."""
+        words = {"PATH": PATH, "LANG": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "200", "HOME": str(self.home.parent)}
+        python = {"PYTHONPATH": str(self.libraries), "PYTHONDONTWRITEBYTECODE": "1"}
+        return {**words, **python, "BELLJAR_HOME": str(self.home), **extra}
+
+    def argv(self, *args: str) -> list[str]:
+        """The command line, without the change of user."""
+        return [self.python, "-m", "belljar", *args]
+
+    def __call__(
+        self,
+        *args: str,
+        input: bytes = b"",  # noqa: A002 - as the one for root has it
+        timeout_s: float = 300,
+        **extra: str,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run `belljar` to the end."""
+        return self.run(self.argv(*args), stdin=input, timeout_s=timeout_s, **extra)
+
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 300, **extra: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run any program to the end."""
+        process = self._start(argv, subprocess.PIPE, extra)
+        with process:
+            try:
+                out, err = process.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+
+    def start(self, *args: str, **extra: str) -> subprocess.Popen[bytes]:
+        """Start `belljar` and leave it running."""
+        return self._start(self.argv(*args), subprocess.DEVNULL, extra)
+
+    def _start(self, argv: Sequence[str], stdin: int, extra: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """In a session of its own and in no group but the user's."""
+        return subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment(**extra),
+            cwd="/",
+            user=self.uid,
+            group=self.gid,
+            extra_groups=[],
+            start_new_session=True,
+        )
+
+    def processes(self) -> dict[int, str]:
+        """Every living process with the user's uid, by pid: what it was started with."""
+        found = {}
+        for directory in Path("/proc").iterdir():
+            if directory.name.isdigit() and _has_uid(directory, self.uid):
+                with contextlib.suppress(OSError):
+                    found[int(directory.name)] = (directory / "cmdline").read_bytes()[:120].decode(errors="replace")
+        return {pid: words for pid, words in found.items() if words}
+
+    def left(self) -> list[str]:
+        """What may not be left when nothing runs: processes, mounts, journal entries and scratch files."""
+        processes = [f"process {pid}: {words}" for pid, words in self.processes().items()]
+        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.home) in line]
+        patterns = ("journal/*", "tmp/*", "cells/*", "templates/.making-*", "vmm/.making-*")
+        return processes + mounts + [str(path) for pattern in patterns for path in self.home.glob(pattern)]
+
+
+def _has_uid(process: Path, uid: int) -> bool:
+    """By its status: the directory of a process that may not be dumped belongs to root."""
+    try:
+        status = (process / "status").read_text(errors="replace")
+    except OSError:
+        return False
+    return any(line.startswith("Uid:") and str(uid) in line.split() for line in status.splitlines())
+
+
+def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) -> None:
+    """Until it holds; the test fails when that takes too long."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what}: not within {within_s} s")
+        time.sleep(0.02)
+
+
+def vmm_of(owner: int) -> int:
+    """The VMM below an owner, once there is one."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found.extend(pid for pid in _below(owner) if Path(f"/proc/{pid}/comm").read_text().startswith("qemu"))
+        return bool(found)
+
+    wait_for(look, "a VMM")
+    return found[0]
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        yield int(child)
+        yield from _below(int(child))
+
+
+def users_python(uid: int, gid: int) -> str:
+    """An interpreter of this version that the user can run; skips when this host has none."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    candidates = [os.path.realpath(sys.executable), *(f"{directory}/{name}" for directory in PATH.split(":"))]
+    for candidate in candidates:
+        try:
+            argv = [candidate, "-c", "import ssl, sqlite3, ctypes"]
+            subprocess.run(argv, user=uid, group=gid, extra_groups=[], check=True, capture_output=True, cwd="/")
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return candidate
+    pytest.skip(f"no {name} on this host that another user can run")
+
+
+def copy_package(target: Path) -> Path:
+    """Belljar and what it needs to run, readable by all."""
+    target.mkdir(mode=0o755)
+    source = Path(belljar.__file__).parent
+    shutil.copytree(source, target / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_distributions(_project()["dependencies"], target)
+    return target
+
+
+def copy_inspect(target: Path) -> None:
+    """Inspect and what it needs, beside what is there."""
+    copy_distributions(_project()["optional-dependencies"]["inspect"], target)
+
+
+def _project() -> dict[str, Any]:
+    return dict(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"])
+
+
+def copy_distributions(requirements: Sequence[str], target: Path) -> None:
+    """The installed distributions that meet these, and theirs in turn."""
+    for distribution in _closure(requirements):
+        for file in distribution.files or []:
+            found, copy = Path(str(file.locate())), target / file
+            outside = ".." in file.parts or file.suffix == ".pyc"
+            if outside or copy.exists() or not found.is_file():
+                continue
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(found, copy)
+
+
+def _closure(requirements: Sequence[str]) -> Iterator[importlib.metadata.Distribution]:
+    seen: dict[str, set[str]] = {}
+    todo = [Requirement(text) for text in requirements]
+    while todo:
+        wanted = todo.pop()
+        extras, had = wanted.extras | {""}, seen.get(wanted.name)
+        if had is not None and extras <= had:
+            continue
+        distribution = importlib.metadata.distribution(wanted.name)
+        seen[wanted.name] = extras | (had or set())
+        if had is None:
+            yield distribution
+        needed = [Requirement(text) for text in distribution.requires or []]
+        todo += [
+            one for one in needed if one.marker is None or any(one.marker.evaluate({"extra": name}) for name in extras)
+        ]
+
+
+def own(path: Path, uid: int, gid: int) -> None:
+    """Hand a tree over to the user."""
+    for one in (path, *path.rglob("*")):
+        os.chown(one, uid, gid, follow_symlinks=False)

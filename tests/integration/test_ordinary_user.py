@@ -1,0 +1,439 @@
+"""Belljar run by an ordinary user, end to end: the same cells, the same record, the same clean end, and no word about what only root could enforce."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes import images
+from tests.integration.as_user import UsersBelljar, copy_inspect, copy_package, own, users_python, vmm_of, wait_for
+
+import belljar as package
+from belljar.isolation.jail import launcher_path
+from belljar.isolation.process import NAMESPACES, namespaces_of
+from belljar.plan.jail import INNER_ID
+
+pytestmark = [pytest.mark.vm, pytest.mark.root]
+PROGRAM = Path(__file__).parent / "user_program.py"
+
+
+@pytest.fixture(scope="session")
+def installed(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+    """The package where the user can read it, and a store of the user's own, with the prepared images and nothing else."""
+    uid, gid = ordinary_user
+    python = users_python(uid, gid)
+    base = Path(tempfile.mkdtemp(prefix="user-"))
+    base.chmod(0o755)
+    try:
+        libraries = copy_package(base / "lib")
+        shutil.copy(PROGRAM, base / PROGRAM.name)
+        home = copy_own_store(prepared_home, base / "home" / "store", uid, gid)
+        yield UsersBelljar(home, uid=uid, gid=gid, python=python, libraries=libraries)
+    finally:
+        shutil.rmtree(base)
+
+
+def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
+    """Copies, never links: they get another owner."""
+    target.mkdir(parents=True, mode=0o711)
+    for name in ("images", "kernels"):
+        shutil.copytree(source / name, target / name)
+    for name in ("image-names.json", "kernel-current"):
+        shutil.copy2(source / name, target / name)
+    own(target.parent, uid, gid)
+    return target
+
+
+@pytest.fixture
+def user(installed: UsersBelljar) -> Iterator[UsersBelljar]:
+    """The user's command line. After each test the record of every new run verifies and nothing is left."""
+    before = set(installed.runs())
+    yield installed
+    wait_for(lambda: not installed.processes(), f"the end of {installed.processes()}", within_s=10)
+    assert installed.left() == []
+    for run in set(installed.runs()) - before:
+        verified = installed("ledger", "verify", str(run))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def kinds(user: UsersBelljar) -> list[str]:
+    """The events of the newest run, as far as they are written."""
+    runs = user.runs()
+    try:
+        return [str(event["kind"]) for event in user.events(runs[-1])] if runs else []
+    except (OSError, ValueError):
+        return []
+
+
+def running(user: UsersBelljar, *args: str) -> tuple[subprocess.Popen[bytes], int]:
+    """A cell in which a command has started, and the pid of its VMM."""
+    runs = len(user.runs())
+    process = user.start("exec", *args, "--", "sleep", "600")
+    wait_for(lambda: len(user.runs()) > runs and "exec.started" in kinds(user), "the command's start", within_s=120)
+    return process, vmm_of(process.pid)
+
+
+def policy(user: UsersBelljar, text: str) -> str:
+    """A policy file that the user can read."""
+    path = user.home.parent / "policy.yaml"
+    path.write_text(text)
+    path.chmod(0o644)
+    return str(path)
+
+
+def limits_of(pid: int) -> dict[str, str]:
+    """A process's hard limits, by name."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()[1:]
+    return {line[:26].strip(): line[47:68].strip() for line in lines}
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status."""
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {name: value.strip() for name, _, value in lines}
+
+
+def planned(user: UsersBelljar) -> dict[str, Any]:
+    """`belljar plan high --json`."""
+    shown = user("plan", "high", "--json")
+    assert shown.returncode == 0, shown.stderr
+    return dict(json.loads(shown.stdout))
+
+
+def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
+    """Ready, not as root; what is not handed to this user (control groups) is a note with its mend."""
+    shown = user("doctor", "--json")
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    found = json.loads(shown.stdout)
+    facts, checks = found["facts"], {check["what"]: check for check in found["checks"]}
+    assert found["ready"]
+    assert (facts["is_root"], facts["uid"], facts["home"]) == (False, user.uid, str(user.home))
+    assert facts["userns"]["available"]
+    assert checks["store"]["state"] == "ok"
+    assert bool(facts["cgroup"]["reason"]) == (len(facts["cgroup"]["parents"]) < 3)
+    assert (checks["control groups"]["state"] == "note") == bool(facts["cgroup"]["reason"])
+    assert bool(checks["control groups"]["mend"]) == bool(facts["cgroup"]["reason"])
+    assert facts["kvm"]["state"] == "proven" or facts["kvm"]["reason"]
+
+
+def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) -> None:
+    """Each bound names what enforces it here; without control groups that is the address space, never silence; the jail's uid is not claimed to be nobody's."""
+    if json.loads(user("doctor", "--json", "--no-prove").stdout)["facts"]["cgroup"]["parents"]:
+        pytest.skip("control groups are delegated to ordinary users here")
+    plan = planned(user)
+    bounds = {bound["what"]: bound for bound in plan["bounds"]}
+    assert plan["memory_by_rlimit"] is True
+    assert plan["jail"]["cpu_quota_percent"] is None
+    assert "RLIMIT_AS" in bounds["this host's memory"]["enforced_by"]
+    assert "if the VMM itself is taken over" in bounds["this host's memory"]["most"]
+    assert "RLIMIT_NPROC; no control group" in bounds["threads on this host"]["enforced_by"]
+    assert "no control group" in bounds["processors"]["enforced_by"][0]
+    assert any("control groups can be used" in warning for warning in plan["warnings"])
+    jail = next(layer for layer in plan["layers"] if layer["name"] == "jail")
+    assert "this user's own uid" in jail["what"]
+    assert b"no control group" in user("plan", "high").stdout
+
+
+def test_exec_and_its_record(user: UsersBelljar) -> None:
+    """A template in the user's own store, a clone, a command, a clean end; the second time without the template's making."""
+    first, second = (json.loads(user("exec", "--json", "--", "id", "-un").stdout) for _ in range(2))
+    for found in (first, second):
+        assert (found["returncode"], found["stdout"], found["destroyed"]) == (0, "user\n", True)
+        assert found["layers"] == ["jail", "microvm", "container"]
+    (template,) = (user.home / "templates").glob("*/template.json")
+    assert template.stat().st_uid == user.uid
+    assert "template.built" not in kinds(user)
+    assert {"cell.planned", "cell.cloned", "cell.renewed", "exec.started", "cell.destroyed"} <= set(kinds(user))
+    shown = user("runs", "--json")
+    assert len(json.loads(shown.stdout)) >= 2
+
+
+def test_exec_passes_streams_and_codes(user: UsersBelljar) -> None:
+    """Standard input through, the command's exit code out; 124 when it timed out; 4 for a wrong policy."""
+    through = user("exec", "--", "sh", "-c", "cat; exit 9", input=b"through\n")
+    assert (through.returncode, through.stdout) == (9, b"through\n")
+    assert user("exec", "--timeout", "1s", "--", "sleep", "60").returncode == 124
+    assert user("exec", policy(user, "belljar: 1\nname: x\nrisk: hihg\n"), "--", "true").returncode == 4
+
+
+def test_the_vmm_is_bounded_without_control_groups(user: UsersBelljar) -> None:
+    """Address space, threads, files and locked memory have the plan's limits; no capability, no new privilege, the jail's filter and QEMU's."""
+    plan = planned(user)
+    process, vmm = running(user)
+    try:
+        limits, status = limits_of(vmm), status_of(vmm)
+        namespaces = namespaces_of(vmm)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert limits["Max address space"] == str(plan["jail"]["address_space_bytes"])
+    assert limits["Max processes"] == str(plan["jail"]["processes"])
+    assert (limits["Max core file size"], limits["Max file size"], limits["Max open files"]) == ("0", "0", "256")
+    assert int(status["VmSize"].split()[0]) << 10 < plan["jail"]["address_space_bytes"]
+    assert int(status["Threads"]) <= plan["jail"]["processes"]
+    assert status["Uid"].split() == [str(user.uid)] * 4
+    assert {int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert int(status["Seccomp_filters"]) >= 2
+    assert set(namespaces) == set(NAMESPACES)
+    assert not set(namespaces.values()) & set(namespaces_of(os.getpid()).values())
+
+
+# In the VMM's user and mount namespaces, as its uid and without its filters: what a taken-over VMM could do if those had failed to hold.
+IN_ITS_PLACE = """
+import ctypes, json, os, sys
+pid, uid, files = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+libc = ctypes.CDLL(None, use_errno=True)
+def must(result):
+    if result:
+        raise OSError(ctypes.get_errno(), "not prepared")
+os.setgroups([])
+namespaces = [os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt")] if pid else []
+for fd in namespaces:
+    must(libc.setns(fd, 0))
+os.chdir("/")
+os.setresgid(uid, uid, uid)
+os.setresuid(uid, uid, uid)
+must(libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()))
+def ends(attack, *words):
+    try:
+        attack(*words)
+    except OSError as error:
+        return error.errno
+    return 0
+def remount(path):
+    if libc.mount(None, path.encode(), None, 0x1020, None):
+        raise OSError(ctypes.get_errno(), "mount")
+found = {}
+for path in files:
+    found[path] = {
+        "read": ends(os.open, path, os.O_RDONLY),
+        "chmod": ends(os.chmod, path, 0o600),
+        "write": ends(os.open, path, os.O_RDWR),
+        "truncate": ends(os.truncate, path, 0),
+        "unlink": ends(os.unlink, path),
+        "remount": ends(remount, path),
+        "create": ends(os.open, path + ".new", os.O_CREAT | os.O_WRONLY),
+    }
+found["outside"] = ends(os.listdir, "/etc")
+print(json.dumps(found))
+"""
+
+
+def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
+    """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by attack."""
+    argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
+    return dict(json.loads(done.stdout))
+
+
+def test_the_vmm_can_not_alter_what_its_own_user_owns(user: UsersBelljar) -> None:
+    """Image and template belong to the very uid the VMM has; still, in its place nothing can be written. Outside, the same attack succeeds."""
+    process, vmm = running(user)
+    try:
+        mounts = [line.split(" ") for line in Path(f"/proc/{vmm}/mountinfo").read_text().splitlines()]
+        targets = {fields[4]: fields[5].split(",") for fields in mounts}
+        inside = attack(vmm, INNER_ID, *(target for target in targets if target != "/"))
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert len(targets) == 3, mounts
+    assert all({"ro", "nosuid", "nodev"} <= set(options) for options in targets.values())
+    assert inside.pop("outside") != 0
+    for path, errnos in inside.items():
+        assert errnos.pop("read") == 0, path
+        assert 0 not in errnos.values(), (path, errnos)
+    mine = user.home.parent / "mine" / "file"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    mine.chmod(0o444)
+    own(mine.parent, user.uid, user.gid)
+    outside = attack(0, user.uid, str(mine))[str(mine)]
+    shutil.rmtree(mine.parent)
+    assert [name for name, errno in outside.items() if errno] == ["remount"]
+
+
+def test_vmm_killed_mid_command(user: UsersBelljar) -> None:
+    """Exit 5, one message with the cause, cleaned up and on record."""
+    process, vmm = running(user)
+    os.kill(vmm, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 5, stderr
+    assert b"the cell died" in stderr
+    assert "cell.failed" in kinds(user)
+
+
+def test_lifetime_ends_the_cell(user: UsersBelljar) -> None:
+    """The supervisor, which is this user's too, holds the deadline."""
+    short = policy(user, "belljar: 1\nname: short\nrisk: high\nresources: {lifetime: 10s, exec_timeout: 10s}\n")
+    ran = user("exec", short, "--timeout", "1h", "--", "sleep", "3600")
+    assert ran.returncode == 5, ran.stderr
+    assert b"lifetime" in ran.stderr
+
+
+def test_owner_killed_leaves_nothing_after_reap(user: UsersBelljar) -> None:
+    """SIGKILL of the owner: the VMM dies with it, `ps` shows the orphan beside a living cell, `reap` takes the one and leaves the other."""
+    living, kept = running(user)
+    dying, vmm = running(user)
+    dying.kill()
+    dying.communicate(timeout=30)
+    wait_for(lambda: vmm not in user.processes(), "the VMM's death", within_s=10)
+    listed = json.loads(user("ps", "--json").stdout)
+    assert sorted(cell["state"] for cell in listed) == ["alive", "orphaned"]
+    reaped = user("reap", "--json")
+    assert reaped.returncode == 0, reaped.stderr
+    assert [one["remaining"] for one in json.loads(reaped.stdout)] == [[]]
+    assert kept in user.processes()
+    os.killpg(living.pid, signal.SIGINT)
+    _, stderr = living.communicate(timeout=60)
+    assert living.returncode == 130, stderr
+
+
+def test_two_at_once(user: UsersBelljar) -> None:
+    """Two cells of one user see nothing of each other."""
+    script = "echo {} > /tmp/mark; sleep 1; cat /tmp/mark; ls /tmp"
+    both = [user.start("exec", "--", "sh", "-c", script.format(number)) for number in (1, 2)]
+    outputs = [process.communicate(timeout=120) for process in both]
+    assert [out for out, _ in outputs] == [b"1\nmark\n", b"2\nmark\n"], outputs
+
+
+def test_an_imported_image_runs(user: UsersBelljar) -> None:
+    """An archive becomes an image of the user's, and its program runs in a cell as the user that the image names."""
+    program = images.entry("bin/clock", launcher_path().read_bytes(), mode=0o755)
+    accounts = images.entry("etc/passwd", b"root:x:0:0::/:/bin/x\nworker:x:1234:1234::/:/bin/x\n")
+    archive = images.oci_archive(
+        user.home.parent / "small.tar",
+        [images.layer(images.directory("bin"), images.directory("etc"), program, accounts)],
+        {"User": "worker", "Env": ["A=b"], "WorkingDir": "/bin"},
+    )
+    archive.chmod(0o644)
+    made = user("image", "import", f"oci-archive:{archive}", "--name", "small", "--json")
+    assert made.returncode == 0, made.stderr
+    found = json.loads(made.stdout)
+    assert (found["user"], found["workdir"], found["env"]["A"]) == ("worker", "/bin", "b")
+    assert Path(found["rootfs"]).stat().st_uid == user.uid
+    small = policy(user, "belljar: 1\nname: small\nrisk: high\nimage: small\n")
+    ran = user("exec", small, "--", "/bin/clock", "--measure-clock")
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 0
+    assert user("image", "rm", "small").returncode == 0
+
+
+def test_a_hostile_archive_is_refused(user: UsersBelljar) -> None:
+    """A path out of the image: exit 4 or 3, one message, nothing outside and nothing left."""
+    hostile = images.layer(images.entry("../../../../home/out", b"x"))
+    archive = images.oci_archive(user.home.parent / "hostile.tar", [hostile])
+    archive.chmod(0o644)
+    refused = user("image", "import", f"oci-archive:{archive}", "--name", "hostile")
+    assert refused.returncode in {3, 4}
+    assert b"Traceback" not in refused.stderr
+    assert not list(user.home.parent.rglob("out"))
+    assert b"hostile" not in user("image", "ls").stdout
+
+
+def without_namespaces(user: UsersBelljar, *args: str) -> subprocess.CompletedProcess[bytes]:
+    """`belljar` where user namespaces are forbidden: in one whose own limit for further ones is 0."""
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all "$@"'
+    shell = ["sh", "-c", forbid, "sh"]
+    return user.run(["unshare", "--user", "--map-current-user", "--keep-caps", *shell, *user.argv(*args)])
+
+
+def test_without_user_namespaces_it_is_refused_with_the_mend(user: UsersBelljar) -> None:
+    """Doctor says no and which switch; `exec` and `plan` are refused with 3; nothing weaker is used instead; the refusal is on record."""
+    shown = without_namespaces(user, "doctor", "--json")
+    assert shown.returncode == 3, shown.stderr
+    found = json.loads(shown.stdout)
+    assert not found["ready"]
+    assert not found["facts"]["is_root"]
+    assert "user.max_user_namespaces" in found["facts"]["userns"]["reason"]
+    for args in (("plan", "low"), ("exec", "low", "--", "true")):
+        refused = without_namespaces(user, *args)
+        assert refused.returncode == 3, refused.stderr
+        assert b"user.max_user_namespaces" in refused.stderr
+        assert b"\xe2\x86\x92 allow user namespaces" in refused.stderr
+    assert "policy.refused" in kinds(user)
+    assert "cell.planned" not in kinds(user)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("exec", "--", "true"), ("image", "import", "oci:/nowhere"), ("reap",), ("ps",), ("runs",), ("setup", "--yes")],
+)
+def test_a_store_of_another_user_is_one_clear_message(user: UsersBelljar, args: tuple[str, ...]) -> None:
+    """Root's store, or one that can't be made: exit 3, the place, and `BELLJAR_HOME`; never a traceback, never an empty list that looks like an answer."""
+    foreign = user.home.parent.parent / "foreign"
+    for name in ("", "journal", "runs", "locks", "images"):
+        (foreign / name).mkdir(mode=0o700 if name else 0o711, exist_ok=True)
+    refused = user(*args, BELLJAR_HOME=str(foreign))
+    shutil.rmtree(foreign)
+    assert refused.returncode == 3, refused.stderr
+    assert str(foreign).encode() in refused.stderr
+    assert b"BELLJAR_HOME" in refused.stderr
+    assert b"Traceback" not in refused.stderr
+
+
+def test_doctor_says_that_the_store_is_another_users(user: UsersBelljar) -> None:
+    """Before anything fails for it."""
+    shown = user("doctor", "--json", "--no-prove", BELLJAR_HOME="/nonexistent/store")
+    store = next(check for check in json.loads(shown.stdout)["checks"] if check["what"] == "store")
+    assert (shown.returncode, store["state"]) == (3, "no")
+    assert "BELLJAR_HOME" in store["mend"]
+
+
+def program(user: UsersBelljar, what: str) -> dict[str, Any]:
+    """What the user's own program found."""
+    done = user.run([user.python, str(user.libraries.parent / PROGRAM.name), what])
+    assert done.returncode == 0, done.stderr.decode()
+    return dict(json.loads(done.stdout))
+
+
+def test_files_of_a_cell(user: UsersBelljar) -> None:
+    """In and out unchanged, with mode and owner; what the guest's user may not read is refused."""
+    found = program(user, "files")
+    assert (found["same"], found["stat"], found["refused"]) == (True, "640 user\n", True)
+    assert (found["destroyed"], found["uid"]) == (True, user.uid)
+
+
+def test_streams_of_a_cell(user: UsersBelljar) -> None:
+    """50 MiB of standard input arrive; 8 MiB of output come back; both streams, the code and the timeout are what they are for root."""
+    found = program(user, "streams")
+    assert found["stdin_arrived"]
+    assert (found["out_bytes"], found["err"], found["code"]) == (8 << 20, "problem\n", 7)
+    assert found["timed_out"]
+    assert found["destroyed"]
+
+
+def test_a_terminal_in_a_cell(user: UsersBelljar) -> None:
+    """A real terminal, resized."""
+    found = program(user, "terminal")
+    assert "/dev/pts/" in found["seen"]
+    assert "31 97" in found["seen"]
+    assert "40 120" in found["seen"]
+    assert "got word" in found["seen"]
+    assert (found["code"], found["destroyed"]) == (0, True)
+
+
+@pytest.mark.slow
+def test_inspects_own_checks(user: UsersBelljar) -> None:
+    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail."""
+    copy_inspect(user.libraries)
+    found = program(user, "checks")
+    assert found["failed"] == {}
+    assert found["checks"] >= 44
+
+
+def test_the_package_is_a_copy(user: UsersBelljar) -> None:
+    """The tests above ran the copy that the user can read, not the checkout."""
+    said = user.run([user.python, "-c", "import belljar; print(belljar.__file__)"])
+    assert Path(said.stdout.decode().strip()).is_relative_to(user.libraries)
+    assert not Path(package.__file__).is_relative_to(user.libraries)
