@@ -6,6 +6,7 @@ Skips are never silent: the closing summary names each with its reason (`-ra` in
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,18 @@ def _machine_state(base: Path) -> dict[str, set[str]]:
     return {"process": processes, "mount": mounts, "network namespace": netns}
 
 
+def _cell_groups(base: Path) -> Iterator[Path]:
+    """Control groups of cells that this session's ledgers know."""
+    ids = {
+        cell
+        for ledger in base.rglob("runs/*/ledger.jsonl")
+        for cell in re.findall(rb"c-[0-9a-f]{12}", ledger.read_bytes())
+    }
+    for path in Path("/sys/fs/cgroup").glob("**/cell-c-*"):
+        if os.fsencode(path.name.removeprefix("cell-")) in ids:
+            yield path
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The suite checks itself: what it made on this host is gone when it ends."""
@@ -118,6 +131,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     after = _machine_state(base)
     left = [f"{what}: {thing}" for what in after for thing in sorted(after[what] - before[what])]
     left += [f"journal entry: {path}" for path in base.rglob("journal/c-*.json")]
+    left += [f"control group: {path}" for path in _cell_groups(base)]
     if left:
         pytest.fail("left on this host by the tests: " + "; ".join(left), pytrace=False)
 
