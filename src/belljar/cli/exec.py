@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import os
+import re
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,8 +54,8 @@ def exec_command(
 ) -> int:
     """Run one command in a fresh cell, which is destroyed afterwards.
 
-    POLICY is a policy file or a preset (low, medium, high, critical); default: high. Standard input, output and error pass through; the exit
-    code is the command's (124 when it timed out). Everything is recorded: `belljar ledger show last`.
+    POLICY is a policy file or a preset (low, medium, high, critical); default: high. Standard input, output and error pass through (what could
+    act on a terminal is escaped there); the exit code is the command's (124 when it timed out). Everything is recorded: `belljar ledger show last`.
 
     \b
     Examples:
@@ -91,7 +93,7 @@ async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: 
 
     with start_run("exec", None, argv) as run:
         async with open_cell(policy, run=run) as cell:
-            output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else _pass_on, **options)
+            output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else passing_on(), **options)
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
         if as_json:
             timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
@@ -125,12 +127,26 @@ def _as_object(cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run
     }
 
 
-def _pass_on(stream: Stream, chunk: bytes) -> None:
+def passing_on() -> Callable[[Stream, bytes], None]:
+    """What hands a command's output to our standard streams as it comes: every byte, but on a terminal what could act on it or hide is escaped."""
     from belljar.channel import Stream
 
-    target = sys.stdout if stream is Stream.STDOUT else sys.stderr
-    target.buffer.write(chunk)
-    target.buffer.flush()
+    targets = {Stream.STDOUT: sys.stdout, Stream.STDERR: sys.stderr}
+    decoders = {stream: codecs.getincrementaldecoder("utf-8")("backslashreplace") for stream in targets}
+
+    def pass_on(stream: Stream, chunk: bytes) -> None:
+        target = targets[stream]
+        if target.isatty():
+            target.write(_harmless(decoders[stream].decode(chunk)))
+        else:
+            target.buffer.write(chunk)
+        target.flush()
+
+    return pass_on
+
+
+def _harmless(text: str) -> str:
+    return re.sub(r"[^\n\t]+", lambda part: printable(part[0], max_chars=len(part[0])), text)
 
 
 def _explain(output: ExecOutput) -> None:
