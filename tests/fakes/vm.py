@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -76,3 +76,17 @@ async def staged(scripts: dict[bytes, Script] | None = None) -> AsyncIterator[St
         vm, recorder = FakeVm(client), MemoryRecorder()
         plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
         yield Stage(Cell(cast(LiveVm, vm), plan, recorder, actor=Actor.OPERATOR), vm, guest, recorder)
+
+
+def opening(scripts: dict[bytes, Script] | None = None) -> Callable[..., AbstractAsyncContextManager[Cell]]:
+    """Something to stand where `open_cell` stands: a staged cell, destroyed when its block is left."""
+
+    @asynccontextmanager
+    async def open_cell(_policy: object = None, **_options: object) -> AsyncIterator[Cell]:
+        async with staged(scripts) as stage:
+            try:
+                yield stage.cell
+            finally:
+                await stage.cell.destroy()
+
+    return open_cell

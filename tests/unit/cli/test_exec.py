@@ -1,0 +1,173 @@
+"""`belljar exec`: what is ours and what is the guest's on one command line, and what comes back. The cell is a fake guest's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.vm import CELL, opening
+
+from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor
+from belljar.cli.main import run
+from belljar.ledger import Status, verify
+
+JSON_FIELDS = {
+    "returncode",
+    "stdout",
+    "stderr",
+    "stdout_dropped_bytes",
+    "stderr_dropped_bytes",
+    "timed_out",
+    "out_of_memory",
+    "not_started",
+    "tier",
+    "layers",
+    "emulated",
+    "timings_ms",
+    "cell",
+    "destroyed",
+    "run_dir",
+}
+
+
+async def speak(guest: FakeGuest, op: GuestOp) -> None:
+    """Say its arguments: standard output, standard error, status."""
+    _, out, err, status = op.argv()
+    await guest.started(op)
+    for stream, content in ((1, out), (2, err)):
+        await guest.output(op, stream, content)
+    await guest.finish(op, code=int(status))
+
+
+async def burst(guest: FakeGuest, op: GuestOp) -> None:
+    """Run out of memory."""
+    await guest.started(op)
+    await guest.finish(op, g.SIGNALED, 9, flags=4, dropped=(5, 0))
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of the test's own, where cells are a fake guest's."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    monkeypatch.setattr("belljar.cell.open_cell", opening({b"speak": speak, b"burst": burst}))
+    return tmp_path
+
+
+def parsed(*words: str) -> tuple[dict[str, object], list[str]]:
+    """Our options, and the guest's command."""
+    context = exec_command.make_context("exec", list(words))
+    return context.params, context.meta.get(COMMAND_KEY, [])
+
+
+def test_everything_after_the_dashes_is_the_guests() -> None:
+    """Untouched: options of the same names, further dashes, empty words."""
+    params, command = parsed("high", "--user", "me", "--", "ls", "--json", "--", "--user", "")
+    assert (params["policy"], params["user"], params["as_json"]) == ("high", "me", False)
+    assert command == ["ls", "--json", "--", "--user", ""]
+
+
+def test_the_policy_may_be_left_out() -> None:
+    """What comes after the dashes is never taken for it."""
+    params, command = parsed("--", "high")
+    assert (params["policy"], command) == (None, ["high"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "no command"),
+        (["high"], "no command"),
+        (["high", "--"], "no command"),
+        (["high", "ls", "--", "ls"], "unexpected extra argument"),
+        (["--env", "NOVALUE", "--", "ls"], "write NAME=VALUE"),
+        (["--env", "=x", "--", "ls"], "write NAME=VALUE"),
+        (["--timeout", "soon", "--", "ls"], "not a duration"),
+    ],
+)
+def test_what_can_not_be_meant(words: list[str], why: str, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Usage errors are told before anything is made."""
+    assert run(["exec", *words]) == 2
+    assert why in capsys.readouterr().err
+    assert list(store.iterdir()) == []
+
+
+def test_environment_values_may_hold_equals_signs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the first one separates."""
+    params, _ = parsed("--env", "A=b=c", "--env", "EMPTY=", "--", "ls")
+    assert params["env"] == ("A=b=c", "EMPTY=")
+    assert run(["exec", "--env", "A=b=c", "--", "speak", "", "", "0"]) == 0
+
+
+def test_streams_and_status_pass_through(capfdbinary: pytest.CaptureFixture[bytes], store: Path) -> None:
+    """Byte by byte, apart; the exit code is the command's, and the run is sealed with it."""
+    assert run(["exec", "--", "speak", "out\x1b[m", "err", "7"]) == 7
+    said = capfdbinary.readouterr()
+    assert (said.out, said.err) == (b"out\x1b[m", b"err")
+    (made,) = (store / "runs").iterdir()
+    assert verify(made).status is Status.VERIFIED
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object with every field; bytes that are no text come as base64 beside the text."""
+    assert run(["exec", "--json", "--", "speak", "plain", "\udcff", "3"]) == 3
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert set(found) == JSON_FIELDS | {"stderr_base64"}
+    assert (found["returncode"], found["stdout"], found["stderr"]) == (3, "plain", "�")
+    assert base64.b64decode(found["stderr_base64"]) == b"\xff"
+    assert (found["cell"], found["tier"], found["destroyed"], found["not_started"]) == (CELL, "microvm", True, None)
+    assert set(found["timings_ms"]) == {"total", "command", "destroy"}
+    assert Path(found["run_dir"]).is_dir()
+    assert said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "note"),
+    [
+        (["--timeout", "50ms", "--", "hang"], 124, "timed out; its whole tree was killed"),
+        (["--", "missing"], 127, "did not start: exec: no such program"),
+        (["--", "burst"], 137, "ran out of memory"),
+        (["--", "burst"], 137, "5 bytes of standard output were dropped"),
+    ],
+)
+def test_what_the_exit_code_alone_does_not_say(
+    words: list[str], code: int, note: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A timeout, a failed start, memory and dropped output are told on standard error."""
+    assert run(["exec", *words]) == code
+    assert f"belljar: {'the command ' if not note[0].isdigit() else ''}{note}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_descriptor_is_read_to_its_end(waits: bool, tmp_path: Path) -> None:
+    """Pipes are waited for, files are read; in bounded pieces, and all of it."""
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b"x" * 100)
+    theirs.close()
+
+    async def read() -> list[bytes]:
+        return [chunk async for chunk in read_descriptor(ours.fileno() if waits else file, waits=waits, chunk_bytes=64)]
+
+    try:
+        assert anyio.run(read) == [b"x" * 64, b"x" * 36]
+    finally:
+        os.close(file)
+        ours.close()
+
+
+def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each example line of the help parses."""
+    assert run(["exec", "--help"]) == 0
+    examples = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("belljar exec")]
+    assert examples
+    for line in examples:
+        assert parsed(*line.split()[2:])[1]

@@ -1,0 +1,128 @@
+"""`belljar shell`: this terminal joined to the guest's, and given back as it was. Over a real pseudo-terminal; the cell is a fake guest's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import belljar
+from belljar.cli.main import run
+from belljar.events import Kind
+from belljar.ledger import Status, verify
+from belljar.ledger.listing import read_events
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import sys
+import belljar.cell
+from tests.fakes.guest import SIGNALED
+from tests.fakes.vm import opening
+
+async def shell(guest, op):
+    await guest.started(op)
+    await guest.output(op, 1, b"ready ")
+    while (keys := await guest.stdin(op)) not in (b"\\x04", b""):
+        await guest.output(op, 1, b"<" + keys + b">")
+        while keys == b"size" and not op.sizes:
+            await op.news.wait()
+        await guest.output(op, 1, b"%d,%d" % op.sizes.pop() if op.sizes else b"")
+    if op.killed:
+        await guest.finish(op, SIGNALED, 9, flags=2)
+    else:
+        await guest.finish(op, code=7)
+
+belljar.cell.open_cell = opening({b"/bin/sh": shell})
+from belljar.cli.main import main
+main(["shell"])
+"""
+
+
+def read_until(terminal: int, wanted: bytes) -> bytes:
+    """What the terminal shows, up to these words."""
+    seen = b""
+    while wanted not in seen:
+        if not select.select([terminal], [], [], 10)[0]:
+            pytest.fail(f"{wanted!r} never came, but {seen!r}")
+        seen += os.read(terminal, 4096)
+    return seen
+
+
+def resize(terminal: int, rows: int, cols: int) -> None:
+    """Give the terminal this size."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """Both ends of a pseudo-terminal."""
+    ends = pty.openpty()
+    resize(ends[1], 24, 80)
+    try:
+        yield ends
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+@pytest.fixture
+def shell(terminal: tuple[int, int], tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`belljar shell` on that terminal."""
+    path = os.pathsep.join([str(Path(belljar.__file__).parents[1]), str(ROOT)])
+    env = {**os.environ, "BELLJAR_HOME": str(tmp_path), "PYTHONPATH": path}
+    streams = {"stdin": terminal[1], "stdout": terminal[1], "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, cwd=tmp_path, **streams) as process:  # type: ignore[call-overload]
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_keys_go_in_raw_and_the_terminal_is_given_back(
+    terminal: tuple[int, int], shell: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    """^C and ^Z are the guest's; a new size is told; the exit code is the shell's; the settings are as before, and the session is on record."""
+    keyboard, screen = terminal
+    before = termios.tcgetattr(screen)
+    read_until(keyboard, b"ready ")
+    os.write(keyboard, b"\x03\x1a")
+    assert b"<\x03\x1a>" in read_until(keyboard, b">")
+    resize(screen, 33, 101)
+    os.write(keyboard, b"size")
+    read_until(keyboard, b"<size>")
+    shell.send_signal(signal.SIGWINCH)
+    read_until(keyboard, b"33,101")
+    os.write(keyboard, b"\x04")
+    said = shell.stderr.read() if shell.stderr else b""
+    assert shell.wait(timeout=20) == 7
+    assert termios.tcgetattr(screen) == before
+    (made,) = (tmp_path / "runs").iterdir()
+    assert str(made).encode() in said
+    assert verify(made).status is Status.VERIFIED
+    assert [event.kind for event in read_events(made)] == [Kind.RUN_STARTED, Kind.RUN_FINISHED]
+
+
+def test_a_termination_gives_the_terminal_back(terminal: tuple[int, int], shell: subprocess.Popen[bytes]) -> None:
+    """SIGTERM in the middle: interrupted, and the settings are as before."""
+    before = termios.tcgetattr(terminal[1])
+    read_until(terminal[0], b"ready ")
+    assert termios.tcgetattr(terminal[1]) != before
+    shell.send_signal(signal.SIGTERM)
+    assert shell.wait(timeout=20) == 130
+    assert termios.tcgetattr(terminal[1]) == before
+
+
+def test_without_a_terminal_it_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A pipe is no terminal: usage error, told what to use instead, and nothing is made."""
+    assert run(["shell"]) == 2
+    assert "belljar exec -- sh" in capfd.readouterr().err
