@@ -25,8 +25,12 @@ class Belljar:
         return {**os.environ, "BELLJAR_HOME": str(self.home), "NO_COLOR": "1", "COLUMNS": "200", **extra}
 
     def __call__(
-        self, *args: str, input: bytes = b"", timeout_s: float = 300, **extra: str
-    ) -> subprocess.CompletedProcess[bytes]:  # noqa: A002
+        self,
+        *args: str,
+        input: bytes = b"",  # noqa: A002 - as `subprocess.run` calls it
+        timeout_s: float = 300,
+        **extra: str,
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run to the end."""
         argv = [sys.executable, "-m", "belljar", *args]
         return subprocess.run(

@@ -22,5 +22,7 @@ def test_example_of_the_python_guide_runs(number: int, home: Path, tmp_path: Pat
     program = tmp_path / "example.py"
     program.write_text(EXAMPLES[number])
     env = {**os.environ, "BELLJAR_HOME": str(home)}
-    ran = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=300, check=False)
+    ran = subprocess.run(
+        [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert ran.returncode == 0, ran.stderr

@@ -247,7 +247,11 @@ def _vmm_of(owner: int) -> int:
                 found.append(int(child))
             below(int(child))
 
-    _wait_for(lambda: (below(owner), bool(found))[1], "a VMM", within_s=30)
+    def seen() -> bool:
+        below(owner)
+        return bool(found)
+
+    _wait_for(seen, "a VMM", within_s=30)
     return found[0]
 
 
