@@ -26,6 +26,7 @@ enum {
     STDIN_WINDOW_BYTES = 256 << 10,
     OUTPUT_WINDOW_BYTES = 1 << 20,
     DRAIN_MS = 250,
+    MAX_FILES = 524288,
     ID_SHIFT = 100000, /* inside 0…65535 is outside 100000…165535 */
     ID_COUNT = 65536,
 };

@@ -43,6 +43,29 @@ static void arrange(const struct plumbing *p)
     close_from(p->pts >= 0 ? FIRST_FREE_FD : CHILD_PTS_FD);
 }
 
+/* /dev/stdout and its kind open the pipe anew, for which it must be the user's. In two steps: each takes a right that the other's place doesn't give. */
+static void give_pipe(int fd, uid_t uid, gid_t gid)
+{
+    struct stat s;
+    if (fstat(fd, &s) == 0 && S_ISFIFO(s.st_mode) && fchown(fd, uid, gid) != 0)
+        errno = 0; /* then only that way of opening it is closed */
+}
+
+static void give_pipes_to_container(const struct plumbing *p)
+{
+    if (native_mode)
+        return;
+    give_pipe(p->in, ID_SHIFT, ID_SHIFT);
+    give_pipe(p->out, ID_SHIFT, ID_SHIFT);
+    give_pipe(p->err, ID_SHIFT, ID_SHIFT);
+}
+
+static void give_pipes_to_user(const struct user *user)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        give_pipe(fd, user->uid, user->gid);
+}
+
 static void fresh_signals(void)
 {
     sigset_t none;
@@ -53,7 +76,7 @@ static void fresh_signals(void)
 
 static void fresh_limits(void)
 {
-    struct rlimit none = {0, 0}, files = {1024, 524288};
+    struct rlimit none = {0, 0}, files = {1024, MAX_FILES};
     setrlimit(RLIMIT_CORE, &none);
     if (!native_mode)
         setrlimit(RLIMIT_NOFILE, &files);
@@ -169,6 +192,8 @@ _Noreturn void child_main(uint8_t kind, struct request *request, const struct pl
     struct user user;
     channel_drop();
     setsid();
+    if (kind == KIND_EXEC)
+        give_pipes_to_container(pipes);
     int entered = container_enter();
     arrange(pipes);
     fresh_signals();
@@ -178,6 +203,8 @@ _Noreturn void child_main(uint8_t kind, struct request *request, const struct pl
     int error = user_find(request->user, &user);
     if (error != 0)
         child_fail(ST_USER, error, request->user);
+    if (kind == KIND_EXEC)
+        give_pipes_to_user(&user);
     if ((error = confine(&user)) != 0)
         child_fail(ST_CREDENTIALS, error, request->user);
     go_to(request->cwd, &user);

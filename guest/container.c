@@ -98,6 +98,16 @@ _Noreturn static void reap_forever(void)
     }
 }
 
+/* System V's objects outlive their makers and count as the workload's memory: bounded, so that they can't fill all of it for good. */
+static void limit_ipc(uint64_t memory_max_bytes)
+{
+    char pages[24];
+    format(pages, sizeof pages, "%llu", (unsigned long long)(memory_max_bytes / 8 / 4096));
+    write_at(AT_FDCWD, "/proc/sys/kernel/shmall", pages); /* this ipc namespace's, as the next */
+    write_at(AT_FDCWD, "/proc/sys/kernel/msgmni", "256");
+    write_at(AT_FDCWD, "/proc/sys/kernel/sem", "250 16000 100 256");
+}
+
 struct report { int error; char stage[60]; };
 
 _Noreturn static void init_main(const struct config *config, int user_ns, int net_ns, int report_fd, int root_fd[2])
@@ -108,6 +118,7 @@ _Noreturn static void init_main(const struct config *config, int user_ns, int ne
     report.error = setns(net_ns, CLONE_NEWNET) != 0 ? errno : loopback_up();
     write_at(AT_FDCWD, "/proc/sys/net/ipv4/ping_group_range", "0 2147483647"); /* this namespace's; optional, as is the next */
     write_at(AT_FDCWD, "/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
+    limit_ipc(config->memory_max_bytes);
     if (report.error == 0)
         report.error = rootfs_build(config, user_ns, &stage);
     format(report.stage, sizeof report.stage, "%s", stage);

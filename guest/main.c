@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 
 #ifndef BUILD_ID
@@ -225,6 +226,10 @@ int main(int argc, char **argv)
         return write_all(2, usage, sizeof usage - 1) == 0 ? 2 : 3;
     }
     prctl(PR_SET_DUMPABLE, 0);
+    if (!native_mode) {
+        struct rlimit files = {MAX_FILES, MAX_FILES}; /* its own need, and the most that a child, without the right to raise it, can pass on */
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
     if (native_mode) {
         reserve_low_fds();
         channel_fd = fcntl(atoi(argv[2]), F_DUPFD_CLOEXEC, FIRST_FREE_FD);

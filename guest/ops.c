@@ -119,8 +119,19 @@ static bool tree_settled(const struct op *op)
     return kill(-op->pid, 0) != 0 && errno == ESRCH;
 }
 
+/* What was owed can vanish: a terminal can be flushed from its other end, a pipe read by whoever opens it again. Nobody waits for what isn't there. */
+static void forgive(struct op *op)
+{
+    for (int s = 0; s < 2; s++) {
+        uint64_t there = op->owed[s] == 0 ? 0 : waiting_bytes(op->out_fd[s]);
+        op->owed[s] = op->owed[s] < there ? op->owed[s] : there;
+    }
+}
+
 void op_settle(struct op *op)
 {
+    if (op->reaped)
+        forgive(op);
     if (!op->reaped || op->status_fd >= 0 || !outputs_settled(op) || !tree_settled(op))
         return;
     for (int s = 0; s < 2; s++) {
@@ -189,6 +200,8 @@ int ops_tick(void)
         if (!op->reaped)
             continue;
         int64_t again = op->killed && now < op->drain_ns ? now + LOOK_AGAIN_NS : op->drain_ns;
+        if (again <= now && (op->owed[0] != 0 || op->owed[1] != 0))
+            again = now + (int64_t)DRAIN_MS * 1000000;
         if (now < again && again < next)
             next = again;
         op_settle(op);

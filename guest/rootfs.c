@@ -80,7 +80,7 @@ static int make_dev(const struct config *config)
     };
     char shm[128];
     format(shm, sizeof shm, "size=%llu,nr_inodes=65536,mode=1777,uid=%d,gid=%d", (unsigned long long)config->memory_max_bytes / 2, ID_SHIFT, ID_SHIFT);
-    if (own_dir("dev", 0755) != 0 || mount("dev", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64m,nr_inodes=4096,mode=755") != 0)
+    if (own_dir("dev", 0755) != 0 || mount("dev", "dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=1m,nr_inodes=4096,mode=755") != 0)
         return -1;
     if (chown("dev", ID_SHIFT, ID_SHIFT) != 0)
         return -1;
@@ -140,7 +140,7 @@ static int make_sys(void)
 {
     static const char *const hidden[] = {
         "sys/firmware", "sys/devices/virtual/powercap", "sys/kernel/debug", "sys/kernel/tracing", "sys/kernel/security", "sys/fs/bpf", "sys/fs/pstore",
-        "sys/kernel/slab", "sys/class/virtio-ports", "sys/module",
+        "sys/kernel/slab", "sys/kernel/notes", "sys/kernel/vmcoreinfo", "sys/kernel/boot_params", "sys/class/virtio-ports", "sys/module",
     };
     if (own_dir("sys", 0555) != 0 || mount("sysfs", "sys", "sysfs", NO | MS_RDONLY, NULL) != 0)
         return -1;

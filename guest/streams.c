@@ -176,16 +176,17 @@ static void drain_add(int fd)
         close(fd);
 }
 
+/* An event may be older than the descriptor's present use: only what is in the list is read. */
 void drain_ready(int fd)
 {
-    ssize_t n = read(fd, scratch, sizeof scratch);
-    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
+    int i = 0;
+    while (i < drain_count && drains[i] != fd)
+        i++;
+    if (i == drain_count)
         return;
-    for (int i = 0; i < drain_count; i++)
-        if (drains[i] == fd) {
-            drain_forget(i);
-            return;
-        }
+    ssize_t n = read(fd, scratch, sizeof scratch);
+    if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR))
+        drain_forget(i);
 }
 
 void output_close(struct op *op, int stream, bool keep_draining)

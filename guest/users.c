@@ -7,16 +7,29 @@
 
 enum { MAX_DATABASE_BYTES = 4 << 20 };
 
+/* What kept a database from being read, other than that it isn't there: then nobody may say that an account isn't. */
+static int database_error;
+
+static void note_failure(int error)
+{
+    if (error == EMFILE || error == ENFILE || error == ENOMEM || error == EIO)
+        database_error = error;
+}
+
 /* The whole file, NUL-terminated; NULL if it isn't a regular file of sensible size. Never blocks on a FIFO. */
 static char *slurp(const char *path)
 {
     struct stat s;
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (fd < 0)
+    if (fd < 0) {
+        note_failure(errno);
         return NULL;
+    }
     char *text = NULL;
     if (fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size <= MAX_DATABASE_BYTES && (text = malloc((size_t)s.st_size + 1)) != NULL) {
         ssize_t n = read(fd, text, (size_t)s.st_size);
+        if (n < 0)
+            note_failure(errno);
         text[n < 0 ? 0 : n] = 0;
     }
     close(fd);
@@ -109,8 +122,7 @@ static bool find_group_id(const char *name, gid_t *gid)
     return found;
 }
 
-/* `spec`: "", a name, a uid, or either with ":group". */
-int user_find(const char *spec, struct user *user)
+static int look_up(const char *spec, struct user *user)
 {
     char name[128];
     const char *colon = strchr(spec, ':');
@@ -135,4 +147,12 @@ int user_find(const char *spec, struct user *user)
     else
         user->groups[user->group_count++] = user->gid;
     return 0;
+}
+
+/* `spec`: "", a name, a uid, or either with ":group". */
+int user_find(const char *spec, struct user *user)
+{
+    database_error = 0;
+    int error = look_up(spec, user);
+    return database_error != 0 ? database_error : error;
 }
