@@ -119,6 +119,7 @@ class FileTooLarge(OSError):  # noqa: N818 - named as its builtin siblings are
         self.head = head
 
 
+_BEFORE_THE_FILE: Final = frozenset({Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS})
 _STATUS: Final = {
     Outcome.EXITED: ExecStatus.EXITED,
     Outcome.SIGNALED: ExecStatus.SIGNALED,
@@ -155,4 +156,8 @@ def file_error(result: Result, path: str) -> OSError:
         )
         return OSError(code, message, path)
     detail = f" ({printable(result.detail, max_chars=200)})" if result.detail else ""
+    if result.stage in _BEFORE_THE_FILE:
+        # Nobody has looked at the file: an unknown user must not read as a file that isn't there.
+        why = f"the guest could not begin: {result.stage.name.lower()}: {os.strerror(result.code)}"
+        return OSError(errno.EIO, why + detail, path)
     return OSError(result.code, os.strerror(result.code) + detail, path)

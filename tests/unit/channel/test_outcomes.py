@@ -11,13 +11,13 @@ from belljar.channel.messages import Result
 from belljar.channel.outcomes import ExecOutcome, ExecStatus, FileTooLarge, file_error, outcome_of
 
 
-def result(outcome: Outcome, code: int, *, flags: int = 0, detail: str = "") -> Result:
+def result(outcome: Outcome, code: int, *, flags: int = 0, detail: str = "", stage: Stage = Stage.OPEN) -> Result:
     """A RESULT."""
     return Result(
         op=1,
         outcome=outcome,
         flags=ResultFlag(flags),
-        stage=Stage.OPEN,
+        stage=stage,
         code=code,
         stdout_dropped_bytes=1,
         stderr_dropped_bytes=2,
@@ -83,3 +83,12 @@ def test_too_large() -> None:
     """An `OSError` with EFBIG, the path and the sizes."""
     error = FileTooLarge("/big", max_bytes=10, size_bytes=20, head=b"x")
     assert (error.errno, error.filename, error.size_bytes, error.head) == (errno.EFBIG, "/big", 20, b"x")
+
+
+@pytest.mark.parametrize("stage", [Stage.USER, Stage.FORK, Stage.REQUEST, Stage.CREDENTIALS])
+def test_a_file_nobody_looked_at_is_not_missing(stage: Stage) -> None:
+    """An unknown user, or a helper that could not start, says nothing of the file: never `FileNotFoundError`."""
+    error = file_error(result(Outcome.NOT_STARTED, errno.ENOENT, stage=stage, detail="\x1b[2J"), "p")
+    assert (type(error), error.errno) == (OSError, errno.EIO)
+    assert stage.name.lower() in str(error)
+    assert "\x1b" not in str(error)
