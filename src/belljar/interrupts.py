@@ -10,10 +10,13 @@ from types import FrameType
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise what SIGINT raises. For the main thread."""
+    """Within the block the first SIGTERM or SIGHUP raises what SIGINT raises; more of them change nothing. For the main thread."""
+    heard: list[int] = []
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        signal.raise_signal(signal.SIGINT)
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            signal.raise_signal(signal.SIGINT)
 
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -135,6 +135,22 @@ def test_no_disk_space_for_a_template(prepared_home: Path, tmp_path: Path) -> No
         subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.root
+def test_no_disk_space_for_an_image(tmp_path: Path) -> None:
+    """A store without room for an image: one clear message, exit 3, and nothing of the image."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=0711", "tmpfs", str(mount)], check=True)
+    try:
+        small = Belljar(mount / "store")
+        ran = small("image", "build", "default")
+        assert ran.returncode == 3, ran.stderr
+        assert "free" in ran.stderr.decode()
+        assert not list((mount / "store").glob("images/*"))
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
 def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
     """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up and the record verifies."""
     running = belljar.start("exec", "--", "sleep", "600")
@@ -187,6 +203,19 @@ def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_nu
     _, stderr = running.communicate(timeout=60)
     assert running.returncode in {130, -signal.SIGINT}, (delay_s, stderr)
     assert b"Traceback" not in stderr
+
+
+@pytest.mark.parametrize("delay_s", [0.4, 1.5])
+def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newest, delay_s: float) -> None:
+    """SIGTERM, SIGHUP and several SIGINTs with no gap between them end the command once: exit 130, nothing left, a sealed ledger."""
+    running = belljar.start("exec", "--", "sleep", "600")
+    time.sleep(delay_s)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+        os.killpg(running.pid, number)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130, stderr
+    assert b"Traceback" not in stderr
+    assert _kinds(belljar, clean_after())[-1] == "run.finished"
 
 
 def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:

@@ -1,24 +1,61 @@
-"""Run a command's coroutine so that Ctrl-C, SIGTERM and SIGHUP all unwind it."""
+"""Run a command's coroutine so that Ctrl-C, SIGTERM and SIGHUP all unwind it, once, however many of them come."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
-from belljar.interrupts import termination_as_interrupt
-
 T = TypeVar("T")
+
+FORCED_AFTER_S: Final = 15.0
+"""A signal this long after the first one ends the process at once: its cells die with it, and `belljar reap` cleans up."""
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_async(function: Callable[..., Awaitable[T]], *args: object, **kwargs: object) -> T:
     """Run the coroutine function to its end and return its result.
 
-    An interrupt cancels it, waits for its clean-up and raises `KeyboardInterrupt`.
+    The first signal cancels it; its clean-up is waited for and `KeyboardInterrupt` is raised. More signals meanwhile change nothing.
     """
     bound: Callable[..., Any] = partial(function, *args, **kwargs)
-    with termination_as_interrupt():
-        result: T = anyio.run(bound)
+    result: T = anyio.run(_until_signal, bound)
     return result
+
+
+async def _until_signal(bound: Callable[[], Awaitable[T]]) -> T:
+    outcome: list[T] = []
+    errors: list[Exception] = []
+    # What is ignored stays so: a shell starts background jobs with SIGINT ignored.
+    heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    with anyio.open_signal_receiver(*heeded) as signals:
+        async with anyio.create_task_group() as tasks:
+            work = anyio.CancelScope()
+            tasks.start_soon(_heed, signals, work, name="signals")
+            with work:
+                try:
+                    outcome.append(await bound())
+                except Exception as error:  # noqa: BLE001 - raised again below: the task group would wrap it
+                    errors.append(error)
+            tasks.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+    if not outcome:
+        raise KeyboardInterrupt
+    return outcome[0]
+
+
+async def _heed(signals: AsyncIterator[signal.Signals], work: anyio.CancelScope) -> None:
+    first_at_s: float | None = None
+    async for number in signals:
+        if first_at_s is None:
+            first_at_s = time.monotonic()
+            work.cancel()
+        elif time.monotonic() - first_at_s > FORCED_AFTER_S:
+            os._exit(128 + number)

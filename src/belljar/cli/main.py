@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -102,7 +103,14 @@ def show_error(error: BelljarError) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The console script. Never returns; the exit code says how it went."""
     _open_standard_streams()
-    sys.exit(run(argv))
+    try:
+        code = run(argv)
+    except KeyboardInterrupt:  # another one, while the first was being told
+        code = 130
+    # The exit code stands: a late signal must not tear the interpreter's shutdown.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def _open_standard_streams() -> None:

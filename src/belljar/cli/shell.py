@@ -60,8 +60,9 @@ async def _shell(policy: str | None, user: str | None) -> int:
 
 
 def _size() -> tuple[int, int]:
+    """A serial line, or a terminal that another program made, may not know its size."""
     size = os.get_terminal_size(0)
-    return size.lines, size.columns
+    return size.lines or 24, size.columns or 80
 
 
 async def converse(running: RunningCommand) -> int:

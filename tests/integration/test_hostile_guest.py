@@ -1,0 +1,48 @@
+"""A guest that breaks the protocol in the middle of a command, in a real cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.cell import open_cell, start_run
+from belljar.channel.pipe import SocketPipe
+from belljar.errors import CellError
+from belljar.ledger import read_events, verify
+
+pytestmark = [pytest.mark.anyio, pytest.mark.vm]
+
+FORGERIES = {
+    "a frame longer than allowed": b"\xff\xff\xff\xff\x12\0\0\0\x01\0\0\0",
+    "a type that is none": b"\0\0\0\0\x7f\0\0\0\x01\0\0\0",
+    "a reserved field in use": b"\0\0\0\0\x12\0\x01\0\x01\0\0\0",
+    "output of a command that is not there": b"\x02\0\0\0\x12\0\0\0\xff\xff\0\0\x01x",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+async def test_malformed_frames_end_the_cell(forgery: str, vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ends with the cell's error, every later call with the same, the cell is destroyed, and the record says why and verifies."""
+    received = SocketPipe.receive
+    hostile = False
+
+    async def receive(self: SocketPipe, max_bytes: int = 65536) -> bytes:
+        return FORGERIES[forgery] if hostile else await received(self, max_bytes)
+
+    monkeypatch.setattr(SocketPipe, "receive", receive)
+    with start_run("exec", None, ["hostile"], home=vm_home) as run:
+        async with open_cell("high", run=run, home=vm_home) as cell:
+            assert (await cell.exec(["true"])).returncode == 0
+            hostile = True
+            with pytest.raises(CellError, match="the cell died") as first:
+                await cell.exec(["true"])
+            with pytest.raises(CellError) as second:
+                await cell.exec(["true"])
+            assert second.value is first.value
+        assert cell.destruction is not None
+        assert cell.destruction.clean
+    kinds = [str(line.kind) for line in read_events(run.path)]
+    assert kinds.count("protocol.violation") == 1
+    assert "cell.destroyed" in kinds
+    assert verify(run.path).ok(strict=True)
