@@ -75,13 +75,19 @@ class UsersBelljar(Belljar):
         """Start `belljar` and leave it running."""
         return self._start(self.argv(*args), subprocess.DEVNULL, extra)
 
-    def _start(self, argv: Sequence[str], stdin: int, extra: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start_on(self, argv: Sequence[str], terminal: int) -> subprocess.Popen[bytes]:
+        """Start any program on a terminal."""
+        return self._start(argv, terminal, {}, terminal)
+
+    def _start(
+        self, argv: Sequence[str], stdin: int, extra: Mapping[str, str], output: int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         """In a session of its own and in no group but the user's."""
         return subprocess.Popen(
             list(argv),
             stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             env=self.environment(**extra),
             cwd="/",
             user=self.uid,

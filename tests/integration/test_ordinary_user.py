@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -421,6 +423,34 @@ def test_a_terminal_in_a_cell(user: UsersBelljar) -> None:
     assert "40 120" in found["seen"]
     assert "got word" in found["seen"]
     assert (found["code"], found["destroyed"]) == (0, True)
+
+
+def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
+    """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's user; its exit code is the shell's."""
+    ours, theirs = os.openpty()
+    process = user.start_on(user.argv("shell"), theirs)
+    os.close(theirs)
+    try:
+        read_until(ours, b"$ ")  # before its prompt, the terminal's change to raw mode would throw away what is typed
+        os.write(ours, b"stty size; id -un; exit 3\n")
+        seen = read_until(ours, b"recorded in")
+        assert process.wait(timeout=60) == 3, seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert b"24 80" in seen
+    assert b"user\r\n" in seen
+
+
+def read_until(terminal: int, words: bytes, deadline_s: float = 60) -> bytes:
+    """What a terminal shows until it has shown that."""
+    seen, give_up = b"", time.monotonic() + deadline_s
+    while words not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0.0, give_up - time.monotonic()))
+        assert ready, seen
+        seen += os.read(terminal, 4096)
+    return seen
 
 
 @pytest.mark.slow
