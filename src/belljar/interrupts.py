@@ -9,8 +9,11 @@ from types import FrameType
 
 
 @contextmanager
-def termination_as_interrupt() -> Iterator[None]:
-    """Within the block the first SIGTERM or SIGHUP raises what SIGINT raises; more of them change nothing. For the main thread."""
+def termination_as_interrupt() -> Iterator[list[int]]:
+    """Within the block the first SIGTERM or SIGHUP raises what SIGINT raises; more of them change nothing.
+
+    Gives the list of those that came. For the main thread.
+    """
     heard: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -23,7 +26,7 @@ def termination_as_interrupt() -> Iterator[None]:
         # A shell starts background jobs so; then SIGTERM would be turned into something that is ignored.
         previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield
+        yield heard
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -82,7 +82,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         session_scope(session),
     ):
         session.run = run
-        with termination_as_interrupt():
+        with termination_as_interrupt() as session.told_to_end:
             interrupted = _invoke(context, tasks, run, quiet=request.quiet)
         if session.refusal is not None:
             raise session.refusal

@@ -148,7 +148,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """Destroy what is left; with `--no-sandbox-cleanup` keep it first for as long as someone wants to look."""
         session = current_session()
         try:
-            if session.users == 1 and session.live and not cleanup:
+            if session.users == 1 and session.live and not cleanup and not session.told_to_end:
                 await lifecycle.hold(session)
         finally:
             with anyio.CancelScope(shield=True):

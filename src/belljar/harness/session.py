@@ -83,6 +83,7 @@ class Session:
         live: the cells that stand, by id.
         refusal: the first error of ours that ended a task before it began.
         breaches: errors of destruction; any of them voids the run.
+        told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look at.
     """
 
     run: RunDirectory | None = None
@@ -94,6 +95,7 @@ class Session:
     live: dict[str, BelljarSandboxEnvironment] = field(default_factory=dict)
     refusal: BelljarError | None = None
     breaches: list[BelljarError] = field(default_factory=list)
+    told_to_end: list[int] = field(default_factory=list)
 
     def ensure_run(self) -> RunDirectory:
         """The run directory; opened now if nobody gave one. Raises `HostError` when it can't be made: without a
