@@ -163,6 +163,16 @@ static int fork_a_thousand(void) {
     }
     return 0;
 }
+static int clear_death_signal(void) { return ended(prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)); }
+static int list_mounts(void) {
+    unsigned long long found[8];
+    struct {
+        unsigned size, spare;
+        unsigned long long mount, param;
+    } request = {24, 0, ~0ULL, 0};
+    return ended(syscall(458, &request, found, 8, 0));
+}
+static int call_of_tomorrow(void) { return syscall(464, -1, "", 0, "", 0, 0) < 0 && errno == ENOSYS ? ENOSYS : 0; }
 static int set_host_name(void) { return control ? 0 : ended(sethostname("x", 1)); }
 
 static const struct {
@@ -175,7 +185,7 @@ static const struct {
     A(socket_inet), A(socket_unix), A(socket_netlink), A(socket_vsock), A(become_root), A(become_root_group), A(join_group), A(gain_capabilities), A(hold_capability),
     A(gain_privileges_by_exec), A(new_user_namespace), A(new_network_namespace), A(clone_user_namespace), A(clone3_user_namespace), A(make_device),
     A(use_io_uring), A(use_keyring), A(use_userfaultfd), A(use_bpf), A(extra_descriptor), A(read_environment), A(dump_core), A(raise_limit),
-    A(fork_a_thousand), A(set_host_name),
+    A(fork_a_thousand), A(set_host_name), A(clear_death_signal), A(list_mounts), A(call_of_tomorrow),
 };
 
 /* In a group of its own, which is killed with all it started before the next attack. */

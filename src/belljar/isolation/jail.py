@@ -23,7 +23,7 @@ import anyio
 
 import belljar
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.isolation.process import ProcessId, close_all, identify, kill, namespaces_of, pin_namespaces
+from belljar.isolation.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.units import printable
 
@@ -173,7 +173,8 @@ class Jail:
             if victim is not None:
                 with contextlib.suppress(PermissionError):
                     kill(victim)
-            if await self._exited():
+            # A supervisor that was killed from outside is gone before the child is.
+            if await self._exited() and (self.child is None or not is_alive(self.child)):
                 break
         self.read_status()
         self.diagnosis()

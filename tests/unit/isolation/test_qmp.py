@@ -67,6 +67,14 @@ async def test_a_failed_migration_is_an_error(monitor: FakeMonitor) -> None:
         await monitor.qmp.wait_migrated(timeout_s=60)
 
 
+@pytest.mark.parametrize("data", [b"5", b"null", b'{"status": ["failed"]}', b'{"status": {}}'])
+async def test_a_senseless_event_is_passed_over(monitor: FakeMonitor, data: bytes) -> None:
+    """An event of the wrong shape from a taken-over VMM is no surprise to the reader."""
+    monitor.says(b'{"event": "MIGRATION", "data": ' + data + b"}\n", b'{"event": [], "data": []}\n')
+    monitor.says(b'{"event": "MIGRATION", "data": {"status": "completed"}}\n')
+    await monitor.qmp.wait_migrated(timeout_s=5)
+
+
 async def test_a_refusal_is_shown_escaped(monitor: FakeMonitor) -> None:
     """The VMM's words can't act on a terminal."""
     monitor.says(b'{"error": {"desc": "no \\u001b[2J"}}\n')

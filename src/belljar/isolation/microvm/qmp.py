@@ -69,10 +69,11 @@ class Qmp:
         with anyio.move_on_after(timeout_s):
             while True:
                 event = self._events.popleft() if self._events else await self._line()
-                status = event.get("data", {}).get("status") if event.get("event") == "MIGRATION" else None
+                data = event.get("data")
+                status = data.get("status") if event.get("event") == "MIGRATION" and isinstance(data, dict) else None
                 if status == "completed":
                     return
-                if status in {"failed", "cancelled"}:
+                if status in ("failed", "cancelled"):
                     raise CellError(f"the VMM could not move the device state: {status}", where=self._where)
         raise self._late("did not finish moving the device state")
 
