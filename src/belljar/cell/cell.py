@@ -34,12 +34,16 @@ class Cell:
     Attributes:
         id: the cell's name in the ledger, the journal and on the host.
         plan: what it was made by.
+        image_command: what the image says is to be run: its entrypoint and command, often nothing.
         destruction: what its end found, once it has ended.
     """
 
-    def __init__(self, vm: LiveVm, plan: Plan, recorder: Recorder, *, actor: Actor) -> None:
+    def __init__(
+        self, vm: LiveVm, plan: Plan, recorder: Recorder, *, actor: Actor, image_command: Sequence[str] = ()
+    ) -> None:
         self.id = vm.cell_id
         self.plan = plan
+        self.image_command = tuple(image_command)
         self._vm = vm
         self._recorder = recorder
         self._actor = actor

@@ -66,7 +66,8 @@ async def open_cell(
         vm = await stack.enter_async_context(
             open_vm(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder, planned=planned(loaded, parts))
         )
-        cell = Cell(vm, parts.plan, recorder, actor=actor)
+        image_command = (*parts.image.entrypoint, *parts.image.cmd)
+        cell = Cell(vm, parts.plan, recorder, actor=actor, image_command=image_command)
         try:
             await copy_in(cell, loaded)
             yield cell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from belljar.cell.parts import Parts
 from belljar.host.home import belljar_home
@@ -21,14 +22,26 @@ def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | 
 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
-    """Keep the policy as written, the plan and the host's facts beside the ledger; once for each policy of the run."""
+    """Keep the policy as written, the plan, what its cells are made of and the host's facts beside the ledger; once for each policy of the run."""
     digest = hashlib.sha256(loaded.text).hexdigest()[:12]
     tag = "" if _is_free_or_same(run.path / "policy.yaml", loaded.text) else f"-{digest}"
     if not (run.path / f"policy{tag}.yaml").exists():
         run.write_text(f"policy{tag}.yaml", loaded.text.decode("utf-8"))
         run.write_json(f"plan{tag}.json", parts.plan.to_json())
+        run.write_json(f"parts{tag}.json", made_of(parts))
     if not (run.path / "host.json").exists():
         run.write_json("host.json", parts.facts.to_json())
+
+
+def made_of(parts: Parts) -> dict[str, Any]:
+    """The versions and digests of what a cell is made of."""
+    kernel, image = parts.kernel, parts.image
+    qemu = next((tool.version for tool in parts.facts.tools if tool.name.startswith("qemu")), None)
+    return {
+        "guest_kernel": {"version": kernel.version, "digest": kernel.digest, "package": kernel.package},
+        "image": {"digest": image.digest, "names": list(image.names), "source": image.source},
+        "qemu": qemu,
+    }
 
 
 def _is_free_or_same(path: Path, text: bytes) -> bool:

@@ -23,10 +23,13 @@ class RunningCommand:
         self.captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
         self.output: ExecOutput | None = None
 
-    async def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
-        async for stream, chunk in self._running:
-            self.captures[stream].feed(chunk)
-            yield stream, chunk
+    def __aiter__(self) -> AsyncIterator[tuple[Stream, bytes]]:
+        return self
+
+    async def __anext__(self) -> tuple[Stream, bytes]:
+        stream, chunk = await anext(self._running)
+        self.captures[stream].feed(chunk)
+        return stream, chunk
 
     async def send_stdin(self, chunk: bytes) -> None:
         """Send bytes to its standard input; waits while its window is full."""

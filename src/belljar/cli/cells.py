@@ -44,8 +44,13 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     """
     from belljar.cli._async import run_async
     from belljar.harness.release import sweep_doors
+    from belljar.isolation import list_cells
     from belljar.isolation import reap as reap_cells
 
+    known = {one.cell_id: one.state for one in list_cells()}
+    if cell is not None and known.get(cell) != "orphaned":
+        why = "its owner lives" if cell in known else "no such cell; `belljar ps` lists them"
+        raise click.UsageError(f"{printable(cell)} can't be reaped: {why}")
     reaped = run_async(reap_cells, None, cell_id=cell)
     sweep_doors()
     if as_json:

@@ -57,6 +57,8 @@ def exec_command(
     POLICY is a policy file or a preset (low, medium, high, critical); default: high. Standard input, output and error pass through (what could
     act on a terminal is escaped there); the exit code is the command's (124 when it timed out). Everything is recorded: `belljar ledger show last`.
 
+    Without a command, the entrypoint and command of the policy's image are run.
+
     \b
     Examples:
       belljar exec -- uname -a
@@ -64,7 +66,7 @@ def exec_command(
       echo hello | belljar exec critical -- cat
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
-    if not argv:
+    if not argv and (policy is None or COMMAND_KEY in ctx.meta):
         raise click.UsageError("no command: put it after two dashes, as in: belljar exec high -- uname -a", ctx)
     from belljar.cli._async import run_async
     from belljar.units import parse_duration
@@ -93,6 +95,7 @@ async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: 
 
     with start_run("exec", None, argv) as run:
         async with open_cell(policy, run=run) as cell:
+            argv = argv or _of_the_image(cell)
             output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else passing_on(), **options)
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
         if as_json:
@@ -103,6 +106,19 @@ async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: 
         code = TIMED_OUT_CODE if output.timed_out else output.returncode
         run.finish("completed", exit_code=code)
         return code
+
+
+def _of_the_image(cell: Cell) -> list[str]:
+    """The image's entrypoint and command."""
+    from belljar.errors import PolicyError
+
+    if not cell.image_command:
+        raise PolicyError(
+            "no command is given, and the image says of none",
+            where=f"image {cell.plan.policy.image}",
+            mend="put one after two dashes, as in: belljar exec high -- uname -a",
+        )
+    return list(cell.image_command)
 
 
 def _as_object(cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run_dir: str) -> dict[str, object]:

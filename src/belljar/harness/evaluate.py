@@ -143,6 +143,14 @@ def _was_given(context: click.Context, option: str) -> bool:
     return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
 
 
+def _check_files(specs: Sequence[str]) -> None:
+    """A file that is not there gets its own message: Inspect's is about glob patterns."""
+    for spec in specs:
+        file = spec.partition("@")[0]
+        if file.endswith((".py", ".ipynb")) and not any(sign in file for sign in "*?[") and not Path(file).exists():
+            raise PolicyError("no such file", where=printable(file), mend="name a file, file@task or package/task")
+
+
 def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
     """The tasks named on the command line, with their sandboxes replaced; a model named there beats the tasks' own.
 
@@ -158,6 +166,7 @@ def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
     specs = [_relative(spec) for spec in params["tasks"] or configured.get("tasks") or []]
     if not specs:
         raise click.UsageError("which task? Name a file, file@task or package/task", context)
+    _check_files(specs)
     with _explained(", ".join(specs)):
         tasks = inspect_load_tasks(
             specs, {**configured.get("task_args", {}), **parse_cli_config(params["t"], params["task_config"])}

@@ -31,6 +31,7 @@ def test_policy_plan_and_host_stand_beside_the_ledger(tmp_path: Path) -> None:
     assert (run.path / "policy.yaml").read_bytes() == loaded.text
     assert json.loads((run.path / "plan.json").read_text())["tier"] == "microvm"
     assert json.loads((run.path / "host.json").read_text())["arch"] == "x86_64"
+    assert set(json.loads((run.path / "parts.json").read_text())) == {"guest_kernel", "image", "qemu"}
     assert verify(run.path).status is Status.VERIFIED
 
 
@@ -42,7 +43,7 @@ def test_another_policy_of_the_same_run_has_names_of_its_own(tmp_path: Path) -> 
             describe(run, loaded, parts_for(loaded))
     tag = hashlib.sha256(second.text).hexdigest()[:12]
     assert {path.name for path in run.path.glob("p*.*")} >= {"policy.yaml", "plan.json"}
-    assert {path.name for path in run.path.glob("*-*.*")} == {f"policy-{tag}.yaml", f"plan-{tag}.json"}
+    assert {path.name for path in run.path.glob("*-*.*")} == {f"policy-{tag}.yaml", f"plan-{tag}.json", f"parts-{tag}.json"}
     assert (run.path / "policy.yaml").read_bytes() == first.text
     assert verify(run.path).status is Status.VERIFIED
 

@@ -83,7 +83,6 @@ def test_the_policy_may_be_left_out() -> None:
     ("words", "why"),
     [
         ([], "no command"),
-        (["high"], "no command"),
         (["high", "--"], "no command"),
         (["high", "ls", "--", "ls"], "unexpected extra argument"),
         (["--env", "NOVALUE", "--", "ls"], "write NAME=VALUE"),
