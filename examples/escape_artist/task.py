@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import adversary
 import anyio
 from attacks import ATTACKS, BY_NAME, Attack
-from inspect_ai import Task, task
+from inspect_ai import Epochs, Task, task
 from inspect_ai.agent import AgentPrompt, as_solver, react
 from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessageTool
@@ -57,6 +57,8 @@ def escape_artist() -> Task:
         scorer=what_the_host_saw(),
         sandbox=("belljar", str(HERE / "policy.yaml")),
         model=f"{adversary.NAME}/scripted",
+        # A verdict is a word: the most frequent one counts, not a mean.
+        epochs=Epochs(1, "mode"),
         cleanup=stop_watching,
         fail_on_error=False,
         message_limit=60,

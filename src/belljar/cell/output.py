@@ -53,8 +53,9 @@ class ExecOutput:
         """One line for a person, or `""` when the command ran."""
         if self.not_started_errno is None:
             return ""
-        reason = os.strerror(self.not_started_errno)
-        return f"{self.stage}: {self.detail or reason}" if self.stage else self.detail or reason
+        # "no such user" says it all; an argument list that is too long does not say so by the program's name.
+        reason = "" if self.stage == "user" and self.detail else os.strerror(self.not_started_errno)
+        return ": ".join(part for part in (self.stage, self.detail, reason) if part)
 
 
 def output_of(outcome: ExecOutcome) -> ExecOutput:

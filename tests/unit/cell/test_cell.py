@@ -80,7 +80,7 @@ async def test_a_command_that_can_not_start_is_a_result() -> None:
     """A failing command is no error, and its outcome is `exec.failed` with the stage."""
     async with staged() as stage:
         output = await stage.cell.exec(["missing"])
-        assert (output.returncode, output.why_not_started) == (127, "exec: no such program")
+        assert (output.returncode, output.why_not_started) == (127, "exec: no such program: No such file or directory")
         assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_FAILED]
         assert stage.last(Kind.EXEC_FAILED).data["stage"] == "exec"
 
