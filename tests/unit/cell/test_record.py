@@ -78,7 +78,11 @@ def test_a_timeout_and_a_failed_start_are_kinds_of_their_own() -> None:
     not_started = finished(missing)
     data = checked(not_started)
     assert (not_started.kind, not_started.bodies) == (Kind.EXEC_FAILED, ())
-    assert (data["stage"], data["errno"], data["reason"]) == ("exec", 2, "exec: no \\udc80 program: No such file or directory")
+    assert (data["stage"], data["errno"], data["reason"]) == (
+        "exec",
+        2,
+        "exec: no \\udc80 program: No such file or directory",
+    )
 
 
 def test_empty_streams_are_no_bodies() -> None:

@@ -43,7 +43,11 @@ def test_another_policy_of_the_same_run_has_names_of_its_own(tmp_path: Path) -> 
             describe(run, loaded, parts_for(loaded))
     tag = hashlib.sha256(second.text).hexdigest()[:12]
     assert {path.name for path in run.path.glob("p*.*")} >= {"policy.yaml", "plan.json"}
-    assert {path.name for path in run.path.glob("*-*.*")} == {f"policy-{tag}.yaml", f"plan-{tag}.json", f"parts-{tag}.json"}
+    assert {path.name for path in run.path.glob("*-*.*")} == {
+        f"policy-{tag}.yaml",
+        f"plan-{tag}.json",
+        f"parts-{tag}.json",
+    }
     assert (run.path / "policy.yaml").read_bytes() == first.text
     assert verify(run.path).status is Status.VERIFIED
 
