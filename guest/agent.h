@@ -92,6 +92,7 @@ int container_enter(void);                                           /* in a chi
 void container_warm(struct reader *paths, uint32_t count);
 int rootfs_build(const struct config *config, int user_ns, const char **stage); /* in the container's first process */
 void renew(struct reader *r);
+void renew_prepare(const char *hostname);
 
 /* ---- cgroups.c ---- */
 struct slot { int fd; uint32_t name; uint64_t oom_base; uint8_t state; bool killed; };

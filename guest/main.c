@@ -53,8 +53,10 @@ static void on_config(uint8_t *p, uint32_t n)
     if (r.bad)
         fatal("the host sent a malformed CONFIG", 0);
     int error = container.built ? EALREADY : native_mode ? 0 : container_build(&c, &stage);
-    if (error == 0)
+    if (error == 0 && !native_mode) {
         container_warm(&r, count);
+        renew_prepare(c.hostname);
+    }
     put_le(head, (uint32_t)error, 4);
     send_text(F_CONFIGURED, 0, head, 4, native_mode ? "native: no container" : stage);
 }
