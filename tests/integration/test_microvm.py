@@ -1,6 +1,6 @@
 """The real microVM: jailed, cloned, renewed, killed, reaped; and what goes wrong on the way."""
 
-# ruff: noqa: ASYNC220, ASYNC221, ASYNC240, PT012 - these tests start and look at processes and files; nothing else runs on their loop
+# ruff: noqa: ASYNC220, ASYNC221, PT012 - these tests start and look at processes and files; nothing else runs on their loop
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -294,32 +293,6 @@ async def test_owner_killed_leaves_nothing_after_reap(vm_home: Path, made_of: Pa
         out, _ = living.communicate("", timeout=20)
         assert json.loads(out)["survivors"] == []
     assert left_of(vm_home) == []
-
-
-@pytest.mark.root
-@pytest.mark.slow
-@one_backend
-async def test_an_ordinary_user_has_cells_too(own_home: Path, ordinary_user: tuple[int, int], tmp_path: Path) -> None:
-    """Without root: the same jail, memory bounded by address space where no control group is handed out, and a clean end."""
-    home = Path(f"/tmp/store-{os.getpid()}")
-    shutil.copytree(own_home, home)
-    uid, gid = ordinary_user
-    for path in (home, *home.rglob("*")):
-        os.chown(path, uid, gid)
-    prefix = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
-    try:
-        with owner(home, *prefix, python="/usr/bin/python3") as process:
-            said = told(process)
-            status = Path(f"/proc/{said['host_pid']}/status").read_text()
-            out, _ = process.communicate("", timeout=20)
-        assert said["stdout"] == "0\nLinux\n"
-        assert said["bounded_by"] == "address space"
-        assert f"Uid:\t{uid}\t{uid}\t{uid}\t{uid}" in status
-        assert "CapBnd:\t0000000000000000" in status
-        assert json.loads(out)["survivors"] == []
-        assert left_of(home) == []
-    finally:
-        shutil.rmtree(home)
 
 
 @one_backend

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.integration.as_user import copy_package, users_python
 
 import belljar
 
@@ -56,7 +57,7 @@ class Stage:
         """The runner, as the stage's user."""
         words = (
             *self.argv,
-            str(HERE / "jail_runner.py"),
+            str(self.directory / "jail_runner.py"),
             str(self.directory / "root"),
             str(self.image),
             mode,
@@ -94,22 +95,31 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
+@pytest.fixture(scope="module")
+def readable_package() -> Iterator[Path]:
+    """The package where any user can read it: a checkout may be its owner's alone."""
+    with tempfile.TemporaryDirectory(prefix="package-") as folder:
+        Path(folder).chmod(0o755)
+        yield copy_package(Path(folder) / "site")
+
+
 @pytest.fixture(params=USERS)
-def stage(request: pytest.FixtureRequest, probe: Path, tmp_path: Path) -> Iterator[Stage]:
+def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -> Iterator[Stage]:
     """Once for root, once for an ordinary user (only that one, when the tests themselves are run by one)."""
     is_root = os.geteuid() == 0
     if request.param == "root" and not is_root:
         pytest.skip("needs root")
     directory = Path("/tmp") / f"jail-{os.getpid()}-{request.param}"
     make_stage(directory, probe)
+    shutil.copy(HERE / "jail_runner.py", directory)
     argv: tuple[str, ...] = (sys.executable,)
     environment = {"PYTHONPATH": str(Path(belljar.__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1"}
     if request.param == "user" and is_root:
         uid, gid = request.getfixturevalue("ordinary_user")
         for path in (directory, *directory.rglob("*")):
             os.chown(path, uid, gid)
-        argv = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "/usr/bin/python3")
-        environment["PYTHONPATH"] += os.pathsep + sysconfig.get_path("purelib")
+        argv = ("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", users_python(uid, gid))
+        environment["PYTHONPATH"] = str(readable_package)
     try:
         yield Stage(user=request.param, directory=directory, argv=argv, environment=environment)
     finally:
