@@ -12,9 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,33 +119,6 @@ def _has_uid(process: Path, uid: int) -> bool:
     except OSError:
         return False
     return any(line.startswith("Uid:") and str(uid) in line.split() for line in status.splitlines())
-
-
-def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) -> None:
-    """Until it holds; the test fails when that takes too long."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what}: not within {within_s} s")
-        time.sleep(0.02)
-
-
-def vmm_of(owner: int) -> int:
-    """The VMM below an owner, once there is one."""
-    found: list[int] = []
-
-    def look() -> bool:
-        found.extend(pid for pid in _below(owner) if Path(f"/proc/{pid}/comm").read_text().startswith("qemu"))
-        return bool(found)
-
-    wait_for(look, "a VMM")
-    return found[0]
-
-
-def _below(pid: int) -> Iterator[int]:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        yield int(child)
-        yield from _below(int(child))
 
 
 def users_python(uid: int, gid: int) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import copy_store
 from tests.integration.conftest import Belljar
+from tests.integration.processes import vmm_of, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -26,14 +27,6 @@ def _policy(tmp_path: Path, text: str) -> str:
     path = tmp_path / "policy.yaml"
     path.write_text(text)
     return str(path)
-
-
-def _wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"{what}: not within {within_s} s")
-        time.sleep(0.02)
 
 
 def _kinds(belljar: Belljar, run: Path) -> list[str]:
@@ -154,8 +147,8 @@ def test_no_disk_space_for_an_image(tmp_path: Path) -> None:
 def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
     """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up and the record verifies."""
     running = belljar.start("exec", "--", "sleep", "600")
-    _wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start")
-    os.kill(_vmm_of(running.pid), signal.SIGKILL)
+    wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start", within_s=120)
+    os.kill(vmm_of(running.pid, within_s=30), signal.SIGKILL)
     _, stderr = running.communicate(timeout=60)
     assert running.returncode == 5, stderr
     assert b"the cell died" in stderr
@@ -221,11 +214,11 @@ def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newe
 def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
     """SIGKILL of the owner: its VMM dies with it, `ps` shows the orphan at most, `reap` leaves nothing, and the ledger verifies up to its last complete event."""
     running = belljar.start("exec", "--", "sleep", "600")
-    _wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start")
-    vmm = _vmm_of(running.pid)
+    wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start", within_s=120)
+    vmm = vmm_of(running.pid, within_s=30)
     running.kill()
     running.communicate(timeout=30)
-    _wait_for(lambda: not Path(f"/proc/{vmm}").exists(), "the VMM's death", within_s=10)
+    wait_for(lambda: not Path(f"/proc/{vmm}").exists(), "the VMM's death", within_s=10)
     reaped = belljar("reap", "--json")
     assert reaped.returncode == 0, reaped.stderr
     assert belljar.leftovers() == []
@@ -264,24 +257,6 @@ def _kinds_of_newest(belljar: Belljar) -> list[str]:
         return _kinds(belljar, runs[-1]) if runs else []
     except (OSError, ValueError):
         return []
-
-
-def _vmm_of(owner: int) -> int:
-    """The QEMU process below an owner."""
-    found: list[int] = []
-
-    def below(pid: int) -> None:
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if Path(f"/proc/{child}/comm").read_text().startswith("qemu"):
-                found.append(int(child))
-            below(int(child))
-
-    def seen() -> bool:
-        below(owner)
-        return bool(found)
-
-    _wait_for(seen, "a VMM", within_s=30)
-    return found[0]
 
 
 def test_store_is_shared_by_hard_links_only(home: Path, prepared_home: Path) -> None:

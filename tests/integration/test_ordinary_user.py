@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from tests.fakes import images
-from tests.integration.as_user import UsersBelljar, copy_inspect, copy_package, own, users_python, vmm_of, wait_for
+from tests.integration.as_user import UsersBelljar, copy_inspect, copy_package, own, users_python
+from tests.integration.processes import vmm_of, wait_for
 
 import belljar as package
 from belljar.isolation.jail import launcher_path

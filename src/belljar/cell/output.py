@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
-from typing import Final
 
 from belljar.channel import ExecOutcome, ExecStatus
-
-_NOT_STARTED_CODES: Final = {
-    errno.ENOENT: 127,
-    errno.ENOTDIR: 127,
-    errno.EACCES: 126,
-    errno.ENOEXEC: 126,
-    errno.EISDIR: 126,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +52,7 @@ def output_of(outcome: ExecOutcome) -> ExecOutput:
     """The channel's outcome as the caller sees it."""
     started = outcome.status is not ExecStatus.NOT_STARTED
     return ExecOutput(
-        returncode=outcome.returncode if started else _NOT_STARTED_CODES.get(outcome.code, 126),
+        returncode=outcome.returncode,
         code=outcome.code,
         signalled=outcome.status is ExecStatus.SIGNALED,
         stdout=outcome.stdout,
