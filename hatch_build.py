@@ -1,4 +1,6 @@
-"""Build hook: compiles the static programs (`guest/` → agent, `jail/` → jail) for x86-64 and arm64 with the `ziglang` wheel, so no user needs a compiler.
+"""Build hook: compiles the static programs (`guest/` → agent, `jail/` → jail, `probes/` → probe) for x86-64 and arm64.
+
+The compiler is the `ziglang` wheel, so no user needs one.
 
 Runs for wheels and for editable installs (both put the programs into `src/belljar/_bin/`, which git ignores), and by hand: `python hatch_build.py`. A program is
 compiled again only when its sources, the flags or the compiler's version changed. The output is reproducible: no time, path or host name goes in.
@@ -22,7 +24,7 @@ except ImportError:  # by hand, where only the compiler is installed
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ARCHITECTURES = ("x86_64", "aarch64")
-PROGRAMS = {"guest": "agent", "jail": "jail"}
+PROGRAMS = {"guest": "agent", "jail": "jail", "probes": "probe"}
 FLAGS = (
     "-std=c11", "-Os", "-static", "-s", "-Wall", "-Wextra", "-Werror", "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections",
     "-fstack-protector-strong", "-Wl,--gc-sections", "-Wl,--build-id=none",

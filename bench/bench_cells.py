@@ -1,7 +1,10 @@
-"""Cells against Docker, in one run, on this machine: `python bench/bench_cells.py [--rounds N] [--json]`.
+"""Cells of each tier against Docker, in one run, on this machine: `python bench/bench_cells.py [--tiers …] [--rounds N] [--json]`.
 
-What is compared: clone → first output against `docker run --rm`; an exec of `true` against `docker exec`; 50 MiB in and out against `docker cp`; destroying;
-the private memory of an idle clone; the start of `belljar --help`. Medians; the ratio is cell / Docker.
+What is compared: create → first output → destroyed against `docker run --rm` with the same command; an exec of `true` against `docker exec`; 50 MiB in and out against
+`docker cp`; destroying; the quick probes; the memory of an idle microVM clone; the start of `belljar --help`. Medians (P50) and P95; the ratio is cell / Docker.
+`pool_whole_life` and `pool_first_output` are of cells made ahead: take → first output → destroyed. Their making and warming are *moved, not
+saved*: they are done before and not timed.
+Rounds alternate between Docker and the tiers, so that a busy moment strikes all.
 """
 
 from __future__ import annotations
@@ -22,11 +25,17 @@ from typing import Any
 import anyio
 from peer import IMAGE, Docker, docker
 
-from belljar.cell import Cell, open_cell, start_run
+from belljar.cell import Cell, Pool, open_cell, open_pool, start_run
+from belljar.events import MemoryRecorder
 from belljar.host.home import belljar_home
 from belljar.image import Store
+from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy, load_policy
+from belljar.probe.model import Verdict
+from belljar.probe.run import probe_cell
 
 FILE_MIB = 50
+TIERS = ("container", "gvisor", "microvm")
 
 
 def _ms(action: Callable[[], object]) -> float:
@@ -35,11 +44,17 @@ def _ms(action: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
+ECHO = ("run", "--rm", "--network", "none", IMAGE, "echo", "hello")
+NAMES = ("whole_life", "first_output", "exec", "file_in", "file_out", "destroy", "pool_whole_life", "pool_first_output")
+
+
+def docker_round(peer: Docker) -> float:
+    """One `docker run --rm`, in milliseconds."""
+    return _ms(lambda: peer.run(*ECHO))
+
+
 def of_docker(peer: Docker, rounds: int) -> dict[str, list[float]]:
-    """The peer's times, in milliseconds."""
-    echo = ("run", "--rm", "--network", "none", IMAGE, "echo", "hello")
-    peer.run(*echo)
-    first = [_ms(lambda: peer.run(*echo)) for _ in range(rounds)]
+    """The peer's times in one container, in milliseconds."""
     name = peer.run("run", "-d", "--network", "none", IMAGE, "sleep", "3600").decode().strip()
     execs = [_ms(lambda: peer.run("exec", name, "true")) for _ in range(rounds)]
     with tempfile.TemporaryDirectory() as folder:
@@ -48,31 +63,100 @@ def of_docker(peer: Docker, rounds: int) -> dict[str, list[float]]:
         file_in = [_ms(lambda: peer.run("cp", str(blob), f"{name}:/tmp/blob")) for _ in range(3)]
         file_out = [_ms(lambda: peer.run("cp", f"{name}:/tmp/blob", f"{folder}/back")) for _ in range(3)]
     destroy = [_ms(lambda: peer.run("rm", "-f", name))]
-    return {"first_output": first, "exec": execs, "file_in": file_in, "file_out": file_out, "destroy": destroy}
+    return {"exec": execs, "file_in": file_in, "file_out": file_out, "destroy": destroy}
 
 
-async def of_cells(rounds: int) -> tuple[dict[str, list[float]], dict[str, Any]]:
-    """The cells' times, in milliseconds, and what else was seen."""
-    times: dict[str, list[float]] = {name: [] for name in ("first_output", "exec", "file_in", "file_out", "destroy")}
+async def life(tier: str, run: RunDirectory, times: dict[str, list[float]]) -> Cell:
+    """One cell's whole life with one command."""
+    began = time.perf_counter()
+    async with open_cell(policy_of(tier), run=run) as cell:
+        output = await cell.exec(["echo", "hello"])
+        if output.stdout != b"hello\n":
+            raise SystemExit(f"a cell answered {output!r}")
+        times["first_output"].append((time.perf_counter() - began) * 1e3)
+    times["whole_life"].append((time.perf_counter() - began) * 1e3)
+    if cell.destruction is None or not cell.destruction.clean:
+        raise SystemExit(f"a {tier} cell was not destroyed clean: {cell.destruction}")
+    times["destroy"].append(cell.destruction.duration_ms)
+    return cell
+
+
+async def life_from_pool(pool: Pool, times: dict[str, list[float]]) -> None:
+    """One cell that was made ahead, with one command. The next is made when this one is gone, outside the timed part."""
+    pool.refill()
+    if not await pool.filled():
+        raise SystemExit(f"no cell could be made ahead: {pool.counts}")
+    began = time.perf_counter()
+    async with pool.cell() as cell:
+        output = await cell.exec(["echo", "hello"])
+        if output.stdout != b"hello\n":
+            raise SystemExit(f"a cell answered {output!r}")
+        times["pool_first_output"].append((time.perf_counter() - began) * 1e3)
+    times["pool_whole_life"].append((time.perf_counter() - began) * 1e3)
+
+
+async def from_pools(
+    tiers: list[str], run: RunDirectory, rounds: int, times: dict[str, dict[str, list[float]]]
+) -> None:
+    """Cells made ahead, one tier after the other."""
+    for tier in tiers:
+        async with open_pool(policy_of(tier), run=run) as pool:
+            for _ in range(rounds):
+                await life_from_pool(pool, times[tier])
+            if pool.counts.taken != rounds:
+                raise SystemExit(f"not every cell came from the pool: {pool.counts}")
+
+
+async def measure(peer: Docker, tiers: list[str], rounds: int) -> dict[str, Any]:
+    """Everything, in milliseconds."""
+    times: dict[str, dict[str, list[float]]] = {tier: {name: [] for name in NAMES} for tier in tiers}
+    docker_runs: list[float] = []
     notes: dict[str, Any] = {}
     with start_run("bench", "cells", sys.argv) as run:
-        for number in range(rounds + 1):
-            began = time.perf_counter()
-            async with open_cell("high", run=run) as cell:
-                if not number:  # the round that is not timed: it makes the template
-                    notes["private_memory_mib"] = private_memory_mib(cell)
-                output = await cell.exec(["echo", "hello"])
-                if output.stdout != b"hello\n":
-                    raise SystemExit(f"a cell answered {output!r}")
-                if number:
-                    times["first_output"].append((time.perf_counter() - began) * 1e3)
-                if number == 1:
-                    notes["emulated"] = cell.emulated
-                    await _in_one_cell(cell, rounds, times)
-                    notes["timings_ms"] = dict(cell.timings_ms)
-            if number and cell.destruction is not None:
-                times["destroy"].append(cell.destruction.duration_ms)
-    return times, notes
+        docker_round(peer)
+        for tier in tiers:
+            await life(tier, run, {name: [] for name in NAMES})  # not timed: it makes template or tree
+        for _ in range(rounds):
+            docker_runs.append(docker_round(peer))
+            for tier in tiers:
+                cell = await life(tier, run, times[tier])
+                notes[tier] = {
+                    "emulated": cell.emulated,
+                    "timings_ms": {k: round(v, 1) for k, v in cell.timings_ms.items()},
+                }
+        await from_pools(tiers, run, rounds, times)
+        for tier in tiers:
+            async with open_cell(policy_of(tier), run=run) as cell:
+                if tier == "microvm":
+                    notes[tier]["private_memory_mib"] = private_memory_mib(cell)
+                await _in_one_cell(cell, rounds, times[tier])
+                notes[tier]["quick_probes_ms"] = await quick_probes_ms(cell)
+    lives = ("whole_life", "first_output", "pool_whole_life", "pool_first_output")
+    theirs = dict.fromkeys(lives, docker_runs) | of_docker(peer, rounds)
+    return {tier: {"rows": compare(times[tier], theirs), **notes[tier]} for tier in tiers}
+
+
+def policy_of(tier: str) -> LoadedPolicy:
+    """The same small policy for each tier."""
+    text = f"belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 512MiB, disk: 256MiB}}\n"
+    path = Path(tempfile.gettempdir()) / f"bench-{os.getpid()}-{tier}.yaml"
+    path.write_text(text)
+    try:
+        return load_policy(path)
+    finally:
+        path.unlink()
+
+
+async def quick_probes_ms(cell: Cell) -> float:
+    """The quick set of probes in a running cell: the median of five."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        report = await probe_cell(cell, which="quick", recorder=MemoryRecorder())
+        times.append((time.perf_counter() - began) * 1e3)
+        if report.verdict is not Verdict.CONTAINED:
+            raise SystemExit(f"the probes say {report.verdict}: {report.to_json()}")
+    return round(statistics.median(times), 1)
 
 
 async def _in_one_cell(cell: Cell, rounds: int, times: dict[str, list[float]]) -> None:
@@ -113,39 +197,46 @@ def help_ms(rounds: int) -> list[float]:
     return [_ms(lambda: subprocess.run(argv, check=True, capture_output=True)) for _ in range(rounds)]
 
 
-def report(cells: dict[str, list[float]], peer: dict[str, list[float]], notes: dict[str, Any]) -> dict[str, Any]:
-    """Medians and ratios."""
+def compare(cells: dict[str, list[float]], peer: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians, 95th percentiles and ratios."""
     rows: dict[str, Any] = {}
     for name, times in cells.items():
         mine, theirs = statistics.median(times), statistics.median(peer[name])
         rows[name] = {
             "cell_ms": round(mine, 1),
+            "p95_ms": round(percentile95(times), 1),
             "docker_ms": round(theirs, 1),
+            "docker_p95_ms": round(percentile95(peer[name]), 1),
             "ratio": round(mine / theirs, 3),
-            "cell_max_ms": round(max(times), 1),
         }
     for name in ("file_in", "file_out"):
         rows[name]["cell_mib_per_s"] = round(FILE_MIB / statistics.median(cells[name]) * 1e3, 1)
-    return {"rows": rows, **notes}
+    return rows
+
+
+def percentile95(times: list[float]) -> float:
+    """The smallest time that 95 % do not exceed."""
+    return sorted(times)[max(0, -(-95 * len(times) // 100) - 1)]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--tiers", nargs="+", default=list(TIERS), choices=TIERS)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    rootfs = Store(belljar_home()).find("default").rootfs
-    with docker(rootfs) as peer:
-        theirs = of_docker(peer, arguments.rounds)
-        mine, notes = anyio.run(of_cells, arguments.rounds)
-    found = report(mine, theirs, notes | {"help_ms": round(statistics.median(help_ms(arguments.rounds)), 1)})
+    with docker(Store(belljar_home()).find("default").rootfs) as peer:
+        found = anyio.run(measure, peer, arguments.tiers, arguments.rounds)
+    found["help_ms"] = round(statistics.median(help_ms(arguments.rounds)), 1)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
-    for name, row in found["rows"].items():
-        print(f"{name:14}" + "".join(f"  {key} {value:>9}" for key, value in row.items()))
-    print({key: value for key, value in found.items() if key != "rows"})
+    for tier in arguments.tiers:
+        print(tier, {key: value for key, value in found[tier].items() if key != "rows"})
+        for name, row in found[tier]["rows"].items():
+            print(f"  {name:14}" + "".join(f"  {key} {value:>8}" for key, value in row.items()))
+    print("belljar --help", found["help_ms"], "ms")
 
 
 if __name__ == "__main__":

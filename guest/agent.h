@@ -36,13 +36,16 @@ enum frame_type {
     F_PART = 0x10, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_RESIZE, F_STARTED, F_RESULT,
 };
 
+enum { NEVER_STARTED = 127 << 8 }; /* as wait would say it */
 enum { KIND_EXEC = 1, KIND_READ, KIND_WRITE };
 enum { OUT_EXITED, OUT_SIGNALLED, OUT_NOT_STARTED, OUT_IO };
-enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8 };
+enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8, FLAG_PROCESSES = 16, FLAG_DISK = 32 };
 enum { ST_NONE, ST_USER, ST_CWD, ST_EXEC, ST_FORK, ST_OPEN, ST_READ, ST_WRITE, ST_RENAME, ST_REQUEST, ST_CREDENTIALS };
 
 /* ---- util.c ---- */
-extern bool native_mode; /* --serve: no VM, no container */
+extern bool native_mode;    /* --serve: no VM, no container */
+extern bool contained_mode; /* --contained: process 1 of somebody else's container */
+static inline bool in_machine(void) { return !native_mode && !contained_mode; } /* /init: the machine is ours */
 int64_t now_ns(void);
 __attribute__((format(printf, 3, 4))) bool format(char *out, size_t n, const char *pattern, ...);
 void put_le(uint8_t *at, uint64_t value, int bytes);
@@ -50,6 +53,8 @@ uint64_t get_le(const uint8_t *at, int bytes);
 int write_all(int fd, const void *data, size_t n);
 int write_at(int dir, const char *path, const char *text);      /* existing small control file; -errno or 0 */
 ssize_t read_at(int dir, const char *path, char *out, size_t n); /* NUL-terminated; -errno or length */
+uint64_t number_after(const char *text, const char *key);          /* 0 when the key isn't there */
+void close_between(int first, int last); /* both included; or the process ends */
 void close_from(int first);
 void console_line(const char *text);
 _Noreturn void fatal(const char *what, int error); /* FATAL to the host, one line to the console, then the machine ends */
@@ -74,17 +79,27 @@ void send_text(uint8_t type, uint32_t op, const void *head, uint32_t head_n, con
 void channel_drop(void);
 
 /* ---- loop (main.c) ---- */
-enum watch_kind { W_CHANNEL, W_SIGNAL, W_OUTPUTS, W_STATUS, W_STDIN, W_STDOUT, W_STDERR, W_DRAIN };
+enum watch_kind { W_CHANNEL, W_SIGNAL, W_OUTPUTS, W_STATUS, W_STDIN, W_STDOUT, W_STDERR, W_DRAIN, W_LEADER };
 int watch_add(enum watch_kind kind, uint32_t id, int fd, uint32_t events);
 void watch_del(enum watch_kind kind, int fd);
 
+/* ---- hide.c ---- */
+extern bool in_sentry;            /* the kernel is gVisor's */
+/* After a call that gVisor has not got: runsc passes over names it does not know in its profile, so that the profile's EPERM comes first. */
+static inline bool no_such_call(void) { return errno == ENOSYS || (in_sentry && errno == EPERM); }
+int borrow_probe(void);           /* contained mode: the probe program, to be closed again; -1: there is none */
+void hide(int argc, char **argv); /* --contained: opens the probe program, unmounts and unlinks the files it came by, and forgets its own arguments */
+
 /* ---- boot.c, rootfs.c, container.c ---- */
+extern int null_fd;
+extern int probe_fd; /* the probe program, close-on-exec; -1: there is none */
 int boot(void); /* everything a machine needs before its agent can serve; returns the channel */
 struct config { uint64_t memory_max_bytes, disk_bytes, disk_inodes; uint32_t processes; char *hostname; };
 struct container {
     bool built;
     pid_t init_pid;
-    int init_pidfd, user_ns, root, boot_id, pts; /* descriptors, -1 when absent */
+    int init_pidfd, user_ns, root, boot_id, pts, proc; /* descriptors, -1 when absent */
+    uint32_t processes, own_processes;                 /* contained mode: the most that an operation's user may have, 0: nobody said; how many of root's are ours */
 };
 extern struct container container;
 int container_build(const struct config *config, const char **stage); /* 0 or errno, *stage says where */
@@ -95,26 +110,64 @@ void renew(struct reader *r);
 void renew_prepare(const char *hostname);
 
 /* ---- cgroups.c ---- */
-struct slot { int fd; uint32_t name; uint64_t oom_base; uint8_t state; bool killed; };
+struct slot { int fd; uint32_t name; uint64_t oom_base, refused_base; uint8_t state; bool killed; };
 int cgroups_mount(void);
+bool cgroups_have_room(uint64_t bytes); /* for that much of the workload's, beside the kernel */
 int cgroups_limit(const struct config *config);
 int cgroups_divide(pid_t init);
 struct slot *slot_take(void);
 void slot_release(struct slot *slot);
 bool slots_sweep(void); /* true: some are still populated */
 bool slot_oom_seen(struct slot *slot);
+bool slot_refused(const struct slot *slot); /* a process, since it was taken */
 bool slot_populated(const struct slot *slot);
+void slots_kill(void);
+bool slots_populated(void);
 void slot_signal(struct slot *slot, int signo);
 int cgroup_tree(void);
+int cgroup_memory_max(uint64_t bytes); /* 0 or errno */
+uint64_t cgroup_memory_limit(void);     /* what the workload may have; 0 before CONFIG */
+void starve_look(void);                  /* while an operation runs: ends the largest process of a workload that starves */
+
+/* ---- limits.c ---- */
+void limits_prepare(void); /* before the first operation */
+uint8_t limits_now(void);  /* FLAG_DISK, FLAG_PROCESSES: what there is no more of */
+int limits_wait(void);     /* milliseconds until somebody ought to look again */
+
+/* ---- tree.c, leader.c: contained mode ---- */
+typedef bool tree_filter(pid_t pid);
+int tree_signal(int proc_dir, pid_t top, int signo, tree_filter *leave_out); /* all below `top`, it not; how many there were */
+uint32_t tree_tasks(int proc_dir); /* processes and threads but process 1's; what has ended and was not waited for counts, as it does for the limit */
+extern char temporary_name[]; /* writefile.c: what a child that is killed would leave; empty: nothing */
+struct leader { pid_t pid; int fd; uint32_t id, op_id; bool busy, killing; int64_t since_ns; };
+struct plumbing;
+uint32_t leaders_count(void);
+void leaders_prepare(void); /* one waits before the first operation needs it */
+struct leader *leader_take(void);
+int leader_run(struct leader *leader, uint32_t op_id, uint8_t kind, const uint8_t *body, uint32_t n, const struct plumbing *pipes);
+void leader_release(struct leader *leader);
+void leader_signal_main(struct leader *leader, int signo);
+void leader_signal_tree(struct leader *leader, int signo);
+void leader_kill(struct leader *leader); /* its tree, now and until nobody is left */
+void leader_ready(uint32_t id);
+bool leader_ended(pid_t pid); /* false: it was no leader */
+bool leader_strays(void);     /* some whose leader is gone may still be there */
+void leader_no_strays(void);  /* somebody else has seen that nobody is left */
+int leaders_tick(void);       /* as ops_tick */
 
 /* ---- users.c ---- */
 enum { MAX_GROUPS = 64 };
 struct user { uid_t uid; gid_t gid; char name[64], home[256], shell[256]; gid_t groups[MAX_GROUPS]; int group_count; };
-int user_find(const char *spec, struct user *user); /* 0 or errno */
+void users_remember(int root);
+int user_find(const char *spec, struct user *user, bool as_it_was); /* 0 or errno */
 
 /* ---- confine.c, seccomp.c ---- */
 int confine(const struct user *user); /* groups, ids, capabilities, no-new-privileges, seccomp: 0 or errno */
 int become_nobody(uid_t id);
+void confine_prepare(void);   /* contained mode, at the start: what nobody below will ever have is given up at once */
+void confine_after_renew(void); /* contained mode: the rights that only RENEW needed */
+int confine_leader(void);     /* no-new-privileges and the filter, for all below */
+int confine_early(void);      /* the same, of this process: `confine` will not do it again */
 int seccomp_install(void);
 
 /* ---- requests.c ---- */
@@ -126,44 +179,71 @@ struct request {
     char **argv, **env; /* env has ENV_SPARE empty places at its end */
     uint32_t envc;
 };
-enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, MODE_KEEP = 0xFFFFFFFF };
+enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, MODE_KEEP = 0xFFFFFFFF };
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out);
 void request_free(struct request *request);
 
 /* ---- child.c, readfile.c, writefile.c: run in the forked child, never return ---- */
 struct status { uint8_t type; uint16_t stage; int32_t error; uint64_t info; char detail[200]; };
 enum { S_FAILED = 1, S_STARTED, S_TERMINAL };
-enum { CHILD_STATUS_FD = 3, CHILD_PTS_FD = 4, FIRST_FREE_FD = 5 };
-struct plumbing { int in, out, err, status, pts; };
+enum { CHILD_STATUS_FD = 3, CHILD_PTS_FD = 4, CHILD_PROBE_FD = 5, CHILD_INPUT_FD = 6, FIRST_FREE_FD = 7 };
+struct plumbing { int in, out, err, status, pts, probe, input; }; /* input: only of a child that waits, which can't know yet whether it has one; else -1 */
 _Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes);
+_Noreturn void child_wait(const struct plumbing *pipes); /* as child_main, of what comes as one message on its status socket: the kind, then the request */
 _Noreturn void child_fail(int stage, int error, const char *detail);
+void child_report(int status_fd, int stage, int error);
 void child_started(uint64_t info);
 _Noreturn void child_read_file(const struct request *request);
 _Noreturn void child_write_file(const struct request *request, const struct user *user);
 
-/* ---- ops.c, streams.c ---- */
+/* ---- first.c: in the machine, the first operation's process is in the snapshot ---- */
+enum { FIRST_REQUEST_BYTES = 32 << 10 };
+struct op;
+struct pairs { int in[2], out[2], err[2], status[2]; }; /* pipes: [0] is read from; status: [1] is the child's */
+void first_prepare(void);
+bool first_waits(void);
+bool first_take(struct op *op, uint32_t flags, const uint8_t *body, struct pairs *left); /* false: there is none, or it can't; left: the ends that stay here */
+bool first_ended(pid_t pid); /* false: it was another */
+int first_tick(bool idle);   /* milliseconds until it has something to do, -1: nothing */
+
+/* ---- alone.c ---- */
+bool end_workload(void); /* all of it; false: some of it may still run */
+
+/* ---- ops.c, start.c, streams.c ---- */
 enum op_state { OP_GATHERING, OP_STARTING, OP_RUNNING };
 struct op {
     uint32_t id;
-    uint8_t kind, state, flags;
+    uint8_t kind, state, flags, full_before; /* of limits_now: nothing that this operation did */
     uint8_t *body;
     uint32_t body_n, body_cap;
     pid_t pid;
-    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed;
+    bool reaped, pty, output_on[2], stdin_watched, stdin_finished, host_eof, killed, alone;
     int wait_status, status_fd, in_fd, out_fd[2];
     uint8_t *in_ring;
     uint32_t in_start, in_n, in_unacked;
     uint64_t credit, cap[2], sent[2], dropped[2], owed[2]; /* owed: bytes that were in the pipe when the main process ended */
-    int64_t start_ns, deadline_ns, drain_ns;
+    int64_t start_ns, deadline_ns, drain_ns, gone_ns;
     uint16_t rows, cols;
     struct status failure;
     struct slot *slot;
+    struct leader *leader;
 };
 struct op *op_find(uint32_t id);
 void op_frame(uint8_t type, uint32_t id, uint8_t *payload, uint32_t n);
-void ops_reap(void);
+bool ops_reap(void); /* true: this process has no child left, so in a container of its own there is nobody else */
 void op_status_ready(struct op *op);
+bool open_pairs(struct pairs *p, const struct op *op, bool in);
+void close_pair(int pair[2]);
+void close_pairs(struct pairs *p);
+pid_t fork_into(struct slot *slot);
+void op_start(struct op *op); /* its request is whole */
+void op_refuse(struct op *op, int stage, int error, const char *detail);
+void op_main_ended(uint32_t id, int wait_status);
+void op_leader_lost(uint32_t id);
+void ops_see_limits(void);
 void op_settle(struct op *op); /* send RESULT if everything it waits for has come */
+bool ops_idle(void);           /* there are none */
+bool ops_one_is_alone(void);
 int ops_tick(void);            /* timeouts; returns milliseconds to the next, -1 none */
 void stdin_data(struct op *op, const uint8_t *data, uint32_t n);
 void stdin_eof(struct op *op);

@@ -9,11 +9,12 @@
 #include <sys/stat.h>
 
 /* One operation may have as many processes as the policy says; the spare ones keep a fork bomb from shutting out the next operation. */
-enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, SPARE_PROCESSES = 32, FREE = 0, BUSY = 1, LINGERING = 2 };
+enum { MAX_SLOTS = 4096, FIRST_SLOTS = 4, SPARE_PROCESSES = 32, KERNELS_MARGIN = 16 << 20, FREE = 0, BUSY = 1, LINGERING = 2 };
 
 static int tree = -1; /* the workload's cgroup; this process stays in the root one, out of reach of its limits */
 static struct slot *slots[MAX_SLOTS];
 static uint32_t slot_count, last_name, leaf_processes;
+static uint64_t memory_max_bytes;
 
 int cgroups_mount(void)
 {
@@ -31,6 +32,8 @@ int cgroups_mount(void)
 
 int cgroup_tree(void) { return tree; }
 
+uint64_t cgroup_memory_limit(void) { return memory_max_bytes; }
+
 static int set_limit(int dir, const char *file, uint64_t value)
 {
     char text[24];
@@ -43,9 +46,17 @@ static uint64_t oom_kills(const struct slot *slot)
     char text[512];
     if (read_at(slot->fd, "memory.events", text, sizeof text) < 0)
         return 0;
-    const char *at = strstr(text, "oom_kill ");
-    return at == NULL ? 0 : strtoull(at + 9, NULL, 10);
+    return number_after(text, "oom_kill ");
 }
+
+static uint64_t refusals(int dir, const char *file)
+{
+    char text[128];
+    return read_at(dir, file, text, sizeof text) < 0 || strncmp(text, "max ", 4) != 0 ? 0 : strtoull(text + 4, NULL, 10);
+}
+
+/* By its own limit, or by that of all together. */
+static uint64_t refused_so_far(const struct slot *slot) { return refusals(slot->fd, "pids.events") + refusals(tree, "pids.events.local"); }
 
 static struct slot *slot_make(void)
 {
@@ -68,10 +79,21 @@ static struct slot *slot_make(void)
     return slot;
 }
 
+/* What the kernel and this process need besides must not come out of what the workload may have: in a machine that is too small the workload would starve
+ * the kernel, slowly and without end, before it met its limit. */
+bool cgroups_have_room(uint64_t bytes)
+{
+    char text[256];
+    return read_at(AT_FDCWD, "/proc/meminfo", text, sizeof text) > 0 && number_after(text, "MemAvailable:") << 10 >= bytes + KERNELS_MARGIN;
+}
+
+int cgroup_memory_max(uint64_t bytes) { return set_limit(tree, "memory.max", bytes); }
+
 int cgroups_limit(const struct config *config)
 {
     leaf_processes = config->processes;
-    int error = set_limit(tree, "memory.max", config->memory_max_bytes);
+    memory_max_bytes = config->memory_max_bytes;
+    int error = cgroup_memory_max(memory_max_bytes);
     return error != 0 ? error : set_limit(tree, "pids.max", (uint64_t)config->processes + SPARE_PROCESSES);
 }
 
@@ -97,7 +119,7 @@ struct slot *slot_take(void)
     if (slot == NULL)
         slot = slot_make();
     if (slot != NULL)
-        slot->state = BUSY;
+        slot->state = BUSY, slot->refused_base = refused_so_far(slot);
     return slot;
 }
 
@@ -105,6 +127,22 @@ bool slot_populated(const struct slot *slot)
 {
     char text[128];
     return read_at(slot->fd, "cgroup.events", text, sizeof text) < 0 || strstr(text, "populated 0") == NULL;
+}
+
+/* Every leaf but the one of the container's process 1. */
+void slots_kill(void)
+{
+    for (uint32_t i = 0; i < slot_count; i++)
+        if (slot_populated(slots[i]))
+            slot_signal(slots[i], SIGKILL);
+}
+
+bool slots_populated(void)
+{
+    bool some = false;
+    for (uint32_t i = 0; i < slot_count; i++)
+        some |= slot_populated(slots[i]);
+    return some;
 }
 
 static void slot_remove(struct slot *slot)
@@ -151,6 +189,8 @@ bool slot_oom_seen(struct slot *slot)
         slot->oom_base = kills;
     return kills > base;
 }
+
+bool slot_refused(const struct slot *slot) { return slot != NULL && refused_so_far(slot) > slot->refused_base; }
 
 /* SIGKILL reaches every process at once, those being forked too. Another signal goes to those there are; a tree that forks faster isn't promised more. */
 void slot_signal(struct slot *slot, int signo)

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 
 #ifndef TIOCGPTPEER
 #define TIOCGPTPEER 0x5441
@@ -17,6 +18,12 @@ static void send_status(const struct status *status)
 {
     while (send(CHILD_STATUS_FD, status, sizeof *status, MSG_NOSIGNAL) < 0 && errno == EINTR)
         ;
+}
+
+void child_report(int status_fd, int stage, int error)
+{
+    struct status status = {.type = S_FAILED, .stage = (uint16_t)stage, .error = error};
+    send(status_fd, &status, sizeof status, MSG_NOSIGNAL);
 }
 
 _Noreturn void child_fail(int stage, int error, const char *detail)
@@ -33,14 +40,23 @@ void child_started(uint64_t info)
     send_status(&status);
 }
 
-/* Its own four or five descriptors to the places it knows, everything else closed: the channel, other operations' pipes, the namespaces' handles. */
+static void place(int from, int to)
+{
+    if (from < 0)
+        close(to);
+    else if (dup3(from, to, O_CLOEXEC) < 0)
+        _exit(127);
+}
+
+/* Its own four to seven descriptors to the places it knows, everything else closed: the channel, other operations' pipes, the namespaces' handles. */
 static void arrange(const struct plumbing *p)
 {
     if (dup2(p->in, 0) < 0 || dup2(p->out, 1) < 0 || dup2(p->err, 2) < 0 || dup3(p->status, CHILD_STATUS_FD, O_CLOEXEC) < 0)
         _exit(127);
-    if (p->pts >= 0 && dup3(p->pts, CHILD_PTS_FD, O_CLOEXEC) < 0)
-        _exit(127);
-    close_from(p->pts >= 0 ? FIRST_FREE_FD : CHILD_PTS_FD);
+    place(p->pts, CHILD_PTS_FD);
+    place(p->probe, CHILD_PROBE_FD);
+    place(p->input, CHILD_INPUT_FD);
+    close_from(FIRST_FREE_FD);
 }
 
 /* /dev/stdout and its kind open the pipe anew, for which it must be the user's. In two steps: each takes a right that the other's place doesn't give. */
@@ -53,11 +69,12 @@ static void give_pipe(int fd, uid_t uid, gid_t gid)
 
 static void give_pipes_to_container(const struct plumbing *p)
 {
-    if (native_mode)
+    if (!in_machine())
         return;
     give_pipe(p->in, ID_SHIFT, ID_SHIFT);
     give_pipe(p->out, ID_SHIFT, ID_SHIFT);
     give_pipe(p->err, ID_SHIFT, ID_SHIFT);
+    give_pipe(p->input, ID_SHIFT, ID_SHIFT);
 }
 
 static void give_pipes_to_user(const struct user *user)
@@ -76,8 +93,10 @@ static void fresh_signals(void)
 
 static void fresh_limits(void)
 {
-    struct rlimit none = {0, 0}, files = {1024, MAX_FILES};
+    struct rlimit none = {1, 1} /* at 0 a piped core_pattern still gets its dump, at 1 nobody does */, files = {1024, MAX_FILES};
     setrlimit(RLIMIT_CORE, &none);
+    if (contained_mode && getrlimit(RLIMIT_NOFILE, &files) == 0) /* the runtime's bound is the workload's */
+        files.rlim_cur = files.rlim_max < 1024 ? files.rlim_max : 1024;
     if (!native_mode)
         setrlimit(RLIMIT_NOFILE, &files);
     umask(022);
@@ -138,6 +157,18 @@ static void send_terminal(int master)
         child_fail(ST_EXEC, errno, "terminal");
 }
 
+/* gVisor has no TIOCGPTPEER. The directory is the container's own devpts, opened before anything of the image ran. */
+static int other_end(int master)
+{
+    char name[12];
+    unsigned number = 0;
+    int how = O_RDWR | O_NOCTTY | O_CLOEXEC, slave = ioctl(master, TIOCGPTPEER, how);
+    if (slave >= 0 || !contained_mode || ioctl(master, TIOCGPTN, &number) != 0)
+        return slave;
+    format(name, sizeof name, "%u", number);
+    return openat(CHILD_PTS_FD, name, how | O_NOFOLLOW);
+}
+
 static void take_terminal(const struct request *r)
 {
     struct winsize size = {.ws_row = r->rows, .ws_col = r->cols};
@@ -145,7 +176,7 @@ static void take_terminal(const struct request *r)
     int master = native_mode ? open("/dev/ptmx", how) : openat(CHILD_PTS_FD, "ptmx", how); /* inside, /dev is the workload's; the descriptor is ours */
     if (master < 0 || ioctl(master, TIOCSPTLCK, &unlocked) != 0)
         child_fail(ST_EXEC, errno, "terminal");
-    int slave = ioctl(master, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    int slave = other_end(master);
     if (slave < 0 || ioctl(slave, TIOCSWINSZ, &size) != 0 || ioctl(slave, TIOCSCTTY, 0) != 0)
         child_fail(ST_EXEC, errno, "terminal");
     send_terminal(master);
@@ -160,6 +191,13 @@ static const char *search_path(const struct request *r)
         if (strncmp(r->env[i], "PATH=", 5) == 0)
             return r->env[i] + 5;
     return DEFAULT_PATH;
+}
+
+/* By its descriptor, which the exec closes: nothing of the image is looked at, and the program has no name that a workload could open. */
+_Noreturn static void run_probe(const struct request *r)
+{
+    syscall(SYS_execveat, CHILD_PROBE_FD, "", r->argv, r->env, AT_EMPTY_PATH);
+    child_fail(ST_EXEC, errno == EBADF ? ENOENT : errno, "");
 }
 
 /* As execvpe does, without its fallback to a shell. An error that says more than "not there" is kept. */
@@ -187,20 +225,24 @@ _Noreturn static void run(const struct request *r)
     }
 }
 
-_Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes)
+/* The part that needs no request. 0 or errno. */
+static int settle_in(const struct plumbing *pipes, bool give_pipes)
 {
-    struct user user;
     channel_drop();
     setsid();
-    if (kind == KIND_EXEC)
+    if (give_pipes)
         give_pipes_to_container(pipes);
     int entered = container_enter();
     arrange(pipes);
     fresh_signals();
     fresh_limits();
-    if (entered != 0)
-        child_fail(ST_CREDENTIALS, entered, "container");
-    int error = user_find(request->user, &user);
+    return entered;
+}
+
+_Noreturn static void carry_out(uint8_t kind, struct request *request)
+{
+    struct user user;
+    int error = user_find(request->user, &user, kind == KIND_EXEC && (request->flags & EXEC_PROBE));
     if (error != 0)
         child_fail(ST_USER, error, request->user);
     if (kind == KIND_EXEC)
@@ -215,5 +257,48 @@ _Noreturn void child_main(uint8_t kind, struct request *request, const struct pl
     complete_env(request, &user);
     if (request->flags & EXEC_PTY)
         take_terminal(request);
+    if (request->flags & EXEC_PROBE)
+        run_probe(request);
     run(request);
+}
+
+_Noreturn void child_main(uint8_t kind, struct request *request, const struct plumbing *pipes)
+{
+    int entered = settle_in(pipes, kind == KIND_EXEC);
+    if (entered != 0)
+        child_fail(ST_CREDENTIALS, entered, "container");
+    carry_out(kind, request);
+}
+
+/* It came with what a command without input has, and all the rest beside; 0 is the null device until then. */
+static void keep_only(uint8_t kind, uint32_t flags)
+{
+    bool command = kind == KIND_EXEC, in = kind == KIND_WRITE || (command && (flags & EXEC_STDIN));
+    bool pty = command && (flags & EXEC_PTY);
+    if ((pty || kind == KIND_WRITE) && dup2(0, 1) < 0)
+        _exit(127);
+    if ((pty || !command) && dup2(0, 2) < 0)
+        _exit(127);
+    if (in && !pty && dup2(CHILD_INPUT_FD, 0) < 0)
+        _exit(127);
+    close(CHILD_INPUT_FD);
+    if (!pty)
+        close(CHILD_PTS_FD);
+    if (!command || !(flags & EXEC_PROBE))
+        close(CHILD_PROBE_FD);
+}
+
+_Noreturn void child_wait(const struct plumbing *pipes)
+{
+    static uint8_t message[1 + FIRST_REQUEST_BYTES + 4];
+    struct request request;
+    ssize_t n = 0;
+    if (settle_in(pipes, true) != 0 || confine_early() != 0 || send(CHILD_STATUS_FD, "r", 1, MSG_NOSIGNAL) != 1)
+        _exit(127);
+    while ((n = recv(CHILD_STATUS_FD, message, 1 + FIRST_REQUEST_BYTES, 0)) < 0 && errno == EINTR)
+        ;
+    if (n < 1 || !request_parse(message[0], message + 1, (uint32_t)n - 1, &request))
+        _exit(127);
+    keep_only(message[0], request.flags);
+    carry_out(message[0], &request);
 }

@@ -4,6 +4,7 @@
 #include <grp.h>
 #include <linux/capability.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #define CAP(c) (UINT64_C(1) << (c))
@@ -12,6 +13,9 @@
 static const uint64_t ROOT_CAPABILITIES = CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE) | CAP(CAP_FSETID) | CAP(CAP_FOWNER) | CAP(CAP_MKNOD) | CAP(CAP_NET_RAW) |
     CAP(CAP_SETGID) | CAP(CAP_SETUID) | CAP(CAP_SETFCAP) | CAP(CAP_SETPCAP) | CAP(CAP_NET_BIND_SERVICE) | CAP(CAP_SYS_CHROOT) | CAP(CAP_KILL) |
     CAP(CAP_AUDIT_WRITE);
+
+/* What the workload's root may have, and what is left in the bounding set. Contained, both are what the runtime gave of the list. */
+static uint64_t of_root = ROOT_CAPABILITIES, bounded = UINT64_MAX;
 
 static int set_capabilities(uint64_t set)
 {
@@ -26,7 +30,7 @@ static int set_capabilities(uint64_t set)
 static int drop_bounding(uint64_t keep)
 {
     for (int c = 0; c < 64; c++) {
-        if (keep & CAP(c))
+        if (keep & CAP(c) || !(bounded & CAP(c)))
             continue;
         if (prctl(PR_CAPBSET_DROP, c, 0, 0, 0) != 0) {
             if (errno == EINVAL)
@@ -64,17 +68,60 @@ int become_nobody(uid_t id)
     return error != 0 ? error : seccomp_install();
 }
 
+static uint64_t own_capabilities(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[2] = {{0}};
+    return syscall(SYS_capget, &header, data) != 0 ? 0 : data[0].permitted | (uint64_t)data[1].permitted << 32;
+}
+
+/* Fewer calls for every operation. Device nodes are the runtime's to make, not the workload's. */
+void confine_prepare(void)
+{
+    uint64_t own = own_capabilities();
+    of_root = ROOT_CAPABILITIES & ~CAP(CAP_MKNOD) & own;
+    if (drop_bounding(of_root) != 0)
+        fatal("bounding set", errno);
+    bounded = of_root;
+}
+
+void confine_after_renew(void)
+{
+    if (set_capabilities(own_capabilities() & ~CAP(CAP_SYS_ADMIN)) != 0)
+        fatal("capabilities", errno);
+}
+
+int confine_leader(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ? errno : seccomp_install(); }
+
+static bool filtered;
+
+int confine_early(void)
+{
+    filtered = true;
+    return confine_leader();
+}
+
+/* Contained, everyone's bound; elsewhere an operation's control group is. Set as the user, so that what others of his already run stops no execve. */
+static int limit_processes(bool root)
+{
+    rlim_t n = container.processes + (root ? container.own_processes : 0);
+    struct rlimit most = {n, n};
+    return contained_mode && container.processes != 0 && setrlimit(RLIMIT_NPROC, &most) != 0 ? errno : 0;
+}
+
 int confine(const struct user *user)
 {
     bool root = user->uid == 0;
-    int error = drop_bounding(root ? ROOT_CAPABILITIES : 0);
+    int error = drop_bounding(root ? of_root : 0);
     if (error == 0)
         error = keep_over_setuid();
     if (error == 0)
         error = set_ids(user);
     if (error == 0 && !(native_mode && geteuid() != 0 && root))
-        error = set_capabilities(root ? ROOT_CAPABILITIES : 0);
+        error = set_capabilities(root ? of_root : 0);
     if (error == 0 && (prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0) != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0))
         error = errno;
-    return error != 0 ? error : seccomp_install();
+    if (error == 0)
+        error = limit_processes(root);
+    return error != 0 || contained_mode || filtered ? error : seccomp_install(); /* a leader's child has its leader's filter */
 }

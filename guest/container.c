@@ -18,7 +18,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-struct container container = {.init_pidfd = -1, .user_ns = -1, .root = -1, .boot_id = -1, .pts = -1};
+struct container container = {.init_pidfd = -1, .user_ns = -1, .root = -1, .boot_id = -1, .pts = -1, .proc = -1};
 
 static int open_ns(pid_t pid, const char *name)
 {
@@ -187,6 +187,9 @@ static int start_init(const struct config *config, int net_ns, const char **stag
 int container_build(const struct config *config, const char **stage)
 {
     int net_ns = -1, uts;
+    *stage = "beside what it may take the machine has no room for its kernel";
+    if (!cgroups_have_room(config->memory_max_bytes))
+        return ENOMEM;
     *stage = "cgroup limits";
     int error = cgroups_limit(config);
     if (error != 0)
@@ -209,7 +212,7 @@ int container_build(const struct config *config, const char **stage)
 
 int container_enter(void)
 {
-    if (native_mode)
+    if (!in_machine())
         return 0;
     int rest = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWCGROUP;
     return setns(container.init_pidfd, rest) != 0 || setns(container.user_ns, CLONE_NEWUSER) != 0 ? errno : 0;
@@ -231,7 +234,7 @@ static void warm_one(const char *path)
 /* Reads files of the image into the page cache, from inside the container, so that the snapshot holds them. Absent ones are no error. */
 void container_warm(struct reader *paths, uint32_t count)
 {
-    pid_t pid = native_mode ? -1 : fork();
+    pid_t pid = in_machine() ? fork() : -1;
     if (pid == 0) {
         channel_drop();
         struct user root = {0};

@@ -14,7 +14,7 @@
 
 enum { SWEEP_MS = 500, MAX_EVENTS = 64 };
 
-int null_fd = -1;
+int null_fd = -1, probe_fd = -1;
 static int epoll_main = -1, epoll_outputs = -1, channel_fd = -1, signal_fd = -1;
 
 static int epoll_of(enum watch_kind kind) { return kind == W_STDOUT || kind == W_STDERR ? epoll_outputs : epoll_main; }
@@ -52,13 +52,17 @@ static void on_config(uint8_t *p, uint32_t n)
     uint8_t head[4];
     if (r.bad)
         fatal("the host sent a malformed CONFIG", 0);
-    int error = container.built ? EALREADY : native_mode ? 0 : container_build(&c, &stage);
-    if (error == 0 && !native_mode) {
+    container.processes = c.processes;
+    int error = container.built ? EALREADY : !in_machine() ? 0 : container_build(&c, &stage);
+    if (error == 0 && in_machine()) {
         container_warm(&r, count);
         renew_prepare(c.hostname);
+        users_remember(container.root);
+        if (error == 0)
+            first_prepare();
     }
     put_le(head, (uint32_t)error, 4);
-    send_text(F_CONFIGURED, 0, head, 4, native_mode ? "native: no container" : stage);
+    send_text(F_CONFIGURED, 0, head, 4, in_machine() ? stage : "the container is not mine");
 }
 
 static void connection_frame(uint8_t type, uint8_t *p, uint32_t n)
@@ -90,7 +94,7 @@ static void on_channel(void)
 {
     if (channel_read(on_frame))
         return;
-    if (native_mode)
+    if (!in_machine())
         _exit(0);
     usleep(10 * 1000); /* a port whose host is gone is always "readable": the machine is about to end, don't spin meanwhile */
 }
@@ -136,6 +140,8 @@ static void dispatch(const struct epoll_event *e)
         on_signals();
     else if (kind == W_OUTPUTS)
         on_outputs();
+    else if (kind == W_LEADER)
+        leader_ready(id);
     else if (kind == W_DRAIN)
         drain_ready((int)id);
     else
@@ -171,6 +177,11 @@ static int sweep_and_tick(void)
         lingering = slots_sweep();
         next_sweep = now_ns() + (int64_t)SWEEP_MS * 1000000;
     }
+    if (in_machine() && !ops_idle())
+        starve_look();
+    int rehearsal = first_tick(ops_idle());
+    if (rehearsal >= 0 && (wait < 0 || wait > rehearsal))
+        wait = rehearsal;
     return lingering && (wait < 0 || wait > SWEEP_MS) ? SWEEP_MS : wait;
 }
 
@@ -202,7 +213,7 @@ static void prepare_loop(void)
         fatal("event loop", errno);
 }
 
-/* Descriptors 0…4 are what a child has; this process's own begin above them, so that a child can put its own in place without stepping on others. */
+/* Descriptors 0…5 are what a child has; this process's own begin above them, so that a child can put its own in place without stepping on others. */
 static void reserve_low_fds(void)
 {
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -220,32 +231,86 @@ static void say_ready(void)
     send_text(F_READY, 0, version, 2, BUILD_ID);
 }
 
-int main(int argc, char **argv)
+/* Its own need, and the most that a child, without the right to raise it, can pass on. */
+static void raise_files(void)
 {
-    native_mode = argc == 3 && strcmp(argv[1], "--serve") == 0;
-    if (!native_mode && getpid() != 1) {
-        static const char usage[] = "usage: agent --serve FD\n";
-        return write_all(2, usage, sizeof usage - 1) == 0 ? 2 : 3;
-    }
-    prctl(PR_SET_DUMPABLE, 0);
-    if (!native_mode) {
-        struct rlimit files = {MAX_FILES, MAX_FILES}; /* its own need, and the most that a child, without the right to raise it, can pass on */
-        setrlimit(RLIMIT_NOFILE, &files);
-    }
-    if (native_mode) {
-        reserve_low_fds();
-        channel_fd = fcntl(atoi(argv[2]), F_DUPFD_CLOEXEC, FIRST_FREE_FD);
-        close(atoi(argv[2]));
-        prctl(PR_SET_CHILD_SUBREAPER, 1);
-    } else {
-        channel_fd = boot();
-        reserve_low_fds();
-        if (channel_fd < FIRST_FREE_FD)
-            channel_fd = fcntl(channel_fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
-    }
+    struct rlimit files = {MAX_FILES, MAX_FILES};
+    setrlimit(RLIMIT_NOFILE, &files);
+}
+
+/* A descriptor of this process's own, above the places of a child's; in its old place is /dev/null, so that no later one comes there. */
+static int out_of_the_way(int fd)
+{
+    int high = fcntl(fd, F_DUPFD_CLOEXEC, FIRST_FREE_FD);
+    if (fd >= FIRST_FREE_FD)
+        close(fd);
+    else if (high >= 0)
+        dup3(null_fd, fd, O_CLOEXEC);
+    return high;
+}
+
+static void take_channel(int fd)
+{
+    channel_fd = out_of_the_way(fd);
     if (channel_fd < 0 || fcntl(channel_fd, F_SETFL, O_RDWR | O_NONBLOCK) != 0)
         fatal("channel", errno);
     channel_open(channel_fd);
+}
+
+static void serve_machine(void)
+{
+    raise_files();
+    int port = boot();
+    reserve_low_fds();
+    if (probe_fd >= 0)
+        probe_fd = out_of_the_way(probe_fd);
+    take_channel(port);
+}
+
+static void serve_natively(int argc, char **argv)
+{
+    native_mode = true;
+    reserve_low_fds();
+    if (argc == 5 && (probe_fd = open(argv[4], O_RDONLY | O_CLOEXEC)) < 0)
+        fatal(argv[4], errno);
+    take_channel(atoi(argv[2]));
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+static void serve_contained(int argc, char **argv)
+{
+    contained_mode = true;
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
+    reserve_low_fds();
+    take_channel(atoi(argv[2]));
+    if (setresgid(-1, -1, ID_COUNT - 1) != 0) /* then nobody's ids are this process's: no right over it comes from being the same user */
+        fatal("ids", errno);
+    hide(argc, argv);
+    confine_prepare();
+    container.root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    container.proc = open("/proc", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    container.pts = open("/dev/pts", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW); /* nothing of the image has run: these are the runtime's own */
+    for (int fd = 1; fd <= 2; fd++) /* the runtime's own pipes: under gVisor root opens through /proc/PID/fd what another process has open */
+        dup3(null_fd, fd, O_CLOEXEC);
+}
+
+int main(int argc, char **argv)
+{
+    bool native = (argc == 3 || (argc == 5 && strcmp(argv[3], "--probe") == 0)) && strcmp(argv[1], "--serve") == 0;
+    bool contained = argc > 2 && strcmp(argv[1], "--contained") == 0;
+    if (!native && getpid() != 1) {
+        static const char usage[] = "usage: init --serve FD [--probe PATH]\n";
+        return write_all(2, usage, sizeof usage - 1) == 0 ? 2 : 3;
+    }
+    prctl(PR_SET_DUMPABLE, 0);
+    if (native)
+        serve_natively(argc, argv);
+    else if (contained)
+        serve_contained(argc, argv);
+    else
+        serve_machine();
     prepare_loop();
     say_ready();
     serve();

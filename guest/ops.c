@@ -1,7 +1,6 @@
 /* Operations: from their first frame to their RESULT. */
 #include "agent.h"
 #include <fcntl.h>
-#include <linux/sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -11,10 +10,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-extern bool renewed;
-extern int null_fd;
-
-enum { LOOK_AGAIN_NS = 2000000 };
+enum { LOOK_AGAIN_NS = 2000000, GONE_MS = 6000 };
 
 static struct op *ops[MAX_OPS];
 static int op_count;
@@ -25,6 +21,16 @@ struct op *op_find(uint32_t id)
         if (ops[i]->id == id)
             return ops[i];
     return NULL;
+}
+
+bool ops_idle(void) { return op_count == 0; }
+
+bool ops_one_is_alone(void)
+{
+    for (int i = 0; i < op_count; i++)
+        if (ops[i]->alone)
+            return true;
+    return false;
 }
 
 static struct op *op_new(uint32_t id)
@@ -50,6 +56,7 @@ static void op_free(struct op *op)
     op->in_unacked = 0, op->in_n = 0; /* no credit is granted to the dead */
     stdin_close(op);
     slot_release(op->slot);
+    leader_release(op->leader);
     free(op->body);
     free(op);
 }
@@ -69,17 +76,36 @@ static void send_result(uint32_t id, const struct op *op, uint8_t outcome, uint1
     send_text(F_RESULT, id, p, sizeof p, detail);
 }
 
-static void refuse(struct op *op, int stage, int error, const char *detail)
+void op_refuse(struct op *op, int stage, int error, const char *detail)
 {
+    op->flags |= stage == ST_FORK && error == EAGAIN ? FLAG_PROCESSES : 0;
     send_result(op->id, op, OUT_NOT_STARTED, (uint16_t)stage, error, detail);
     op_free(op);
+}
+
+/* What is full now and was not when an operation began, or has not been since, it ran into. So did whoever runs beside it. */
+void ops_see_limits(void)
+{
+    uint8_t full = limits_now();
+    for (int i = 0; i < op_count; i++) {
+        ops[i]->flags |= ops[i]->state == OP_GATHERING ? 0 : full & (uint8_t)~ops[i]->full_before;
+        ops[i]->full_before &= full;
+    }
+}
+
+static void record_limits(struct op *op)
+{
+    const struct status *f = &op->failure;
+    ops_see_limits();
+    op->flags |= slot_oom_seen(op->slot) ? FLAG_OOM : 0;
+    op->flags |= slot_refused(op->slot) || (f->type == S_FAILED && f->stage == ST_FORK && f->error == EAGAIN) ? FLAG_PROCESSES : 0;
+    op->flags |= f->type == S_FAILED && (f->error == ENOSPC || f->error == EDQUOT) ? FLAG_DISK : 0;
 }
 
 static void conclude(struct op *op)
 {
     const struct status *f = &op->failure;
-    if (slot_oom_seen(op->slot))
-        op->flags |= FLAG_OOM;
+    record_limits(op);
     if (f->type == S_FAILED) {
         bool file_work = op->kind != KIND_EXEC && f->stage >= ST_OPEN && f->stage <= ST_RENAME;
         send_result(op->id, op, file_work ? OUT_IO : OUT_NOT_STARTED, f->stage, f->error, f->detail);
@@ -112,8 +138,10 @@ static uint64_t waiting_bytes(int fd)
 /* A tree that was ended is gone, not just going: the host may look. Bounded by the time for stragglers: a process can be stuck in the kernel. */
 static bool tree_settled(const struct op *op)
 {
-    if (!op->killed || now_ns() >= op->drain_ns)
+    if (!op->killed || now_ns() >= (contained_mode ? op->gone_ns : op->drain_ns))
         return true;
+    if (contained_mode)
+        return op->leader != NULL ? !op->leader->busy : !leader_strays();
     if (op->slot != NULL)
         return !slot_populated(op->slot);
     return kill(-op->pid, 0) != 0 && errno == ESRCH;
@@ -153,23 +181,50 @@ static void main_ended(struct op *op, int wait_status)
     op->reaped = true;
     op->wait_status = wait_status;
     op->drain_ns = now_ns() + (int64_t)DRAIN_MS * 1000000;
+    op->gone_ns = now_ns() + (int64_t)GONE_MS * 1000000;
     op->deadline_ns = 0;
     op_status_ready(op); /* what it said last */
 }
 
-void ops_reap(void)
+void op_main_ended(uint32_t id, int wait_status)
+{
+    struct op *op = op_find(id);
+    if (op != NULL && !op->reaped)
+        main_ended(op, wait_status);
+}
+
+/* Nobody will tell any more how its main process ended: it is ended. */
+void op_leader_lost(uint32_t id)
+{
+    struct op *op = op_find(id);
+    if (op == NULL)
+        return;
+    op->leader = NULL, op->killed = true;
+    op_main_ended(id, SIGKILL /* as wait would say it */);
+}
+
+bool ops_reap(void)
 {
     int wait_status;
     pid_t pid;
-    while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
+    while ((pid = waitpid(-1, &wait_status, WNOHANG | (contained_mode ? WUNTRACED : 0))) > 0) {
+        if (WIFSTOPPED(wait_status)) {
+            kill(pid, SIGCONT); /* root of the container can stop a leader, and nobody would hear of its operation's end */
+            continue;
+        }
         if (pid == container.init_pid)
             fatal("the container's process 1 ended", 0);
+        if (contained_mode && leader_ended(pid))
+            continue;
+        if (first_ended(pid))
+            continue;
         for (int i = 0; i < op_count; i++)
             if (ops[i]->pid == pid && !ops[i]->reaped) {
                 main_ended(ops[i], wait_status);
                 break;
             }
     }
+    return pid < 0 && errno == ECHILD;
 }
 
 /* ---- signals and time ---- */
@@ -180,6 +235,12 @@ static void signal_tree(struct op *op, int signo)
         slot_signal(op->slot, signo);
         return;
     }
+    if (op->leader != NULL) {
+        (signo == SIGKILL ? leader_kill(op->leader) : leader_signal_tree(op->leader, signo));
+        return;
+    }
+    if (op->pid <= 0)
+        return;
     if (!op->reaped && kill(-op->pid, signo) != 0) /* native mode: its process group, which is itself until it has called setsid */
         kill(op->pid, signo);
 }
@@ -206,6 +267,13 @@ int ops_tick(void)
             next = again;
         op_settle(op);
     }
+    if (op_count > 0 && limits_wait() == 0)
+        ops_see_limits();
+    if (op_count > 0 && now + (int64_t)limits_wait() * 1000000 < next)
+        next = now + (int64_t)limits_wait() * 1000000;
+    int others = leaders_tick();
+    if (others >= 0 && now + (int64_t)others * 1000000 < next)
+        next = now + (int64_t)others * 1000000;
     return next == INT64_MAX ? -1 : next <= now ? 0 : (int)((next - now) / 1000000 > 3600000 ? 3600000 : (next - now + 999999) / 1000000);
 }
 
@@ -218,7 +286,9 @@ static void on_signal(struct op *op, const uint8_t *p, uint32_t n)
         if (p[0] == SIGKILL)
             op->killed = true, op->owed[0] = op->owed[1] = 0;
         signal_tree(op, p[0]);
-    } else if (!op->reaped) {
+    } else if (op->leader != NULL) {
+        leader_signal_main(op->leader, p[0]);
+    } else if (!op->reaped && op->pid > 0) {
         kill(op->pid, p[0]);
     }
 }
@@ -231,119 +301,11 @@ static void on_resize(struct op *op, const uint8_t *p, uint32_t n)
     struct winsize size = {.ws_row = op->rows, .ws_col = op->cols};
     if (op->pty && op->out_fd[0] >= 0)
         ioctl(op->out_fd[0], TIOCSWINSZ, &size);
+    if (op->pty && op->leader != NULL && in_sentry) /* gVisor tells nobody; who doesn't listen isn't touched by it */
+        leader_signal_tree(op->leader, SIGWINCH);
 }
 
-/* ---- the start ---- */
-
-static pid_t fork_into(struct slot *slot)
-{
-    struct clone_args args = {.exit_signal = SIGCHLD};
-    if (slot == NULL)
-        return fork();
-    args.flags = CLONE_INTO_CGROUP;
-    args.cgroup = (uint64_t)slot->fd;
-    return (pid_t)syscall(SYS_clone3, &args, sizeof args);
-}
-
-struct pairs { int in[2], out[2], err[2], status[2]; };
-
-static void close_pair(int pair[2])
-{
-    for (int i = 0; i < 2; i++)
-        if (pair[i] >= 0)
-            close(pair[i]);
-}
-
-static void close_pairs(struct pairs *p)
-{
-    close_pair(p->in), close_pair(p->out), close_pair(p->err), close_pair(p->status);
-}
-
-static bool open_pairs(struct pairs *p, const struct op *op, bool in)
-{
-    *p = (struct pairs){{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}};
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, p->status) != 0)
-        return false;
-    if (fcntl(p->status[1], F_SETFL, 0) != 0)
-        return false;
-    if (op->pty)
-        return true;
-    if ((in && pipe2(p->in, O_CLOEXEC) != 0) || (op->kind != KIND_WRITE && pipe2(p->out, O_CLOEXEC) != 0))
-        return false;
-    return op->kind != KIND_EXEC || pipe2(p->err, O_CLOEXEC) == 0;
-}
-
-static int take_end(int pair[2], int mine, bool large)
-{
-    int fd = pair[mine];
-    pair[mine] = -1;
-    if (fd < 0)
-        return -1;
-    fcntl(fd, F_SETFL, O_NONBLOCK | (mine == 1 ? O_WRONLY : 0));
-    if (large)
-        fcntl(fd, F_SETPIPE_SZ, 1 << 20);
-    return fd;
-}
-
-static void take_ends(struct op *op, struct pairs *p)
-{
-    bool file = op->kind != KIND_EXEC;
-    op->in_fd = take_end(p->in, 1, file);
-    op->out_fd[0] = take_end(p->out, 0, file);
-    op->out_fd[1] = take_end(p->err, 0, false);
-    op->status_fd = p->status[0], p->status[0] = -1;
-    watch_add(W_STATUS, op->id, op->status_fd, EPOLLIN);
-}
-
-static int end_or_null(int fd) { return fd >= 0 ? fd : null_fd; }
-
-/* 0 or errno. */
-static int spawn(struct op *op, struct request *request, bool in)
-{
-    struct pairs p;
-    bool opened = open_pairs(&p, op, in);
-    int error = opened ? 0 : errno;
-    if (error == 0 && !native_mode && (op->slot = slot_take()) == NULL)
-        error = EAGAIN;
-    if (error == 0 && (op->pid = fork_into(op->slot)) < 0)
-        error = errno;
-    if (error == 0 && op->pid == 0) {
-        struct plumbing plumbing = {end_or_null(p.in[0]), end_or_null(p.out[1]), end_or_null(p.err[1]), p.status[1], op->pty ? container.pts : -1};
-        child_main(op->kind, request, &plumbing);
-    }
-    if (error == 0)
-        take_ends(op, &p);
-    close_pairs(&p);
-    return error;
-}
-
-static void start(struct op *op)
-{
-    struct request request = {0};
-    if (!renewed) {
-        refuse(op, ST_REQUEST, EACCES, "not renewed");
-        return;
-    }
-    op->start_ns = now_ns();
-    if (!request_parse(op->kind, op->body, op->body_n, &request)) {
-        request_free(&request);
-        refuse(op, ST_REQUEST, EINVAL, "malformed request");
-        return;
-    }
-    op->pty = op->kind == KIND_EXEC && (request.flags & EXEC_PTY);
-    op->cap[0] = request.cap[0], op->cap[1] = request.cap[1];
-    if (request.timeout_ms != 0 && request.timeout_ms < (uint64_t)INT64_MAX / 2000000)
-        op->deadline_ns = op->start_ns + (int64_t)request.timeout_ms * 1000000;
-    bool in = op->kind == KIND_WRITE || (op->kind == KIND_EXEC && (request.flags & EXEC_STDIN));
-    op->state = OP_STARTING;
-    op->host_eof = !in;
-    int error = spawn(op, &request, in);
-    request_free(&request);
-    free(op->body);
-    op->body = NULL, op->body_n = op->body_cap = 0;
-    if (error != 0)
-        refuse(op, ST_FORK, error, "");
-}
+/* ---- frames before the start ---- */
 
 static void append(struct op *op, const uint8_t *data, uint32_t n)
 {
@@ -464,9 +426,9 @@ static void gathering_frame(struct op *op, uint8_t type, const uint8_t *p, uint3
     } else if (type == F_START && n > 0) {
         op->kind = p[0];
         append(op, p + 1, n - 1);
-        start(op);
+        op_start(op);
     } else {
-        refuse(op, ST_REQUEST, EINVAL, "START expected");
+        op_refuse(op, ST_REQUEST, EINVAL, "START expected");
     }
 }
 

@@ -13,14 +13,25 @@ static int refuse_special(const struct stat *s)
     return S_ISREG(s->st_mode) ? 0 : S_ISDIR(s->st_mode) ? EISDIR : EOPNOTSUPP;
 }
 
+static bool is_own_program(int fd)
+{
+    struct stat file, own;
+    return fstat(fd, &file) == 0 && stat("/proc/self/exe", &own) == 0 && file.st_dev == own.st_dev && file.st_ino == own.st_ino;
+}
+
 /* A link of the workload's may lead through /proc/self: there this process is itself, and its program is not the image's. */
 static int open_without_magic(const char *path)
 {
     struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
     int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
-    if (fd < 0 && errno == ENOSYS && native_mode)
-        fd = open(path, (int)how.flags);
-    return fd;
+    if (fd >= 0 || !no_such_call() || in_machine())
+        return fd;
+    fd = open(path, (int)how.flags);
+    if (fd < 0 || !is_own_program(fd))
+        return fd;
+    close(fd);
+    errno = ELOOP;
+    return -1;
 }
 
 static int open_regular(const char *path, struct stat *s)
@@ -37,14 +48,15 @@ static int open_regular(const char *path, struct stat *s)
     return fd;
 }
 
+static bool no_splice;
+
 /* Page by page of the cache, without a copy; files that can't (some of /proc) are read and written. */
 static ssize_t move_some(int fd, uint64_t most)
 {
     static char buffer[65536];
-    static bool no_splice;
     if (!no_splice) {
         ssize_t n = splice(fd, NULL, 1, NULL, most < CHUNK_BYTES ? most : CHUNK_BYTES, 0);
-        if (n >= 0 || errno != EINVAL)
+        if (n >= 0 || (errno != EINVAL && errno != EAGAIN)) /* EAGAIN is gVisor's: it looks at the other end's mode */
             return n;
         no_splice = true;
     }
@@ -59,6 +71,7 @@ _Noreturn void child_read_file(const struct request *request)
     struct stat s;
     uint64_t done = 0, most = request->max_bytes;
     int fd = open_regular(request->path, &s);
+    no_splice = false; /* a leader's memory has seen others before */
     child_started((uint64_t)s.st_size);
     if ((uint64_t)s.st_size > most)
         child_fail(ST_READ, EFBIG, request->path);

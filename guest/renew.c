@@ -6,6 +6,7 @@
 #include <linux/random.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -37,6 +38,19 @@ static bool set_clock(uint64_t realtime_ns)
     return clock_settime(CLOCK_REALTIME, &t) == 0;
 }
 
+/* gVisor has no openat2. All paths here are a directory of the root and a name in it. */
+static int open_step_by_step(const char *path, int how)
+{
+    char dir[16];
+    const char *name = strchr(path, '/') + 1;
+    format(dir, sizeof dir, "%.*s", (int)(name - path - 1), path);
+    int at = openat(container.root, dir, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int fd = at < 0 ? -1 : openat(at, name, how | O_NOFOLLOW, 0644);
+    if (at >= 0)
+        close(at);
+    return fd;
+}
+
 /* A regular file below the container's root, no link on the way; created when `create` says so and its directory is there. */
 static int open_plain(const char *path, bool create)
 {
@@ -47,6 +61,8 @@ static int open_plain(const char *path, bool create)
         .resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
     };
     int fd = (int)syscall(SYS_openat2, container.root, path, &how, sizeof how);
+    if (fd < 0 && no_such_call() && contained_mode)
+        fd = open_step_by_step(path, (int)how.flags);
     if (fd < 0)
         return -1;
     if (fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && ftruncate(fd, 0) == 0)
@@ -55,15 +71,34 @@ static int open_plain(const char *path, bool create)
     return -1;
 }
 
-static bool write_plain(const char *path, const char *text, bool create)
+/* Those that RENEW writes. In the machine they are open from before the snapshot until RENEW is over: a clone writes into pages that it has. */
+enum { MACHINE_ID, HOSTNAME, HOSTS, PLAIN_FILES };
+static struct plain { const char *path; bool create; int fd; size_t size; } plains[PLAIN_FILES] = {
+    {"etc/machine-id", false, -1, 0}, {"etc/hostname", true, -1, 0}, {"etc/hosts", true, -1, 0}};
+
+static bool open_one(struct plain *file)
 {
-    int fd = open_plain(path, create);
-    if (fd < 0)
-        return false;
-    bool done = write_all(fd, text, strlen(text)) == 0;
-    if (create && fchown(fd, ID_SHIFT, ID_SHIFT) != 0)
-        done = false;
-    close(fd);
+    if (file->fd >= 0)
+        return true;
+    file->size = 0;
+    file->fd = open_plain(file->path, file->create);
+    return file->fd >= 0 && (!file->create || !in_machine() || fchown(file->fd, ID_SHIFT, ID_SHIFT) == 0);
+}
+
+static void close_plains(void)
+{
+    for (int i = 0; i < PLAIN_FILES; i++) {
+        if (plains[i].fd >= 0)
+            close(plains[i].fd);
+        plains[i].fd = -1;
+    }
+}
+
+static bool write_plain(struct plain *file, const char *text)
+{
+    size_t n = strlen(text);
+    bool done = open_one(file) && pwrite(file->fd, text, n, 0) == (ssize_t)n && (n >= file->size || ftruncate(file->fd, (off_t)n) == 0);
+    file->size = n;
     return done;
 }
 
@@ -73,10 +108,33 @@ static bool set_boot_id(const char *id)
     return format(line, sizeof line, "%s\n", id) && strlen(line) == 37 && pwrite(container.boot_id, line, 37, 0) == 37;
 }
 
+/* No runtime binds anything into /proc, so this process does, while it may. */
+static bool cover(const char *over, const char *text)
+{
+    static const char file[] = "/dev/.b";
+    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    if (fd < 0)
+        return false;
+    bool done = write_all(fd, text, strlen(text)) == 0 && mount(file, over, NULL, MS_BIND, NULL) == 0 &&
+        mount(NULL, over, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) == 0;
+    close(fd);
+    return unlink(file) == 0 && done;
+}
+
+/* The kernel's would be the same in every cell of this host. */
+static bool cover_boot_id(const char *id)
+{
+    char line[64];
+    return format(line, sizeof line, "%s\n", id) && strlen(line) == 37 && cover("/proc/sys/kernel/random/boot_id", line);
+}
+
+/* The kernel's own is the host's business, and gVisor's says what it is. */
+static bool cover_command_line(void) { return cover("/proc/cmdline", "BOOT_IMAGE=/boot/vmlinuz root=/dev/vda1 ro quiet\n"); }
+
 static bool set_machine_id(const char *id)
 {
     char line[64];
-    return format(line, sizeof line, "%s\n", id) && strlen(line) == 33 && write_plain("etc/machine-id", line, false);
+    return format(line, sizeof line, "%s\n", id) && strlen(line) == 33 && write_plain(&plains[MACHINE_ID], line);
 }
 
 static bool set_hostname(const char *name)
@@ -87,8 +145,8 @@ static bool set_hostname(const char *name)
         return false;
     format(line, sizeof line, "%s\n", name);
     format(hosts, sizeof hosts, "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t%s\n", name);
-    bool file = write_plain("etc/hostname", line, true);
-    return write_plain("etc/hosts", hosts, true) && file;
+    bool file = write_plain(&plains[HOSTNAME], line);
+    return write_plain(&plains[HOSTS], hosts) && file;
 }
 
 /* Before the snapshot: the files that RENEW writes are already in the writable layer then, so that a clone need not copy them up first. What they say
@@ -107,15 +165,27 @@ void renew(struct reader *r)
     char *seed = take_str(r, &seed_n), *machine_id = take_str(r, NULL), *boot_id = take_str(r, NULL), *hostname = take_str(r, NULL);
     if (r->bad)
         fatal("the host sent a malformed RENEW", 0);
-    if (!native_mode && container.built) { /* in native mode this machine is the host's own, and stays as it is */
+    if (in_machine() && container.built) { /* in native mode this machine is the host's own, and stays as it is */
         done |= credit_random(seed, seed_n) ? DID_RNG : 0;
         done |= set_clock(realtime_ns) ? DID_CLOCK : 0;
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_boot_id(boot_id) ? DID_BOOT_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
     }
+    if (contained_mode && !renewed) { /* the kernel, and with it randomness and clock, is the host's; gVisor's has a boot id of its own */
+        done |= !in_sentry && cover_boot_id(boot_id) ? DID_BOOT_ID : 0;
+        if (!cover_command_line())
+            fatal("/proc/cmdline", errno);
+        done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
+        done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
+        confine_after_renew();
+        users_remember(-1);
+        leaders_prepare();
+    }
     memset(seed, 0, seed_n);
-    renewed = native_mode || container.built;
+    close_plains();
+    limits_prepare();
+    renewed = !in_machine() || container.built;
     put_le(head, done, 4);
     send_text(F_RENEWED, 0, head, 4, native_mode ? "native: nothing to renew" : renewed ? "" : "no container");
 }

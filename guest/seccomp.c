@@ -8,6 +8,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #if defined(__x86_64__)
@@ -46,7 +47,7 @@ static const uint32_t refused_ioctls[] = {0x5412 /* TIOCSTI */, 0x541C /* TIOCLI
 static const uint32_t allowed_families[] = {AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET};
 static const uint32_t allowed_personalities[] = {0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF};
 
-enum { MAX_CODE = 200 };
+enum { MAX_CODE = 280 };
 static struct sock_filter code[MAX_CODE];
 static uint16_t length;
 
@@ -76,6 +77,30 @@ static void by_argument(uint32_t nr, int argument, const uint32_t *list, uint8_t
     }
 }
 
+/* Of netlink, routes only. Libraries that ask for the kernel's audit take this answer for a kernel without, and EPERM for a fault. */
+static void netlink_rules(void)
+{
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 6);
+    load(offsetof(struct seccomp_data, args));
+    emit(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 0, 3);
+    load(offsetof(struct seccomp_data, args) + 16);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, 0 /* NETLINK_ROUTE */, 1, 0);
+    answer_errno(EPROTONOSUPPORT);
+    load(offsetof(struct seccomp_data, nr));
+}
+
+/* No device is made: Linux refuses it anyhow, gVisor lets anybody make and open its own. */
+static void device_rules(uint32_t nr, int argument)
+{
+    emit(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 6);
+    load(offsetof(struct seccomp_data, args) + 8 * (size_t)argument);
+    emit(BPF_ALU | BPF_AND | BPF_K, S_IFMT, 0, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, S_IFCHR, 1, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, S_IFBLK, 0, 1);
+    answer_errno(EPERM);
+    load(offsetof(struct seccomp_data, nr));
+}
+
 static void clone_rules(void)
 {
     emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4);
@@ -87,6 +112,25 @@ static void clone_rules(void)
     answer_errno(ENOSYS);
 }
 
+/* Linux discards a signal from inside to a process 1 that has no handler for it. gVisor delivers it, and the cell would end of it. */
+static void spare_process_1(void)
+{
+    static const uint16_t calls[] = {SYS_kill, SYS_tkill, SYS_tgkill, SYS_rt_sigqueueinfo, SYS_rt_tgsigqueueinfo, SYS_pidfd_open};
+    static const uint32_t process_1[] = {1};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        by_argument(calls[i], 0, process_1, 1, false, EPERM);
+}
+
+/* gVisor's file server says EBADF for these on a link, at which `ls -l` complains; this is what a file system without attributes says. */
+static void deny_link_attributes(void)
+{
+    static const uint16_t calls[] = {SYS_lgetxattr, SYS_llistxattr};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        emit(BPF_JMP | BPF_JEQ | BPF_K, calls[i], 0, 1);
+        answer_errno(EOPNOTSUPP);
+    }
+}
+
 static void build(void)
 {
     load(offsetof(struct seccomp_data, arch));
@@ -96,6 +140,15 @@ static void build(void)
     emit(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN, 0, 1); /* x32 too: its numbers begin at 0x40000000 */
     answer_errno(ENOSYS);
     clone_rules();
+    if (in_sentry) {
+        spare_process_1();
+        deny_link_attributes();
+    }
+    netlink_rules();
+#ifdef SYS_mknod
+    device_rules(SYS_mknod, 1);
+#endif
+    device_rules(SYS_mknodat, 2);
     by_argument(SYS_ioctl, 1, refused_ioctls, sizeof refused_ioctls / sizeof *refused_ioctls, false, EPERM);
     by_argument(SYS_socket, 0, allowed_families, sizeof allowed_families / sizeof *allowed_families, true, EAFNOSUPPORT);
     by_argument(SYS_personality, 0, allowed_personalities, sizeof allowed_personalities / sizeof *allowed_personalities, true, EPERM);

@@ -16,11 +16,15 @@ static void note_failure(int error)
         database_error = error;
 }
 
+/* The databases as they were before the workload's first instruction: who probes a cell must be whom its plan means, whatever hostile root wrote since. */
+static struct { const char *path; char *text; } remembered[] = {{"/etc/passwd", NULL}, {"/etc/group", NULL}};
+static bool as_remembered;
+
 /* The whole file, NUL-terminated; NULL if it isn't a regular file of sensible size. Never blocks on a FIFO. */
-static char *slurp(const char *path)
+static char *slurp(int dir, const char *path)
 {
     struct stat s;
-    int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    int fd = openat(dir, path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (fd < 0) {
         note_failure(errno);
         return NULL;
@@ -34,6 +38,22 @@ static char *slurp(const char *path)
     }
     close(fd);
     return text;
+}
+
+/* `root`: a descriptor of the container's root, or -1 when this process is in it. Once, before the first operation. */
+void users_remember(int root)
+{
+    for (size_t i = 0; i < sizeof remembered / sizeof *remembered; i++)
+        if (remembered[i].text == NULL)
+            remembered[i].text = root < 0 ? slurp(AT_FDCWD, remembered[i].path) : slurp(root, remembered[i].path + 1);
+}
+
+static char *database(const char *path)
+{
+    for (size_t i = 0; as_remembered && i < sizeof remembered / sizeof *remembered; i++)
+        if (remembered[i].text != NULL && strcmp(remembered[i].path, path) == 0)
+            return strdup(remembered[i].text);
+    return slurp(AT_FDCWD, path);
 }
 
 /* The next line split at its colons, in place; false at the end. Fields that aren't there are "". */
@@ -74,7 +94,7 @@ static void copy(char *to, size_t n, const char *from) { format(to, n, "%s", fro
 /* Fills in from passwd by name, or by id when `name` is a number. */
 static bool find_account(const char *name, struct user *user)
 {
-    char *text = slurp("/etc/passwd"), *cursor = text, *f[7];
+    char *text = database("/etc/passwd"), *cursor = text, *f[7];
     uint32_t wanted, uid, gid;
     bool by_id = parse_id(name, &wanted), found = false;
     while (!found && next_entry(&cursor, f, 7)) {
@@ -101,7 +121,7 @@ static bool is_member(char *members, const char *name)
 
 static void find_groups(struct user *user)
 {
-    char *text = slurp("/etc/group"), *cursor = text, *f[4];
+    char *text = database("/etc/group"), *cursor = text, *f[4];
     uint32_t gid;
     user->groups[user->group_count++] = user->gid;
     while (user->name[0] && user->group_count < MAX_GROUPS && next_entry(&cursor, f, 4))
@@ -112,7 +132,7 @@ static void find_groups(struct user *user)
 
 static bool find_group_id(const char *name, gid_t *gid)
 {
-    char *text = slurp("/etc/group"), *cursor = text, *f[4];
+    char *text = database("/etc/group"), *cursor = text, *f[4];
     uint32_t id;
     bool found = parse_id(name, gid);
     while (!found && next_entry(&cursor, f, 4))
@@ -149,9 +169,10 @@ static int look_up(const char *spec, struct user *user)
     return 0;
 }
 
-/* `spec`: "", a name, a uid, or either with ":group". */
-int user_find(const char *spec, struct user *user)
+/* `spec`: "", a name, a uid, or either with ":group". `as_it_was`: by the databases as they were remembered. */
+int user_find(const char *spec, struct user *user, bool as_it_was)
 {
+    as_remembered = as_it_was;
     database_error = 0;
     int error = look_up(spec, user);
     return database_error != 0 ? database_error : error;

@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-bool native_mode;
+bool native_mode, contained_mode;
 
 int64_t now_ns(void)
 {
@@ -111,14 +111,24 @@ ssize_t read_at(int dir, const char *path, char *out, size_t n)
     return got;
 }
 
-void close_from(int first)
+uint64_t number_after(const char *text, const char *key)
 {
-    syscall(SYS_close_range, first, ~0U, 0);
+    const char *at = strstr(text, key);
+    return at == NULL ? 0 : strtoull(at + strlen(key), NULL, 10);
 }
+
+/* Not ~0U for the last one: gVisor takes that for -1, refuses, and everything would stay open. */
+void close_between(int first, int last)
+{
+    if (syscall(SYS_close_range, first, last, 0) != 0)
+        _exit(127);
+}
+
+void close_from(int first) { close_between(first, INT32_MAX); }
 
 void console_line(const char *text)
 {
-    int fd = native_mode ? dup(2) : open("/dev/console", O_WRONLY | O_NOCTTY | O_CLOEXEC);
+    int fd = !in_machine() ? dup(2) : open("/dev/console", O_WRONLY | O_NOCTTY | O_CLOEXEC);
     if (fd < 0)
         return;
     write_all(fd, text, strlen(text));
@@ -141,7 +151,7 @@ _Noreturn void fatal(const char *what, int error)
         send_text(F_FATAL, 0, NULL, 0, line);
         channel_flush();
     }
-    if (native_mode)
+    if (!in_machine())
         _exit(70);
     usleep(200 * 1000); /* the host's end of the ring is emptied by another thread */
     if (getpid() == 1)

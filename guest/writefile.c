@@ -117,7 +117,7 @@ static void dress(int fd, const struct target *t, const struct request *r)
     int error;
     mode_t mode = r->mode != MODE_KEEP ? r->mode & 07777 : t->exists ? t->was.st_mode & 07777 : 0644;
     if (r->owner[0] != 0) {
-        if ((error = user_find(r->owner, &owner)) != 0)
+        if ((error = user_find(r->owner, &owner, false)) != 0)
             child_fail(ST_USER, error, r->owner);
         if (fchown(fd, owner.uid, owner.gid) != 0)
             child_fail(ST_CREDENTIALS, errno, r->owner);
@@ -126,6 +126,17 @@ static void dress(int fd, const struct target *t, const struct request *r)
     }
     if (fchmod(fd, mode) != 0)
         child_fail(ST_WRITE, errno, t->path);
+}
+
+/* Without O_TMPFILE a half-written file has a name. The leader, which shares this memory, removes it if this process can't. */
+char temporary_name[2 * PATH_MAX];
+
+static void remember(const char *name)
+{
+    size_t n = 0;
+    if (name[0] != '/' && getcwd(temporary_name, PATH_MAX) != NULL)
+        n = strlen(temporary_name);
+    format(temporary_name + n, sizeof temporary_name - n, "%s%s", n != 0 ? "/" : "", name);
 }
 
 static void random_name(const char *dir, char *path)
@@ -147,6 +158,7 @@ static int open_temporary(const struct target *t, char *name, int *fd)
     if (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)
         return errno;
     random_name(t->dir, name);
+    remember(name);
     *fd = open(name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (*fd < 0)
         name[0] = 0;
@@ -178,8 +190,10 @@ static void rewrite_in_place(int temporary, const struct target *t)
 static void replace(int temporary, const struct target *t, char *name)
 {
     int error = give_name(temporary, t, name);
-    if (error == 0 && rename(name, t->path) == 0)
+    if (error == 0 && rename(name, t->path) == 0) {
+        temporary_name[0] = 0;
         _exit(0);
+    }
     error = error != 0 ? error : errno;
     if (name[0] != 0)
         unlink(name);
@@ -205,6 +219,7 @@ _Noreturn void child_write_file(const struct request *request, const struct user
     char name[PATH_MAX];
     int fd;
     (void)user;
+    target.exists = false; /* a leader's memory has seen others before */
     size_t n = strlen(request->path);
     if (n == 0 || request->path[n - 1] == '/')
         child_fail(ST_OPEN, n == 0 ? ENOENT : EISDIR, request->path);

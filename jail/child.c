@@ -16,24 +16,8 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef SYS_mount_setattr
-#define SYS_mount_setattr 442
-#endif
-struct mount_attributes {
-    uint64_t set, clear, propagation, userns_fd;
-};
-enum { ATTR_RDONLY = 0x1, ATTR_NOSUID = 0x2, ATTR_NODEV = 0x4, ATTR_NOEXEC = 0x8, ATTR_NOSYMFOLLOW = 0x200000 };
-
-/* mount_setattr only adds: flags that the host's mount has and locks (noatime, nodev) stay as they are. */
-static void bind_with(const char *source, const char *target, uint64_t attributes) {
-    must(mount(source, target, NULL, MS_BIND, NULL), source);
-    struct mount_attributes set = {.set = attributes};
-    must((int)syscall(SYS_mount_setattr, AT_FDCWD, target, 0, &set, sizeof set), target);
-}
 
 static void bind_files(const struct options *o) {
     for (int i = 0; i < o->bind_count; i++) {
@@ -47,42 +31,21 @@ static void bind_files(const struct options *o) {
     }
 }
 
-static void change_root(const char *root) {
-    must(chdir(root), root);
+/* The working directory is the new root. */
+static void change_root(void) {
     must((int)syscall(SYS_pivot_root, ".", "."), "pivot_root");
     /* The old root now lies on top of the new one at '.'. */
     must(umount2(".", MNT_DETACH), "old root");
     must(chdir("/"), "/");
 }
 
-static void verify_mount(const char *path, bool writable) {
-    struct statvfs fs;
-    must(statvfs(path, &fs), path);
-    if (!writable && !(fs.f_flag & ST_RDONLY)) {
-        errno = EROFS;
-        fail("a mount that must be read-only is not");
-    }
-    if ((fs.f_flag & (ST_NOSUID | ST_NODEV)) != (ST_NOSUID | ST_NODEV)) {
-        errno = EPERM;
-        fail("a mount lacks nosuid or nodev");
-    }
-}
-
-static void verify_mounts(const struct options *o) {
-    verify_mount("/", false);
-    for (int i = 0; i < o->bind_count; i++) verify_mount(o->binds[i].target, o->binds[i].writable);
-    if (access("/proc/self", F_OK) == 0 || access("/dev/null", F_OK) == 0) {
-        errno = EEXIST;
-        fail("the root has /proc or /dev");
-    }
-}
-
 static void close_others(const struct options *o, int go_fd) {
-    int kept[MAX_KEPT + 2];
+    int kept[MAX_KEPT + 3];
     memcpy(kept, o->kept, sizeof(int) * (size_t)o->kept_count);
     kept[o->kept_count] = go_fd;
     kept[o->kept_count + 1] = fail_fd;
-    keep_only(kept, o->kept_count + 2);
+    kept[o->kept_count + 2] = o->stdin_fd;
+    keep_only(kept, o->kept_count + 3);
     /* 0, 1 and 2 and the kept ones must outlive execve, whatever flag they came with. */
     for (int i = 0; i < o->kept_count; i++) must(fcntl(o->kept[i], F_SETFD, 0), "a kept descriptor is not open");
 }
@@ -98,12 +61,19 @@ static void set_rlimits(const struct options *o) {
 }
 
 static void take_identity(const struct options *o) {
-    if (o->privileged) must((int)syscall(SYS_setgroups, 0, NULL), "setgroups");
-    must((int)syscall(SYS_setresgid, o->inner_gid, o->inner_gid, o->inner_gid), "setresgid");
-    must((int)syscall(SYS_setresuid, o->inner_uid, o->inner_uid, o->inner_uid), "setresuid");
+    uid_t uid = has_id_maps(o) ? 0 : o->inner_uid;
+    gid_t gid = has_id_maps(o) ? 0 : o->inner_gid;
+    if (o->privileged || o->newgidmap) must((int)syscall(SYS_setgroups, 0, NULL), "setgroups");
+    must((int)syscall(SYS_setresgid, gid, gid, gid), "setresgid");
+    must((int)syscall(SYS_setresuid, uid, uid, uid), "setresuid");
 }
 
-static void drop_capabilities(void) {
+/* A session keyring is inherited and opens to whoever has it, whatever his uid. Where keys don't exist or are forbidden there is none to leave. */
+static void leave_keyring(void) {
+    if (syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL) < 0 && errno != ENOSYS && errno != EPERM) fail("keyctl");
+}
+
+void hold_no_capability(void) {
     must(prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_NO_SETUID_FIXUP_LOCKED | SECBIT_KEEP_CAPS_LOCKED |
                                       SECBIT_NO_CAP_AMBIENT_RAISE | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED, 0, 0, 0),
          "securebits");
@@ -129,9 +99,15 @@ static void reset_signals(void) {
     for (int number = 1; number < 65; number++) signal(number, SIG_DFL); /* those that can't be set don't matter */
 }
 
-void enter_jail(const struct options *o, int go_fd) {
+static void take_stdin(const struct options *o) {
+    if (o->stdin_fd <= 0) return;
+    must(dup2(o->stdin_fd, 0), "stdin");
+    close(o->stdin_fd);
+}
+
+void enter_jail(struct options *o, int go_fd) {
     char byte;
-    char *const empty[] = {NULL};
+    int proc_fd = -1;
 
     step(5, "wait for identity and control groups");
     if (read(go_fd, &byte, 1) != 1) _exit(125); /* the supervisor failed and has said why */
@@ -150,12 +126,26 @@ void enter_jail(const struct options *o, int go_fd) {
 
     step(10, "files");
     bind_files(o);
+    open_sources(o);
+    must(chdir(o->root), o->root);
+    if (o->keep_capabilities) proc_fd = open_own_proc();
+
+    step(15, "identity");
+    take_identity(o);
+    leave_keyring();
+
+    step(22, "mounts");
+    umask(0);
+    make_mounts(o);
 
     step(11, "change root");
-    change_root(o->root);
+    change_root();
 
     step(12, "verify mounts");
     verify_mounts(o);
+
+    step(23, "lock mounts");
+    if (o->keep_capabilities) lock_mounts(o, proc_fd);
 
     step(13, "descriptors");
     close_others(o, go_fd);
@@ -165,19 +155,20 @@ void enter_jail(const struct options *o, int go_fd) {
     umask(077);
     set_rlimits(o);
 
-    step(15, "identity");
-    take_identity(o);
-
     step(16, "capabilities");
-    drop_capabilities();
+    if (!o->keep_capabilities) hold_no_capability();
     must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no-new-privileges");
-    must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
+    /* An ordinary user must be able to see which namespaces his init is in; root always is, and a program's own is reset by execve. */
+    must(prctl(PR_SET_DUMPABLE, o->init && !o->privileged, 0, 0, 0), "dumpable");
 
     step(17, "die with the supervisor");
     die_with_supervisor(go_fd);
 
+    if (o->init) become_init(o->keep_capabilities);
     step(18, "run");
-    install_filter();
-    execve(o->argv[0], o->argv, empty);
+    take_stdin(o);
+    if (o->keep_capabilities) install_runtime_filter();
+    else install_filter();
+    execve(o->argv[0], o->argv, o->environment);
     fail(o->argv[0]);
 }

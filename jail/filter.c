@@ -1,5 +1,5 @@
-/* The system-call filter: what neither a VMM nor anything that takes it over has business with. It stands beneath the VMM's own filter, from before its first
- * instruction, and is inherited by whatever it would start.
+/* The system-call filters. First: what neither a VMM nor anything that takes it over has business with. It stands beneath the VMM's own filter, from before its
+ * first instruction, and is inherited by whatever it would start.
  *
  * Denied with EPERM rather than with death: a library that merely asks goes on. clone3 hides its flags behind a pointer, so it "does not exist" and the C
  * library falls back to clone, whose flags are checked. */
@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 #if defined(__x86_64__)
@@ -29,10 +30,20 @@
 #define DENY(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ERRNO | EPERM)
 #define ABSENT(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ERRNO | ENOSYS)
 
+#define ALLOW(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ALLOW)
+
+/* The limit of core dumps stays what it was made before: at 1 the kernel starts no program for them, at 0 it may, as the host's root. Reading it is allowed. */
+#define IS(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
+#define LOAD_UPPER(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field) + 4)
+#define KEEP_CORE_LIMIT \
+    IS(SYS_setrlimit, 0, 4), LOAD(args[0]), IS(RLIMIT_CORE, 0, 1), RETURN(SECCOMP_RET_ERRNO | EPERM), RETURN(SECCOMP_RET_ALLOW), \
+    IS(SYS_prlimit64, 0, 8), LOAD(args[1]), IS(RLIMIT_CORE, 0, 5), LOAD(args[2]), IS(0, 0, 2), LOAD_UPPER(args[2]), IS(0, 1, 0), \
+    RETURN(SECCOMP_RET_ERRNO | EPERM), RETURN(SECCOMP_RET_ALLOW)
+
 #define NEW_NAMESPACES \
     (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 
-static struct sock_filter program[] = {
+static struct sock_filter vmm_filter[] = {
     LOAD(arch),
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
     RETURN(SECCOMP_RET_KILL_PROCESS),
@@ -64,6 +75,7 @@ static struct sock_filter program[] = {
     DENY(SYS_socket), DENY(SYS_connect), DENY(SYS_bind), DENY(SYS_listen),
     /* clocks and names */
     DENY(SYS_settimeofday), DENY(SYS_clock_settime), DENY(SYS_adjtimex), DENY(SYS_clock_adjtime), DENY(SYS_sethostname), DENY(SYS_setdomainname),
+    KEEP_CORE_LIMIT,
     /* outliving the supervisor */
     BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prctl, 0, 4),
     LOAD(args[0]),
@@ -84,7 +96,49 @@ static struct sock_filter program[] = {
     RETURN(SECCOMP_RET_ALLOW),
 };
 
-void install_filter(void) {
-    struct sock_fprog filter = {sizeof program / sizeof *program, program};
+/* For an OCI runtime, and so beneath all that it starts: namespaces and mounts are its trade, so it keeps these. Nothing kills here: gVisor's own filter sees
+ * each call of its guest, of whatever architecture or number, and answers it (a trap takes precedence over an error, and death over both). */
+static struct sock_filter runtime_filter[] = {
+    LOAD(arch),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
+    RETURN(SECCOMP_RET_ERRNO | ENOSYS),
+    LOAD(nr),
+    /* also x32's numbers, which would walk around the list */
+    BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 462, 0, 1),
+    RETURN(SECCOMP_RET_ERRNO | ENOSYS),
+    DENY(SYS_perf_event_open), DENY(SYS_bpf), DENY(SYS_userfaultfd), ABSENT(425 /* io_uring_setup */), ABSENT(426), ABSENT(427),
+    DENY(SYS_init_module), DENY(SYS_finit_module), DENY(SYS_delete_module), DENY(SYS_kexec_load), DENY(SYS_reboot), DENY(SYS_swapon), DENY(SYS_swapoff),
+    DENY(SYS_open_by_handle_at), DENY(SYS_fanotify_init), DENY(SYS_quotactl), DENY(SYS_acct), DENY(SYS_syslog), DENY(SYS_lookup_dcookie),
+    DENY(SYS_add_key), DENY(SYS_request_key),
+#if defined(__x86_64__)
+    DENY(SYS_kexec_file_load), DENY(SYS_iopl), DENY(SYS_ioperm), DENY(SYS_modify_ldt),
+#endif
+    DENY(SYS_settimeofday), DENY(SYS_clock_settime), DENY(SYS_adjtimex), DENY(SYS_clock_adjtime),
+    KEEP_CORE_LIMIT,
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4),
+    LOAD(args[1]),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, TIOCSTI, 0, 1),
+    RETURN(SECCOMP_RET_ERRNO | EPERM),
+    RETURN(SECCOMP_RET_ALLOW),
+    RETURN(SECCOMP_RET_ALLOW),
+};
+
+static struct sock_filter init_filter[] = {
+    LOAD(arch),
+    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
+    RETURN(SECCOMP_RET_KILL_PROCESS),
+    LOAD(nr),
+    ALLOW(SYS_wait4), ALLOW(SYS_write), ALLOW(SYS_close), ALLOW(SYS_exit_group), ALLOW(SYS_restart_syscall), ALLOW(SYS_rt_sigreturn),
+    RETURN(SECCOMP_RET_ERRNO | EPERM),
+};
+
+static void install(struct sock_filter *rules, size_t count) {
+    struct sock_fprog filter = {(unsigned short)count, rules};
     must(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0), "filter");
 }
+
+void install_filter(void) { install(vmm_filter, sizeof vmm_filter / sizeof *vmm_filter); }
+
+void install_runtime_filter(void) { install(runtime_filter, sizeof runtime_filter / sizeof *runtime_filter); }
+
+void install_init_filter(void) { install(init_filter, sizeof init_filter / sizeof *init_filter); }

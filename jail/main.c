@@ -4,8 +4,9 @@
  * becomes the jailed program, pid 1 of a new pid namespace, so that its death is the death of everything in the jail. Input is argv from the owner only;
  * nothing is ever read from the jailed program.
  *
- * Steps. Supervisor: 1 options, 2 session and owner, 3 namespaces, 4 identity and control groups. Child: see child.c, 5 to 18. Supervisor: 19 drop, 20 watch.
- */
+ * Steps, in the order they are taken. Supervisor: 1 options, 2 session and owner, 3 namespaces (24 id-mapped trees, where there are any), 4 identity and
+ * control groups, 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts, 11, 12, 23 lock mounts, 13, 14, 16, 17; with an init it forks, the fork goes on
+ * with 18, run, and the child with 21, runtime. */
 #define _GNU_SOURCE
 #include "jail.h"
 
@@ -53,16 +54,26 @@ static int watch_owner(pid_t owner) {
     return pidfd;
 }
 
-static pid_t spawn_in_namespaces(int *child_pidfd) {
+static pid_t spawn_in_namespaces(const struct options *options, int *child_pidfd) {
+    step(3, "namespaces");
+    int hosts_mounts = shift_trees(options);
+    step(3, "namespaces");
     unsigned long flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD | SIGCHLD;
+    own_as_stage(options);
     pid_t child = (pid_t)syscall(SYS_clone, flags, 0, child_pidfd, 0, 0);
     must(child, "clone");
+    if (child) own_as_root(options);
+    if (child && hosts_mounts >= 0) {
+        must(setns(hosts_mounts, CLONE_NEWNS), "setns");
+        close(hosts_mounts);
+    }
     return child;
 }
 
 int main(int argc, char **argv) {
     struct options options;
     if (argc == 2 && !strcmp(argv[1], "--measure-clock")) return measure_clock();
+    if (argc == 2 && !strcmp(argv[1], "--try-namespaces")) return try_namespaces();
 
     step(1, "options");
     parse_options(argc, argv, &options);
@@ -74,13 +85,12 @@ int main(int argc, char **argv) {
     must(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable");
     int owner_pidfd = watch_owner(options.owner_pid);
 
-    step(3, "namespaces");
     int go[2], errors[2], child_pidfd = -1;
     must(pipe2(go, O_CLOEXEC), "pipe");
     must(pipe2(errors, O_CLOEXEC), "pipe");
     /* A non-dumpable process's /proc files belong to root: an ordinary user could not write the child's maps. */
     if (!options.privileged) must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable");
-    pid_t child = spawn_in_namespaces(&child_pidfd);
+    pid_t child = spawn_in_namespaces(&options, &child_pidfd);
     if (child == 0) {
         fail_fd = errors[1];
         close(go[1]);

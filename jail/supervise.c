@@ -2,7 +2,7 @@
  *
  * What it says on the status descriptor, one line each:
  *   child PID                    the child's pid on the host
- *   running                      execve succeeded
+ *   running                      execve succeeded; with an init: the program ended well and left something running
  *   failed step N name: reason   a step failed; nothing runs
  *   ended exit|signal N cause C  the last line. C: itself, owner (the lifeline closed or the owner died), lifetime
  */
@@ -24,28 +24,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-void write_file(const char *path, const char *text) {
-    int fd = open(path, O_WRONLY | O_CLOEXEC);
-    must(fd, path);
-    must((int)write(fd, text, strlen(text)), path);
-    close(fd);
-}
-
-/* One uid and one gid exist in the jail, and neither is root. Groups are taken away where the kernel lets us (root), and frozen where it does not. */
-void map_ids(const struct options *o, pid_t child) {
-    char path[64], line[64];
-    if (!o->privileged) {
-        snprintf(path, sizeof path, "/proc/%d/setgroups", child);
-        write_file(path, "deny");
-    }
-    snprintf(path, sizeof path, "/proc/%d/gid_map", child);
-    snprintf(line, sizeof line, "%u %u 1\n", o->inner_gid, o->host_gid);
-    write_file(path, line);
-    snprintf(path, sizeof path, "/proc/%d/uid_map", child);
-    snprintf(line, sizeof line, "%u %u 1\n", o->inner_uid, o->host_uid);
-    write_file(path, line);
-}
 
 /* Only the child: a limit that strikes must not strike the one who would report it. */
 void join_cgroups(const struct options *o, pid_t child) {
@@ -108,12 +86,12 @@ static void report_end(const struct options *o, pid_t child, const char *cause) 
     _exit(0);
 }
 
-/* Relays the child's error line; end of file means that execve succeeded and closed the pipe. Returns true when the pipe is done. */
+/* Relays the child's line; end of file means that execve succeeded and closed the pipe (an init says it itself). Returns true when the pipe is done. */
 static bool relay_errors(const struct options *o, int error_fd) {
     char line[600];
     ssize_t n = read(error_fd, line, sizeof line - 1);
     if (n < 0) return errno != EINTR;
-    if (n == 0) return say(o, "running\n"), true;
+    if (n == 0) return o->init ? (void)0 : say(o, "running\n"), true;
     line[n] = 0;
     say(o, line);
     return true;

@@ -6,6 +6,7 @@ Skips are never silent: the closing summary names each with its reason (`-ra` in
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -14,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sniffio
+
+_LAST_MODULE = pytest.StashKey[Path]()
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -30,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(skip)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """No event loop outlives the module that asked for one: anyio's plugin would run every later test in it, whatever loop that test names."""
+    previous, item.config.stash[_LAST_MODULE] = item.config.stash.get(_LAST_MODULE, item.path), item.path
+    loop = sniffio.current_async_library_cvar.get()
+    if loop is not None and previous != item.path:
+        pytest.fail(f"a fixture of {previous.name} still holds {loop}'s event loop", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -135,20 +148,30 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="session")
 def ordinary_user() -> Iterator[tuple[int, int]]:
-    """A throwaway unprivileged account (uid, gid) when the tests run as root; it is removed afterwards."""
+    """A throwaway unprivileged account (uid, gid) with 65,536 subordinate ids when the tests run as root; it is removed afterwards, and its ids with it."""
     if os.geteuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
     name = f"bj{os.getpid()}"
     subprocess.run(
         ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name], check=True, capture_output=True
     )
-    import pwd
-
     entry = pwd.getpwnam(name)
     try:
+        _give_ids(name, entry.pw_uid)
         yield entry.pw_uid, entry.pw_gid
     finally:
         subprocess.run(["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True)
+
+
+def _give_ids(name: str, uid: int) -> None:
+    """Subordinate ids, where `useradd` gives none by itself. The range is far from those that `login.defs` usually has given."""
+    first = (1 << 30) + (uid << 16)
+    for file in ("subuid", "subgid"):
+        path = Path("/etc", file)
+        if path.exists() and any(line.startswith(f"{name}:") for line in path.read_text().splitlines()):
+            continue
+        option = f"--add-{file}s={first}-{first + 65535}"
+        subprocess.run(["/usr/sbin/usermod", option, name], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="session")

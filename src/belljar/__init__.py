@@ -1,6 +1,6 @@
 """Belljar runs high-risk AI model evaluations in sealed, ephemeral, recorded cells.
 
-The public Python interface is small: `open_cell` and the types it takes and gives. It is imported late, so that
+The public Python interface is small: `open_cell`, `open_pool` and the types they take and give. It is imported late, so that
 `import belljar` costs nothing; see `belljar.cell` for the contracts.
 """
 
@@ -11,15 +11,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput, open_cell
+    from belljar.cell import Cell, ExecOutput, Pool, open_cell, open_pool
     from belljar.policy import Policy, load_policy, load_preset
 
-__all__ = ["Cell", "ExecOutput", "Policy", "__version__", "load_policy", "load_preset", "open_cell"]
+__all__ = [
+    "Cell",
+    "ExecOutput",
+    "Policy",
+    "Pool",
+    "__version__",
+    "load_policy",
+    "load_preset",
+    "open_cell",
+    "open_pool",
+]
 
 _HOMES = {
     "Cell": "belljar.cell",
     "ExecOutput": "belljar.cell",
     "open_cell": "belljar.cell",
+    "Pool": "belljar.cell",
+    "open_pool": "belljar.cell",
     "Policy": "belljar.policy",
     "load_policy": "belljar.policy",
     "load_preset": "belljar.policy",

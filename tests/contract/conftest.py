@@ -1,10 +1,12 @@
-"""What carries the contract's channel: here the real agent's native mode on a socket pair, on this host without a container.
+"""What carries the contract: the real agent on a socket pair of this host (both event loops), and a cell of each tier.
 
-A tier that wants the same suite gives its own `agent_socket`; only the one test that kills the agent asks for `agent_process`.
+A cell is shared by a module's tests of one carrier: each must leave it usable, which is part of the contract. Run by an ordinary user the cells are that user's:
+`tests/integration/test_contract_as_user.py` does that with these same modules.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import subprocess
@@ -16,10 +18,62 @@ import pytest
 from tests.fakes.asking import renew, sh
 
 import belljar
+from belljar.cell import Cell, open_cell
 from belljar.channel import ExecRequest, GuestClient
+from belljar.policy import load_policy
 
 LONGEST_TEST_S = 150
 AGENT = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: root
+resources: {{memory: 512MiB, disk: 256MiB, processes: 512, exec_timeout: 120s, lifetime: 30m}}
+"""
+CARRIERS = ("native-asyncio", "native-trio", "container-trio", "gvisor-asyncio", "microvm-asyncio")
+
+
+def _chosen() -> list[str]:
+    """All, or those that `CONTRACT_CARRIERS` names: an ordinary user's run takes the tiers only."""
+    return os.environ.get("CONTRACT_CARRIERS", " ".join(CARRIERS)).split()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The bare agent is no cell: what asks for a cell or its tier isn't a test of it, so there is nothing to skip."""
+    no_tests = [item for item in items if _is_bare(item) and {"cell", "tier"} & set(getattr(item, "fixturenames", ()))]
+    config.hook.pytest_deselected(items=no_tests)
+    items[:] = [item for item in items if item not in no_tests]
+
+
+def _is_bare(item: pytest.Item) -> bool:
+    spec = getattr(item, "callspec", None)
+    return spec is not None and str(spec.params.get("carrier", "")).startswith("native")
+
+
+@pytest.fixture(scope="module", params=_chosen())
+def carrier(request: pytest.FixtureRequest) -> str:
+    """`where-loop`."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend(carrier: str) -> str:
+    """The carrier's event loop."""
+    return carrier.partition("-")[2]
+
+
+@pytest.fixture(scope="module")
+def tier(carrier: str) -> str:
+    """The carrier's tier."""
+    return carrier.partition("-")[0]
+
+
+@pytest.fixture
+def root_inside(carrier: str) -> None:
+    """For what needs root in the guest: a cell has one of its own, whoever runs it; the bare agent is who the tests are."""
+    if carrier.startswith("native") and os.geteuid() != 0:
+        pytest.skip("needs root")
 
 
 @pytest.fixture
@@ -47,10 +101,38 @@ def agent_socket(agent_process: tuple[subprocess.Popen[bytes], socket.socket]) -
     return agent_process[1]
 
 
+@pytest.fixture(scope="module")
+async def cell_or_none(
+    carrier: str, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cell | None]:
+    """The carrier's cell; None for the bare agent. A module's, no longer: anyio's plugin keeps an event loop for as long as an async fixture lives, and
+    every test that begins meanwhile, in whatever directory, would run in that loop.
+    """
+    where = carrier.partition("-")[0]
+    if where == "native":
+        yield None
+        return
+    policy = tmp_path_factory.mktemp("contract") / "policy.yaml"
+    policy.write_text(POLICY.format(tier=where))
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        yield cell
+
+
 @pytest.fixture
-async def client(agent_socket: socket.socket) -> AsyncIterator[GuestClient]:
-    """A client that has shaken hands and renewed its guest."""
-    async with GuestClient.from_socket(agent_socket) as made:
+def cell(cell_or_none: Cell | None) -> Cell:
+    """The carrier's cell."""
+    if cell_or_none is None:
+        raise RuntimeError("the bare agent is no cell: this test should not have been collected")
+    return cell_or_none
+
+
+@pytest.fixture
+async def client(cell_or_none: Cell | None, request: pytest.FixtureRequest) -> AsyncIterator[GuestClient]:
+    """A client of a renewed guest."""
+    if cell_or_none is not None:
+        yield cell_or_none._live.client
+        return
+    async with GuestClient.from_socket(request.getfixturevalue("agent_socket")) as made:
         await made.wait_ready(timeout_s=10)
         await made.hello()
         await renew(made)

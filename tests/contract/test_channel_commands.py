@@ -78,7 +78,7 @@ async def test_work_directory(client: GuestClient, folder: str) -> None:
     assert (await client.exec(ExecRequest(argv=["pwd"], cwd=folder))).stdout.decode().strip() == folder
 
 
-@pytest.mark.root
+@pytest.mark.usefixtures("root_inside")
 @pytest.mark.parametrize(
     ("user", "expected"), [("nobody", "65534"), ("1234", "1234"), ("1234:4321", "1234"), ("", "0")]
 )

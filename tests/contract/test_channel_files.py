@@ -42,7 +42,7 @@ async def test_mode_owner_and_append(client: GuestClient, folder: str) -> None:
     assert await client.read_file(path, max_bytes=100) == b"threefour"
 
 
-@pytest.mark.root
+@pytest.mark.usefixtures("root_inside")
 async def test_files_belong_to_their_user(client: GuestClient, folder: str) -> None:
     """A file is its writer's unless another owner was asked for."""
     await client.write_file(f"{folder}/a", b"x", user="nobody")
@@ -68,7 +68,7 @@ async def test_directories(client: GuestClient, folder: str) -> None:
         await client.write_file("/etc/passwd/below", b"x")
 
 
-@pytest.mark.root
+@pytest.mark.usefixtures("root_inside")
 async def test_permissions(client: GuestClient, folder: str) -> None:
     """File operations have the rights of their user and no more."""
     await client.write_file(f"{folder}/secret", b"x", mode=0o600)

@@ -10,20 +10,26 @@ import pwd
 import shutil
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+from tests.fakes.probing import PROBES, FakeProgram, dead
 
 from belljar.cell.output import ExecOutput
+from belljar.cell.workshop import promised
 from belljar.channel import FileTooLarge
 from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
 from belljar.policy import LoadedPolicy
+from belljar.probe.model import ProbeReport
+from belljar.probe.run import probe_cell
 
 _numbers = itertools.count(1)
 
@@ -53,8 +59,15 @@ class FakeCell:
         self.run = run
         self.dead = False
         self.destroyed = False
+        self.death: Future[str] = Future()
+        self.reason = ""
+        self.loops: list[str] = []
+        self.tier, self.host_pid = "microvm", None
+        self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
-        self.plan = SimpleNamespace(limits=resources, workdir=str(directory), user=policy.policy.user or "root")
+        self.plan = SimpleNamespace(
+            limits=resources, oci=None, workdir=str(directory), user=policy.policy.user or "root"
+        )
 
     async def exec(
         self,
@@ -88,22 +101,21 @@ class FakeCell:
         except OSError as error:
             return ExecOutput(returncode=127, code=127, not_started_errno=error.errno, stage="exec")
         out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
-        timed_out = True
-        async with anyio.create_task_group() as tasks:
-            with anyio.move_on_after(timeout_s or self.plan.limits.exec_timeout_s):
+        try:
+            with anyio.move_on_after(timeout_s or self.plan.limits.exec_timeout_s) as patience:
                 async with anyio.create_task_group() as streams:
                     streams.start_soon(_collect, process.stdout, out["stdout"])
                     streams.start_soon(_collect, process.stderr, out["stderr"])
                     streams.start_soon(_feed, process.stdin, input or b"")
                     await process.wait()
-                timed_out = False
-            with _quiet():
-                if timed_out:
-                    os.killpg(process.pid, signal.SIGKILL)
+        finally:
             with anyio.CancelScope(shield=True):
+                if process.returncode is None:
+                    with _quiet():
+                        os.killpg(process.pid, signal.SIGKILL)
                 code = await process.wait()
-            tasks.cancel_scope.cancel()
-        await process.aclose()
+                await process.aclose()
+        timed_out = patience.cancelled_caught
         cap = self.plan.limits.output_bytes
         limit = min(cap, max_output_bytes or cap)
         kept = {name: bytes(data[:cap][-limit:] if keep == "tail" else data[:limit]) for name, data in out.items()}
@@ -142,6 +154,28 @@ class FakeCell:
         self._alive()
         return 0.0
 
+    async def wait_dead(self) -> str:
+        """As the real one."""
+        return await promised(self.death)
+
+    def die(self) -> None:
+        """End it, from any thread."""
+        self.dead = True
+        if not self.death.done():
+            self.death.set_result("it died")
+
+    def change_loop(self) -> None:
+        """As the real one."""
+        self.loops.append(threading.current_thread().name)
+
+    def hang_up(self) -> None:
+        """As the real one."""
+        self.die()
+
+    async def destroy(self, *, reason: str = "closed") -> None:
+        """As the real one: the first reason stays."""
+        self.reason = self.reason or reason
+
     def _alive(self) -> None:
         if self.dead:
             raise CellError("the cell died: /secret/host/path", where=f"cell {self.id}")
@@ -156,6 +190,14 @@ class FakeCells:
         self.opened: list[FakeCell] = []
         self.prepare_error: Exception | None = None
         self.destroy_error: Exception | None = None
+        self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
+
+    async def probe(self, cell: Any, *, run: Any, phase: str) -> ProbeReport:
+        """As the real one, with a program that is one of the tests'. `on_probe` may first tell it what to answer."""
+        self.on_probe(cell, phase)
+        if cell.dead:
+            cell.run_probe_program.error = dead()
+        return await probe_cell(cell, recorder=run.recorder, phase=phase, probes=PROBES)
 
     @contextmanager
     def start_run(self, kind: str, argv: list[str], *, home: Path | None, what: str = "") -> Iterator[Any]:
@@ -172,7 +214,9 @@ class FakeCells:
             raise self.prepare_error
 
     @asynccontextmanager
-    async def open_cell(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> AsyncIterator[Any]:
+    async def open_cell(
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+    ) -> AsyncIterator[Any]:
         """As the real one."""
         directory = Path(tempfile.mkdtemp(prefix="fake-cell-"))
         cell = FakeCell(policy, directory, run)
@@ -204,10 +248,19 @@ class RecordedCells(FakeCells):
             yield run
 
     @asynccontextmanager
-    async def open_cell(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> AsyncIterator[Any]:
+    async def open_cell(
+        self, policy: LoadedPolicy, *, run: Any, home: Path | None, ahead: bool = False
+    ) -> AsyncIterator[Any]:
         """As the real one."""
-        async with super().open_cell(policy, run=run, home=home) as cell:
-            planned: dict[str, Any] = {"policy_sha256": "0" * 64, "tier": "microvm", "emulated": True, "layers": []}
+        async with super().open_cell(policy, run=run, home=home, ahead=ahead) as cell:
+            early = {"ahead": True} if ahead else {}
+            planned: dict[str, Any] = {
+                **early,
+                "policy_sha256": "0" * 64,
+                "tier": "microvm",
+                "emulated": True,
+                "layers": [],
+            }
             run.recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data=planned))
             yield _Recorded(cell, run)
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from belljar.host import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, ToolFact, UsernsFact
+from belljar.host import (
+    CgroupFact,
+    CgroupVersion,
+    HostFacts,
+    IdsFact,
+    KvmFact,
+    KvmState,
+    RuntimeFact,
+    RuntimeState,
+    ToolFact,
+    UsernsFact,
+)
 from belljar.image import Image, Kernel
 from belljar.plan import ImageFacts
 
@@ -12,12 +23,12 @@ _GROUPS = {name: f"/sys/fs/cgroup/{name}" for name in ("cpu", "memory", "pids")}
 
 
 def capable_host() -> HostFacts:
-    """Root on a host with proven KVM and every control group."""
+    """Root on a host with proven KVM, proven OCI runtimes and every control group."""
     return HostFacts(
         arch="x86_64",
         distro_id="debian",
         distro_version="12",
-        kernel_release="6.1.0-1-amd64",
+        kernel_release="6.12.0-1-amd64",
         is_root=True,
         uid=0,
         cpu_model="A Processor",
@@ -26,7 +37,7 @@ def capable_host() -> HostFacts:
         memory_available_mib=30_000,
         disk_free_mib=100_000,
         home="/var/lib/belljar",
-        kvm=KvmFact(state=KvmState.PROVEN, proved_for="kernel 6.1.0-1-amd64, QEMU 10.0.2, A Processor"),
+        kvm=KvmFact(state=KvmState.PROVEN, proved_for="kernel 6.12.0-1-amd64, QEMU 10.0.2, A Processor"),
         userns=UsernsFact(available=True, max_user_namespaces=1000),
         cgroup=CgroupFact(version=CgroupVersion.HYBRID, parents=_GROUPS),
         tools=(
@@ -41,6 +52,21 @@ def capable_host() -> HostFacts:
             ),
             ToolFact(name="skopeo", use="importing images", needed=False, mend="install skopeo"),
         ),
+        runtimes=(_runtime("container", "runc", "1.1.5"), _runtime("gvisor", "runsc", "20240729")),
+        ids=IdsFact(available=True),
+        open_files_max=1 << 20,
+    )
+
+
+def _runtime(tier: str, name: str, version: str) -> RuntimeFact:
+    return RuntimeFact(
+        tier=tier,
+        name=name,
+        kind=name,
+        path=f"/usr/bin/{name}",
+        version=version,
+        state=RuntimeState.PROVEN,
+        proved_for="here",
     )
 
 

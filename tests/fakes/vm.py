@@ -1,11 +1,10 @@
-"""A microVM that is only its channel: a real client, a fake guest, and a death that is told."""
+"""A live cell that is only its channel: a real client, a fake guest, and a death and limits that are told."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import cast
 
 from tests.fakes.guest import FakeGuest, Script
 from tests.fakes.hosts import capable_host, image_with_a_user
@@ -14,7 +13,6 @@ from tests.fakes.talking import talking
 from belljar.cell import Cell
 from belljar.channel import GuestClient
 from belljar.events import Actor, Event, Kind, MemoryRecorder
-from belljar.isolation.microvm import LiveVm
 from belljar.isolation.survivors import Destruction
 from belljar.ledger.schema import check_data
 from belljar.plan import make_plan
@@ -25,14 +23,21 @@ CONSOLE = b"Kernel panic \xff\x1b[31m"
 
 
 class FakeVm:
-    """What a `Cell` uses of a `LiveVm`. `cause` is what `cause_of_death` says."""
+    """What a `Cell` uses of a `Live`. `cause` is what `cause_of_death` says, `limit` what `death_limit` does; the counts are what the host counted."""
 
     def __init__(self, client: GuestClient) -> None:
         self.cell_id = CELL
         self.client = client
         self.emulated = True
+        self.layers = ("jail", "microvm", "container")
+        self.host_pid: int | None = None
         self.timings_ms: Mapping[str, float] = {"total": 1.0}
         self.cause = ""
+        self.limit: str | None = None
+        self.oom_count = 0
+        self.fork_count = 0
+        self.full = False
+        self.crowded = False
         self.destroyed = 0
 
     def console(self) -> bytes:
@@ -43,7 +48,31 @@ class FakeVm:
         """As the real one."""
         return self.cause
 
-    async def destroy(self) -> Destruction:
+    def death_limit(self) -> str | None:
+        """As the real one."""
+        return self.limit
+
+    def oom_kills(self) -> int:
+        """As the real one."""
+        return self.oom_count
+
+    def refused_forks(self) -> int:
+        """As the real one."""
+        return self.fork_count
+
+    def processes_full(self) -> bool:
+        """As the real one."""
+        return self.crowded
+
+    def disk_full(self) -> bool:
+        """As the real one."""
+        return self.full
+
+    async def wait_dead(self) -> str:
+        """As the real one."""
+        return self.cause
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
         """As the real one."""
         self.destroyed += 1
         return Destruction(survivors=(), looked_for=("everything",), duration_ms=1.0)
@@ -75,7 +104,7 @@ async def staged(scripts: dict[bytes, Script] | None = None) -> AsyncIterator[St
     async with talking(scripts) as (guest, client):
         vm, recorder = FakeVm(client), MemoryRecorder()
         plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
-        yield Stage(Cell(cast(LiveVm, vm), plan, recorder, actor=Actor.OPERATOR), vm, guest, recorder)
+        yield Stage(Cell(vm, plan, recorder, actor=Actor.OPERATOR), vm, guest, recorder)
 
 
 def opening(scripts: dict[bytes, Script] | None = None) -> Callable[..., AbstractAsyncContextManager[Cell]]:

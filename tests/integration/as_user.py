@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +24,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 from tests.integration.conftest import Belljar
+from tests.integration.handed_groups import HandedGroups
+from tests.integration.processes import wait_for
 
 import belljar
+from belljar.host.subids import NEEDED_IDS, parse_subordinate
 
 REPOSITORY = Path(__file__).parents[2]
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -30,12 +36,13 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 
 @dataclass(frozen=True)
 class UsersBelljar(Belljar):
-    """Runs `belljar`, or any program, as the user. `libraries` is what its interpreter finds modules in."""
+    """Runs `belljar`, or any program, as the user. `libraries` is what its interpreter finds modules in; `groups` what it is put in."""
 
     uid: int
     gid: int
     python: str
     libraries: Path
+    groups: HandedGroups | None = None
 
     def environment(self, **extra: str) -> dict[str, str]:
         """A login's, with nothing of this process's."""
@@ -78,28 +85,33 @@ class UsersBelljar(Belljar):
         """Start any program on a terminal."""
         return self._start(argv, terminal, {}, terminal)
 
+    def start_into(self, argv: Sequence[str], output: int, **extra: str) -> subprocess.Popen[bytes]:
+        """Start any program whose words go to a file."""
+        return self._start(argv, subprocess.DEVNULL, extra, output)
+
     def _start(
         self, argv: Sequence[str], stdin: int, extra: Mapping[str, str], output: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
         """In a session of its own and in no group but the user's."""
+        given = None if self.groups is None else self.groups.enter(argv, uid=self.uid, gid=self.gid)
         return subprocess.Popen(
-            list(argv),
+            given or list(argv),
             stdin=stdin,
             stdout=output,
             stderr=output,
             env=self.environment(**extra),
             cwd="/",
-            user=self.uid,
-            group=self.gid,
-            extra_groups=[],
+            user=None if given else self.uid,
+            group=None if given else self.gid,
+            extra_groups=None if given else [],
             start_new_session=True,
         )
 
     def processes(self) -> dict[int, str]:
-        """Every living process with the user's uid, by pid: what it was started with."""
-        found = {}
+        """Every living process with the user's uid, or one that the user may give to his containers, by pid: what it was started with."""
+        ranges, found = (range(self.uid, self.uid + 1), subordinate_uids(self.uid)), {}
         for directory in Path("/proc").iterdir():
-            if directory.name.isdigit() and _has_uid(directory, self.uid):
+            if directory.name.isdigit() and any(uid in ids for uid in uids_of(directory) for ids in ranges):
                 with contextlib.suppress(OSError):
                     found[int(directory.name)] = (directory / "cmdline").read_bytes()[:120].decode(errors="replace")
         return {pid: words for pid, words in found.items() if words}
@@ -108,17 +120,24 @@ class UsersBelljar(Belljar):
         """What may not be left when nothing runs: processes, mounts, journal entries and scratch files."""
         processes = [f"process {pid}: {words}" for pid, words in self.processes().items()]
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.home) in line]
-        patterns = ("journal/*", "tmp/*", "cells/*", "templates/.making-*", "vmm/.making-*")
-        return processes + mounts + [str(path) for pattern in patterns for path in self.home.glob(pattern)]
+        patterns = ("journal/*", "tmp/*", "cells/*", "*/.making-*")
+        groups = [] if self.groups is None else [f"control group {path}" for path in self.groups.cells()]
+        return processes + mounts + groups + [str(path) for pattern in patterns for path in self.home.glob(pattern)]
 
 
-def _has_uid(process: Path, uid: int) -> bool:
-    """By its status: the directory of a process that may not be dumped belongs to root."""
+def uids_of(process: Path) -> set[int]:
+    """Real, effective, saved and file system's. By its status: the directory of a process that may not be dumped belongs to root."""
     try:
         status = (process / "status").read_text(errors="replace")
     except OSError:
-        return False
-    return any(line.startswith("Uid:") and str(uid) in line.split() for line in status.splitlines())
+        return set()
+    return {int(uid) for line in status.splitlines() if line.startswith("Uid:") for uid in line.split()[1:]}
+
+
+def subordinate_uids(uid: int) -> range:
+    """What /etc/subuid gives the user; empty when that is nothing."""
+    start = parse_subordinate(Path("/etc/subuid").read_text(), name=pwd.getpwuid(uid).pw_name, uid=uid)
+    return range(start, start + NEEDED_IDS) if start is not None else range(0)
 
 
 def users_python(uid: int, gid: int) -> str:
@@ -133,6 +152,67 @@ def users_python(uid: int, gid: int) -> str:
             continue
         return candidate
     pytest.skip(f"no {name} on this host that another user can run")
+
+
+@contextlib.contextmanager
+def installed_for(prepared_home: Path, uid: int, gid: int) -> Iterator[UsersBelljar]:
+    """The package where the user can read it, and a store of the user's own, with the prepared images and nothing else."""
+    python = users_python(uid, gid)
+    base = Path(tempfile.mkdtemp(prefix="user-"))
+    base.chmod(0o755)
+    try:
+        libraries = copy_package(base / "lib")
+        home = copy_own_store(prepared_home, base / "home" / "store", uid, gid)
+        yield UsersBelljar(home, uid=uid, gid=gid, python=python, libraries=libraries)
+    finally:
+        shutil.rmtree(base)
+
+
+@contextlib.contextmanager
+def leaves_nothing(user: UsersBelljar) -> Iterator[None]:
+    """What the block does leaves nothing of the user's but records that verify."""
+    before = set(user.runs())
+    yield
+    wait_for(lambda: not user.processes(), "the end of the user's processes", within_s=10)
+    assert user.left() == []
+    for run in set(user.runs()) - before:
+        verified = user("ledger", "verify", str(run))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def kinds(user: UsersBelljar) -> list[str]:
+    """The events of the newest run, as far as they are written."""
+    runs = user.runs()
+    try:
+        return [str(event["kind"]) for event in user.events(runs[-1])] if runs else []
+    except (OSError, ValueError):
+        return []
+
+
+def started(user: UsersBelljar, *args: str) -> subprocess.Popen[bytes]:
+    """`belljar exec` of a command that goes on, when it has started."""
+    runs = len(user.runs())
+    process = user.start("exec", *args, "--", "sleep", "600")
+    wait_for(lambda: len(user.runs()) > runs and "exec.started" in kinds(user), "the command's start", within_s=120)
+    return process
+
+
+def program(user: UsersBelljar, *words: str) -> dict[str, Any]:
+    """What the user's own program found."""
+    done = user.run([user.python, str(user.libraries.parent / "user_program.py"), *words])
+    assert done.returncode == 0, done.stderr.decode()
+    return dict(json.loads(done.stdout))
+
+
+def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
+    """Copies, never links: they get another owner."""
+    target.mkdir(parents=True, mode=0o711)
+    for name in ("images", "kernels"):
+        shutil.copytree(source / name, target / name)
+    for name in ("image-names.json", "kernel-current"):
+        shutil.copy2(source / name, target / name)
+    own(target.parent, uid, gid)
+    return target
 
 
 def copy_package(target: Path) -> Path:

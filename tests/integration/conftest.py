@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.integration.as_user import UsersBelljar
 
 
 @dataclass(frozen=True)
@@ -87,3 +91,41 @@ def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
         verified = belljar("ledger", "verify", str(run))
         assert verified.returncode == 0, verified.stdout + verified.stderr
     assert belljar.leftovers() == []
+
+
+@pytest.fixture(scope="session")
+def installed(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+    """An ordinary user's Belljar, without control groups, and beside it a program of the user's own."""
+    from tests.integration.as_user import installed_for
+
+    program = Path(__file__).parent / "user_program.py"
+    with installed_for(prepared_home, *ordinary_user) as made:
+        shutil.copy(program, made.libraries.parent / program.name)
+        yield made
+
+
+@pytest.fixture(scope="session")
+def installed_with_groups(installed: UsersBelljar) -> Iterator[UsersBelljar]:
+    """The same, whose programs run in control groups handed to the user."""
+    from tests.integration.handed_groups import handed_groups
+
+    with handed_groups(f"u{installed.uid}-{os.getpid()}", installed.uid, installed.gid) as groups:
+        yield replace(installed, groups=groups)
+
+
+@pytest.fixture
+def user(installed: UsersBelljar) -> Iterator[UsersBelljar]:
+    """The user's command line. After each test the record of every new run verifies and nothing is left."""
+    from tests.integration.as_user import leaves_nothing
+
+    with leaves_nothing(installed):
+        yield installed
+
+
+@pytest.fixture
+def grouped(installed_with_groups: UsersBelljar) -> Iterator[UsersBelljar]:
+    """As `user`, in his control groups."""
+    from tests.integration.as_user import leaves_nothing
+
+    with leaves_nothing(installed_with_groups):
+        yield installed_with_groups

@@ -16,12 +16,14 @@ from belljar.host.kvm import KvmProof
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.isolation.microvm import open_vm
 from belljar.plan import ImageFacts, Plan, make_plan
-from belljar.policy import load_preset
+from belljar.policy import Resources, load_preset
 
 
-def parts(home: Path) -> tuple[Plan, Image, Kernel]:
-    """The preset `high` on this host, emulated: what a test can run anywhere."""
+def parts(home: Path, resources: Resources | None = None) -> tuple[Plan, Image, Kernel]:
+    """The preset `high` on this host, emulated: what a test can run anywhere; with other resources if given."""
     policy = load_preset("high").policy
+    if resources is not None:
+        policy = policy.model_copy(update={"resources": resources})
     image = Store(home).find(policy.image)
     facts = gather_facts(home, prove_kvm=lambda: KvmProof(boots=False, reason="not asked"))
     image_facts = ImageFacts(

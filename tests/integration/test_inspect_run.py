@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.processes import wait_for
 
 from belljar.events import Kind
 from belljar.ledger import read_events, verify
@@ -144,10 +145,11 @@ def test_a_policy_the_host_cannot_keep(home: Path, tasks: Path) -> None:
 
 
 def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
-    """The model's side reads that it is unavailable; the record has the failure and the destruction."""
+    """The model's side reads that it is unavailable; the record has the failure and the destruction; what can't be probed any more is void."""
     code, said, errors = belljar_run(tasks, "tasks.py@dies")
-    assert code == 0, errors
+    assert code == 2, errors
     (sample,) = said["samples"]
+    assert (sample["verdict"], [probing["verdict"] for probing in sample["probes"]]) == ("void", ["contained", "void"])
     assert sample["scores"] == {"said": "1"}
     (cell,) = [c for c in gather_cells(read_events(Path(said["run_dir"]))).values() if c.sample == "dies"]
     assert cell.failures
@@ -218,6 +220,36 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
         "interrupted"
     ]
     assert doors(home) == before
+
+
+def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:
+    """`--warm 1`: all but the first sample take one, each its own; contained as without, no more cells than samples, and the record verifies."""
+    code, said, errors = belljar_run(tasks, "tasks.py@quick", "--epochs", "4", "--max-samples", "1", "--warm", "1")
+    assert code == 0, errors
+    cells = gather_cells(read_events(Path(said["run_dir"])))
+    assert len(cells) == len({cell for sample in said["samples"] for cell in sample["cells"]}) == 4
+    assert sum(cell.taken for cell in cells.values()) >= 1
+    assert all(cell.taken == cell.ahead for cell in cells.values())
+    assert all(sample["destroyed"] and sample["verdict"] == "contained" for sample in said["samples"])
+    assert verify(Path(said["run_dir"])).ok(strict=True)
+
+
+def test_an_interrupt_ends_cells_made_ahead_too(home: Path, tasks: Path) -> None:
+    """The one that stands, or is in the making, is destroyed with the sample's; the ledger is sealed."""
+    before = doors(home)
+    with running(tasks, "tasks.py@waits", "--epochs", "3", "--max-samples", "1", "--warm", "1") as process:
+        new_cell(home, before)
+        run_dir = sorted((home / "runs").iterdir())[-1]
+        wait_for(lambda: (run_dir / "ledger.jsonl").read_bytes().count(b"warm-up") > 1, "a cell made ahead")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+    cells = gather_cells(read_events(run_dir))
+    assert sorted((cell.ahead, cell.is_spare, cell.clean) for cell in cells.values()) == [
+        (False, False, True),
+        (True, True, True),
+    ]
+    assert verify(run_dir).ok(strict=True)
 
 
 def attached(cell: str) -> subprocess.CompletedProcess[str]:

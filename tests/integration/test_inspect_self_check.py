@@ -1,4 +1,4 @@
-"""Inspect's own conformance checks for sandbox providers, on real cells: with an ordinary default user, and with root."""
+"""Inspect's own conformance checks for sandbox providers, on real cells of every tier: with an ordinary default user, and with root."""
 
 from __future__ import annotations
 
@@ -22,20 +22,30 @@ ROOT_CANNOT = {
 }
 
 
-@pytest.fixture(scope="module", params=["asyncio", "trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """One event loop for the whole module, so that the checks share a cell: asyncio with the ordinary user, trio with root."""
+CELLS = ("microvm-user-asyncio", "microvm-root-trio", "container-user-trio", "gvisor-user-asyncio")
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def setting(request: pytest.FixtureRequest) -> str:
+    """`tier-user-loop`: the checks of one setting share a cell."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
+def anyio_backend(setting: str) -> str:
+    """The setting's event loop."""
+    return setting.split("-")[2]
+
+
+@pytest.fixture(scope="module")
 async def shared_env(
-    anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+    setting: str, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[SandboxEnvironment]:
-    """One cell for all checks of a loop."""
+    """One cell for all checks of a setting."""
+    tier, user, _ = setting.split("-")
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
-    user = "user: root\n" if anyio_backend == "trio" else ""
-    policy.write_text(f"belljar: 1\nrisk: high\nresources:\n  memory: 1GiB\n  output: 64MiB\n{user}")
+    account = "user: root\n" if user == "root" else ""
+    policy.write_text(f"belljar: 1\nrisk: low\ntier: {tier}\nresources:\n  memory: 1GiB\n  output: 64MiB\n{account}")
     with session_scope(Session(home=vm_home)):
         await BelljarSandboxEnvironment.task_init("startup", str(policy))
         environments = await BelljarSandboxEnvironment.sample_init("self_check", str(policy), {})
@@ -45,11 +55,9 @@ async def shared_env(
 
 
 @pytest.fixture
-def sandbox_env(
-    shared_env: SandboxEnvironment, anyio_backend: str, request: pytest.FixtureRequest
-) -> SandboxEnvironment:
+def sandbox_env(shared_env: SandboxEnvironment, setting: str, request: pytest.FixtureRequest) -> SandboxEnvironment:
     """What the checks ask for. The ordinary user has no known failure; root has those that Linux makes impossible."""
-    reason = ROOT_CANNOT.get(request.node.originalname) if anyio_backend == "trio" else None
+    reason = ROOT_CANNOT.get(request.node.originalname) if "-root-" in setting else None
     if reason:
         request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
     return shared_env

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +31,19 @@ from belljar.report.cells import gather_cells
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.slow,
-    # Inspect leaves streams of its own to the collector.
-    pytest.mark.filterwarnings("ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    gc.collect()
-
-
 def run_task(
-    home: Path, log_dir: Path, *solvers: Solver, sample: Sample | None = None, outputs: list[ModelOutput] | None = None
+    home: Path,
+    log_dir: Path,
+    *solvers: Solver,
+    sample: Sample | None = None,
+    outputs: list[ModelOutput] | None = None,
+    tier: str = "microvm",
 ) -> tuple[EvalLog, Path]:
     """Evaluate one sample in a cell; returns Inspect's log and the run directory."""
-    session = Session(home=home)
+    session = Session(home=home, forced_policy="low", forced_tier=tier)
     task = Task(dataset=[sample or Sample(input="go", id="one")], solver=list(solvers), sandbox="belljar")
     model = get_model("mockllm/model", custom_outputs=outputs or calls())
     with session_scope(session):
@@ -137,9 +132,10 @@ def remote_commands() -> Solver:
     return solve
 
 
-def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path) -> None:
-    """Streaming, an open standard input, kill, and the awaitable form."""
-    run_task(home, tmp_path, remote_commands())
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path, tier: str) -> None:
+    """Streaming, an open standard input, kill, and the awaitable form. In a microVM it is Inspect's same program that serves the sessions above: emulated, a minute."""
+    run_task(home, tmp_path, remote_commands(), tier=tier)
 
 
 @solver

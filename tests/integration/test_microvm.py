@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,15 +24,16 @@ from tests.conftest import copy_store
 from tests.integration.microvm_owner import parts
 
 import belljar
-from belljar.channel import ExecRequest
+from belljar.channel import ExecRequest, ExecStatus, PtySize
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
 from belljar.isolation import list_cells, reap
-from belljar.isolation.microvm import ensure_template, guest_files, open_vm
+from belljar.isolation.microvm import LiveVm, ensure_template, guest_files, open_vm
 from belljar.isolation.microvm import template as template_module
 from belljar.isolation.microvm.prove import boots_under
 from belljar.plan import Plan
+from belljar.policy import Resources
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 OWNER = Path(__file__).parent / "microvm_owner.py"
@@ -109,6 +110,75 @@ async def test_a_clone_is_a_new_machine(vm_home: Path, made_of: Parts) -> None:
     assert recorder.kinds().count(Kind.CELL_DESTROYED) == 2
     assert all(event.data["clean"] for event in recorder.events if event.kind is Kind.CELL_DESTROYED)
     assert left_of(vm_home) == []
+
+
+async def shell(vm: LiveVm, script: str, env: Mapping[str, str] | None = None, pty: PtySize | None = None) -> bytes:
+    """What a script says that ends well."""
+    outcome = await vm.client.exec(ExecRequest(argv=("/bin/sh", "-c", script), env=env or {}, pty=pty))
+    assert (outcome.code, outcome.stderr) == (0, b""), outcome
+    return outcome.stdout
+
+
+async def _a_command(vm: LiveVm) -> None:
+    """What it has is what a later one has: descriptors, signals, rights, filter, neighbours."""
+    look = (
+        "for n in /proc/self/fd/*; do readlink $n; done | sed 's/[0-9]//g'; tr '\\0' '\\n' </proc/self/environ | sort"
+        "; grep -E 'Sig[BIC]|Seccomp:|NoNew|Cap' /proc/self/status; set -- /proc/[0-9]*; echo $#; ulimit -a; umask"
+    )
+    assert await shell(vm, look) == await shell(vm, look)
+
+
+async def _a_command_with_input(vm: LiveVm) -> None:
+    given = b"given" * 9000
+    assert (await vm.client.exec(ExecRequest(argv=("/usr/bin/cat",), user="65534"), input=given)).stdout == given
+
+
+async def _a_terminal(vm: LiveVm) -> None:
+    said = await shell(
+        vm, "tty; test -t 0 && test -t 1 && test -t 2; ls -l /proc/self/fd", pty=PtySize(rows=24, cols=80)
+    )
+    assert said.startswith(b"/dev/pts/"), said
+    assert b"pipe:" not in said, said
+
+
+async def _a_large_request(vm: LiveVm) -> None:
+    assert await shell(vm, "printf %s ${#A}", env={"A": "x" * 60_000}) == b"60000"
+
+
+async def _a_file_in(vm: LiveVm) -> None:
+    await vm.client.write_file("/tmp/a", b"kept" * 100_000)
+    assert await shell(vm, "wc -c < /tmp/a") == b"400000\n"
+
+
+async def _a_file_out(vm: LiveVm) -> None:
+    assert b"root:" in await vm.client.read_file("/etc/passwd", max_bytes=1 << 20)
+
+
+async def _no_such_program(vm: LiveVm) -> None:
+    outcome = await vm.client.exec(ExecRequest(argv=("/no/such",)))
+    assert outcome.status is ExecStatus.NOT_STARTED
+    await shell(vm, "true")
+
+
+async def _a_timeout(vm: LiveVm) -> None:
+    assert (await vm.client.exec(ExecRequest(argv=("/usr/bin/sleep", "60"), timeout_s=0.5))).timed_out
+    await shell(vm, "true")
+
+
+FIRST = (
+    *(_a_command, _a_command_with_input, _a_terminal, _a_large_request),
+    *(_a_file_in, _a_file_out, _no_such_program, _a_timeout),
+)
+
+
+@one_backend
+@pytest.mark.parametrize("operation", FIRST, ids=lambda one: one.__name__.strip("_"))
+async def test_whatever_comes_first(
+    vm_home: Path, made_of: Parts, operation: Callable[[LiveVm], Awaitable[None]]
+) -> None:
+    """A clone's first operation, whose process is in the snapshot, may be of any kind and size, and is as any later one."""
+    async with open_vm(*made_of, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
+        await operation(vm)
 
 
 async def test_the_guest_is_neutral(vm_home: Path, made_of: Parts) -> None:
@@ -239,6 +309,24 @@ async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest
         await ensure_template(*made, home=own_home, recorder=MemoryRecorder())
     assert left_of(own_home) == []
     assert list((own_home / "templates").iterdir()) == []
+
+
+@one_backend
+async def test_a_machine_too_small_for_its_workload_is_refused(own_home: Path) -> None:
+    """Where the kernel's own needs would come out of what the workload may have, no limit could be met: the agent says so, and nothing of it is left."""
+    plan, image, kernel = parts(own_home)
+    tight = replace(plan.machine, ram_mib=(plan.guest_limits.memory_max_bytes >> 20) + 48)
+    with pytest.raises(CellError, match="no room for its kernel"):
+        await ensure_template(replace(plan, vm=tight), image, kernel, home=own_home, recorder=MemoryRecorder())
+    assert left_of(own_home) == []
+
+
+@one_backend
+async def test_a_large_machine_has_room_for_its_workload(own_home: Path) -> None:
+    """What the kernel needs grows with the machine; so does what it is given: the agent, which would refuse, does not."""
+    large = Resources(memory_bytes=3 << 30, disk_bytes=256 << 20)
+    async with open_vm(*parts(own_home, large), home=own_home, recorder=MemoryRecorder(), planned={}) as vm:
+        assert await shell(vm, "echo fine") == b"fine\n"
 
 
 @pytest.mark.root

@@ -9,15 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes import images
-from tests.integration.as_user import UsersBelljar, copy_inspect, copy_package, own, users_python
+from tests.integration.as_user import UsersBelljar, copy_inspect, kinds, own, program, started
+from tests.integration.crashes import OWNER, choose, kill_at, owners_of
 from tests.integration.processes import vmm_of, wait_for
 
 import belljar as package
@@ -26,62 +25,11 @@ from belljar.isolation.process import NAMESPACES, namespaces_of
 from belljar.plan.jail import INNER_ID
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
-PROGRAM = Path(__file__).parent / "user_program.py"
-
-
-@pytest.fixture(scope="session")
-def installed(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
-    """The package where the user can read it, and a store of the user's own, with the prepared images and nothing else."""
-    uid, gid = ordinary_user
-    python = users_python(uid, gid)
-    base = Path(tempfile.mkdtemp(prefix="user-"))
-    base.chmod(0o755)
-    try:
-        libraries = copy_package(base / "lib")
-        shutil.copy(PROGRAM, base / PROGRAM.name)
-        home = copy_own_store(prepared_home, base / "home" / "store", uid, gid)
-        yield UsersBelljar(home, uid=uid, gid=gid, python=python, libraries=libraries)
-    finally:
-        shutil.rmtree(base)
-
-
-def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
-    """Copies, never links: they get another owner."""
-    target.mkdir(parents=True, mode=0o711)
-    for name in ("images", "kernels"):
-        shutil.copytree(source / name, target / name)
-    for name in ("image-names.json", "kernel-current"):
-        shutil.copy2(source / name, target / name)
-    own(target.parent, uid, gid)
-    return target
-
-
-@pytest.fixture
-def user(installed: UsersBelljar) -> Iterator[UsersBelljar]:
-    """The user's command line. After each test the record of every new run verifies and nothing is left."""
-    before = set(installed.runs())
-    yield installed
-    wait_for(lambda: not installed.processes(), f"the end of {installed.processes()}", within_s=10)
-    assert installed.left() == []
-    for run in set(installed.runs()) - before:
-        verified = installed("ledger", "verify", str(run))
-        assert verified.returncode == 0, verified.stdout + verified.stderr
-
-
-def kinds(user: UsersBelljar) -> list[str]:
-    """The events of the newest run, as far as they are written."""
-    runs = user.runs()
-    try:
-        return [str(event["kind"]) for event in user.events(runs[-1])] if runs else []
-    except (OSError, ValueError):
-        return []
 
 
 def running(user: UsersBelljar, *args: str) -> tuple[subprocess.Popen[bytes], int]:
     """A cell in which a command has started, and the pid of its VMM."""
-    runs = len(user.runs())
-    process = user.start("exec", *args, "--", "sleep", "600")
-    wait_for(lambda: len(user.runs()) > runs and "exec.started" in kinds(user), "the command's start", within_s=120)
+    process = started(user, *args)
     return process, vmm_of(process.pid)
 
 
@@ -160,6 +108,15 @@ def test_exec_and_its_record(user: UsersBelljar) -> None:
     assert len(json.loads(shown.stdout)) >= 2
 
 
+def test_a_cell_is_probed(user: UsersBelljar) -> None:
+    """Every probe, as the workload's user and as root of the cell: contained, with all of the host's witnesses looked at."""
+    said = json.loads(user("probe", "--all", "--json").stdout)
+    findings = [finding for report in said["reports"] for finding in report["findings"]]
+    assert [finding for finding in findings if finding["verdict"] != "contained"] == []
+    assert (said["verdict"], len(said["reports"])) == ("contained", 2)
+    assert sum(finding["seen_by"] == "host" for finding in findings) >= 18
+
+
 def test_exec_passes_streams_and_codes(user: UsersBelljar) -> None:
     """Standard input through, the command's exit code out; 124 when it timed out; 4 for a wrong policy."""
     through = user("exec", "--", "sh", "-c", "cat; exit 9", input=b"through\n")
@@ -180,7 +137,7 @@ def test_the_vmm_is_bounded_without_control_groups(user: UsersBelljar) -> None:
         process.communicate(timeout=60)
     assert limits["Max address space"] == str(plan["jail"]["address_space_bytes"])
     assert limits["Max processes"] == str(plan["jail"]["processes"])
-    assert (limits["Max core file size"], limits["Max file size"], limits["Max open files"]) == ("0", "0", "256")
+    assert (limits["Max core file size"], limits["Max file size"], limits["Max open files"]) == ("1", "0", "256")
     assert int(status["VmSize"].split()[0]) << 10 < plan["jail"]["address_space_bytes"]
     assert int(status["Threads"]) <= plan["jail"]["processes"]
     assert status["Uid"].split() == [str(user.uid)] * 4
@@ -334,13 +291,13 @@ def test_an_imported_image_runs(user: UsersBelljar) -> None:
 
 def test_a_hostile_archive_is_refused(user: UsersBelljar) -> None:
     """A path out of the image: exit 4 or 3, one message, nothing outside and nothing left."""
-    hostile = images.layer(images.entry("../../../../home/out", b"x"))
+    hostile = images.layer(images.entry("../../../../home/escaped-file", b"x"))
     archive = images.oci_archive(user.home.parent / "hostile.tar", [hostile])
     archive.chmod(0o644)
     refused = user("image", "import", f"oci-archive:{archive}", "--name", "hostile")
     assert refused.returncode in {3, 4}
     assert b"Traceback" not in refused.stderr
-    assert not list(user.home.parent.rglob("out"))
+    assert not list(user.home.parent.rglob("escaped-file"))
     assert b"hostile" not in user("image", "ls").stdout
 
 
@@ -363,7 +320,7 @@ def test_without_user_namespaces_it_is_refused_with_the_mend(user: UsersBelljar)
         refused = without_namespaces(user, *args)
         assert refused.returncode == 3, refused.stderr
         assert b"user.max_user_namespaces" in refused.stderr
-        assert b"\xe2\x86\x92 allow user namespaces" in refused.stderr
+        assert b"\xe2\x86\x92 as root: sysctl -w user.max_user_namespaces=15000" in refused.stderr
     assert "policy.refused" in kinds(user)
     assert "cell.planned" not in kinds(user)
 
@@ -391,13 +348,6 @@ def test_doctor_says_that_the_store_is_another_users(user: UsersBelljar) -> None
     store = next(check for check in json.loads(shown.stdout)["checks"] if check["what"] == "store")
     assert (shown.returncode, store["state"]) == (3, "no")
     assert "BELLJAR_HOME" in store["mend"]
-
-
-def program(user: UsersBelljar, what: str) -> dict[str, Any]:
-    """What the user's own program found."""
-    done = user.run([user.python, str(user.libraries.parent / PROGRAM.name), what])
-    assert done.returncode == 0, done.stderr.decode()
-    return dict(json.loads(done.stdout))
 
 
 def test_files_of_a_cell(user: UsersBelljar) -> None:
@@ -458,7 +408,7 @@ def read_until(terminal: int, words: bytes, deadline_s: float = 60) -> bytes:
 def test_inspects_own_checks(user: UsersBelljar) -> None:
     """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail."""
     copy_inspect(user.libraries)
-    found = program(user, "checks")
+    found = program(user, "checks", "microvm")
     assert found["failed"] == {}
     assert found["checks"] >= 44
 
@@ -468,3 +418,15 @@ def test_the_package_is_a_copy(user: UsersBelljar) -> None:
     said = user.run([user.python, "-c", "import belljar; print(belljar.__file__)"])
     assert Path(said.stdout.decode().strip()).is_relative_to(user.libraries)
     assert not Path(package.__file__).is_relative_to(user.libraries)
+
+
+@pytest.mark.slow
+def test_killed_anywhere_nothing_of_the_users_is_left(user: UsersBelljar) -> None:
+    """SIGKILL at sixteen places of a cell's life: with one uid for all his cells, a reaping removes what is left of one and leaves the other alone."""
+    program = str(shutil.copy(OWNER, user.home.parent.parent))
+    with owners_of(
+        user.home, "microvm", (user.python, program), user.environment(), ids=(user.uid, user.gid)
+    ) as owners:
+        killed, _, faults = kill_at(owners, choose(owners, {"create": 9, "exec": 2, "destroy": 5}))
+    assert faults == []
+    assert killed == 16

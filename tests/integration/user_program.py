@@ -1,4 +1,4 @@
-"""What a user's own program does with cells, run as that user: `user_program.py files|streams|terminal|checks` prints one JSON object."""
+"""What a user's own program does with cells, run as that user: `user_program.py files|streams|terminal|checks [TIER]` prints one JSON object."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ async def one_cell(work: Callable[[Cell], Awaitable[dict[str, object]]]) -> dict
     return {**found, "destroyed": clean, "uid": os.geteuid()}
 
 
-async def checks() -> dict[str, object]:
-    """Inspect's own conformance checks, all in one cell."""
+async def checks(tier: str) -> dict[str, object]:
+    """Inspect's own conformance checks, all in one cell of the tier."""
     from inspect_ai.util._sandbox import self_check
 
     from belljar.harness.provider import BelljarSandboxEnvironment as Provider
     from belljar.harness.session import Session, session_scope
 
     policy = Path(tempfile.mkdtemp(prefix="policy-", dir=os.environ["HOME"])) / "policy.yaml"
-    policy.write_text("belljar: 1\nrisk: high\nresources: {output: 64MiB}\n")
+    policy.write_text(f"belljar: 1\nrisk: low\ntier: {tier}\nresources: {{output: 64MiB}}\n")
     failed, started = {}, time.monotonic()
     with session_scope(Session(home=Path(os.environ["BELLJAR_HOME"]))):
         await Provider.task_init("startup", str(policy))
@@ -107,10 +107,10 @@ async def checks() -> dict[str, object]:
 WORK = {"files": files, "streams": streams, "terminal": terminal}
 
 
-async def main(what: str) -> None:
+async def main(what: str, tier: str) -> None:
     """Do it and say what came of it."""
-    print(json.dumps(await (checks() if what == "checks" else one_cell(WORK[what]))))
+    print(json.dumps(await (checks(tier) if what == "checks" else one_cell(WORK[what]))))
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1])
+    anyio.run(main, sys.argv[1], "".join(sys.argv[2:]))

@@ -144,7 +144,14 @@ static int read_environment(void) { return environ && environ[0] ? 0 : ENOENT; }
 static int dump_core(void) {
     struct rlimit limit;
     getrlimit(RLIMIT_CORE, &limit);
-    return limit.rlim_max ? 0 : EPERM;
+    return limit.rlim_max > 1 ? 0 : EPERM;
+}
+static const struct rlimit no_core = {0, 1};
+static int lower_core_limit(void) { return ended(syscall(SYS_setrlimit, RLIMIT_CORE, &no_core)); }
+static int lower_core_limit_newly(void) { return ended(syscall(SYS_prlimit64, 0, RLIMIT_CORE, &no_core, NULL)); }
+static int lower_core_limit_with_old(void) {
+    struct rlimit old;
+    return ended(syscall(SYS_prlimit64, 0, (1L << 32) | RLIMIT_CORE, &no_core, &old));
 }
 static int raise_limit(void) {
     struct rlimit limit;
@@ -184,7 +191,7 @@ static const struct {
     A(create_file), A(read_host_file), A(read_proc), A(open_device), A(climb_out), A(chroot_away), A(see_host_process), A(see_any_process), A(trace_process),
     A(socket_inet), A(socket_unix), A(socket_netlink), A(socket_vsock), A(become_root), A(become_root_group), A(join_group), A(gain_capabilities), A(hold_capability),
     A(gain_privileges_by_exec), A(new_user_namespace), A(new_network_namespace), A(clone_user_namespace), A(clone3_user_namespace), A(make_device),
-    A(use_io_uring), A(use_keyring), A(use_userfaultfd), A(use_bpf), A(extra_descriptor), A(read_environment), A(dump_core), A(raise_limit),
+    A(use_io_uring), A(use_keyring), A(use_userfaultfd), A(use_bpf), A(extra_descriptor), A(read_environment), A(dump_core), A(lower_core_limit), A(lower_core_limit_newly), A(lower_core_limit_with_old), A(raise_limit),
     A(fork_a_thousand), A(set_host_name), A(clear_death_signal), A(list_mounts), A(call_of_tomorrow),
 };
 

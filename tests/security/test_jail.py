@@ -148,7 +148,7 @@ def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
         for name, errno in said.items()
         if name not in {"supervisor", "child", "namespaces", "uid", "ended", "diagnosis"}
     }
-    assert len(attacks) == 45, said
+    assert len(attacks) == 48, said
     assert {name for name, errno in attacks.items() if errno == 0} == set()
     assert {name for name, errno in attacks.items() if errno > 199} == set(), (
         "an attack was ended by a signal, not refused"

@@ -96,7 +96,6 @@ def test_source_has_no_assert() -> None:
 HELD_ELSEWHERE = {
     "tests/unit/channel/test_wire.py": ["channel/messages"],
     "tests/unit/cli/test_doctor_cli.py": ["cli/_facts"],
-    "tests/unit/cli/test_exec.py": ["cli/_async"],
     "tests/unit/cli/test_main_errors.py": ["errors"],
     "tests/unit/cli/test_setup_cli.py": ["cli/setup_plan", "cli/setup_state"],
     "tests/unit/cli/test_shell.py": ["interrupts"],
@@ -113,11 +112,28 @@ HELD_ELSEWHERE = {
     "tests/unit/harness/test_table.py": ["cli/run"],
     "tests/unit/image/test_cleanse.py": ["image/build", "image/recipes"],
     "tests/unit/image/test_store.py": ["image/scratch"],
-    "tests/unit/isolation/test_survivors.py": ["isolation/identity", "isolation/process", "isolation/reap"],
     "tests/unit/ledger/test_schema.py": ["events"],
     "tests/unit/ledger/test_verify.py": ["ledger/checker", "ledger/manifest"],
     "tests/unit/plan/test_make.py": ["plan/model"],
     "tests/unit/plan/test_render.py": ["plan/radius"],
+    "tests/unit/probe/test_catalogue.py": [
+        f"probe/catalogue/{group}"
+        for group in (
+            "_entry",
+            "channel",
+            "devices",
+            "doors",
+            "files",
+            "fingerprint",
+            "kernel",
+            "mounts",
+            "namespaces",
+            "network",
+            "persistence",
+            "processes",
+            "resources",
+        )
+    ],
     "tests/unit/report/test_findings.py": ["report/cells", "report/reconcile", "report/samples"],
     "tests/security/test_hostile_archive.py": [
         "image/layers/blob",
@@ -128,6 +144,15 @@ HELD_ELSEWHERE = {
     ],
     "tests/integration/test_image.py": ["image/fetch", "image/kernel", "image/pack", "image/tools"],
     "tests/integration/test_inspect_run.py": ["cli/attach", "cli/runs"],
+    "tests/integration/test_oci.py": [
+        "isolation/jailed",
+        "isolation/lifetime",
+        "isolation/live",
+        "isolation/oci/prove",
+        "isolation/oci/runtime_root",
+        "isolation/oci/trees",
+        "isolation/program_root",
+    ],
     "tests/integration/test_microvm.py": [
         "isolation/microvm/guest_files",
         "isolation/microvm/prove",

@@ -1,6 +1,6 @@
 """Joins isolation and channel into a cell; owns its lifetime and its record.
 
-Lives here: `open_cell`, the recorded operations, the join of policy, plan and image.
+Lives here: `open_cell`, the recorded operations, the join of policy, plan and image; `open_pool`: cells made ahead, which no two takers ever share.
 Must not: let an operation take effect before its start is recorded.
 """
 
@@ -8,8 +8,21 @@ from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, prepare
 from belljar.cell.output import ExecOutput
 from belljar.cell.parts import Parts
+from belljar.cell.pool import Pool, open_pool
 from belljar.cell.runs import start_run
 from belljar.cell.stream import RunningCommand
 from belljar.channel import PtySize, Stream
 
-__all__ = ["Cell", "ExecOutput", "Parts", "PtySize", "RunningCommand", "Stream", "open_cell", "prepare", "start_run"]
+__all__ = [
+    "Cell",
+    "ExecOutput",
+    "Parts",
+    "Pool",
+    "PtySize",
+    "RunningCommand",
+    "Stream",
+    "open_cell",
+    "open_pool",
+    "prepare",
+    "start_run",
+]

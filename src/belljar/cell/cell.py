@@ -18,10 +18,11 @@ from belljar.cell import record
 from belljar.cell.capture import Capture, body_of
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.stream import RunningCommand
+from belljar.cell.watch import LimitWatch
 from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
 from belljar.errors import CellError, ProtocolViolation
 from belljar.events import Actor, Event, Kind, Recorder
-from belljar.isolation.microvm import LiveVm
+from belljar.isolation.live import Live
 from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
 
@@ -39,12 +40,12 @@ class Cell:
     """
 
     def __init__(
-        self, vm: LiveVm, plan: Plan, recorder: Recorder, *, actor: Actor, image_command: Sequence[str] = ()
+        self, live: Live, plan: Plan, recorder: Recorder, *, actor: Actor, image_command: Sequence[str] = ()
     ) -> None:
-        self.id = vm.cell_id
+        self.id = live.cell_id
         self.plan = plan
         self.image_command = tuple(image_command)
-        self._vm = vm
+        self._live = live
         self._recorder = recorder
         self._actor = actor
         self._ops = itertools.count(1)
@@ -62,16 +63,16 @@ class Cell:
     @property
     def emulated(self) -> bool:
         """True when no hardware virtualisation stands between guest and VMM."""
-        return self._vm.emulated
+        return self._live.emulated
 
     @property
     def timings_ms(self) -> Mapping[str, float]:
         """Milliseconds by phase of making this cell."""
-        return self._vm.timings_ms
+        return self._live.timings_ms
 
     def console(self) -> bytes:
         """What the guest's kernel wrote to its console, bounded. The guest's word."""
-        return self._vm.console()
+        return self._live.console()
 
     async def exec(
         self,
@@ -107,14 +108,16 @@ class Cell:
         stdin = Capture("stdin")
         self._recorder.record(record.exec_started(operation, request))
         captures = {Stream.STDOUT: Capture("stdout"), Stream.STDERR: Capture("stderr")}
+        watch = LimitWatch(self._live)
 
         def see(stream: Stream, chunk: bytes) -> None:
             captures[stream].feed(chunk)
+            watch.look()
             if on_output is not None:
                 on_output(stream, chunk)
 
         try:
-            outcome = await self._vm.client.exec(
+            outcome = await self._live.client.exec(
                 request, input=_fed(input, stdin), keep=keep, keep_bytes=max_output_bytes, on_output=see
             )
         except BaseException as error:
@@ -122,7 +125,7 @@ class Cell:
             self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
             self._end_if_dead(error)
             raise
-        output = output_of(outcome)
+        output = output_of(outcome, host_limits=watch.hit())
         self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
         return output
 
@@ -146,9 +149,10 @@ class Cell:
         )
         self._recorder.record(record.exec_started(operation, request))
         running: RunningCommand | None = None
+        watch = LimitWatch(self._live)
         try:
-            async with self._vm.client.open_exec(request) as channel:
-                running = RunningCommand(channel, operation, self._recorder)
+            async with self._live.client.open_exec(request) as channel:
+                running = RunningCommand(channel, operation, self._recorder, watch)
                 yield running
         except BaseException as error:
             bodies = running.bodies() if running is not None else []
@@ -189,7 +193,7 @@ class Cell:
         self._recorder.record(record.write_started(operation, path, user=user, mode=mode, body=body))
         began = anyio.current_time()
         try:
-            await self._vm.client.write_file(
+            await self._live.client.write_file(
                 path,
                 contents,
                 user=user,
@@ -200,6 +204,8 @@ class Cell:
             )
         except BaseException as error:
             self._recorder.record(record.failed(operation, Kind.FILE_WRITE_FAILED, error))
+            for event in record.write_limits(operation, error):
+                self._recorder.record(event)
             self._end_if_dead(error)
             raise
         took_s = anyio.current_time() - began
@@ -217,7 +223,7 @@ class Cell:
         self._recorder.record(record.read_started(operation, path, user=user, max_bytes=max_bytes))
         began = anyio.current_time()
         try:
-            contents = await self._vm.client.read_file(
+            contents = await self._live.client.read_file(
                 path,
                 user=user,
                 cwd=self.plan.workdir,
@@ -234,17 +240,69 @@ class Cell:
         self._recorder.record(record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body))
         return contents
 
+    async def run_probe_program(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes,  # noqa: A002 - as in `exec`
+        timeout_s: float,
+        user: str | None = None,
+        alone: bool = False,
+    ) -> ExecOutput:
+        """Run the guest agent's own probe program, as the workload would be run, and wait for it. It leaves no file in the cell.
+
+        `alone`: all that runs in the cell is ended first, so that none of it can change what the program says; if that can't be made sure, it isn't started.
+        Not recorded as a command: who probes records what is tried and what came of it. Raises `CellError` as `exec` does.
+        """
+        self._operation()
+        request = ExecRequest(
+            argv=list(argv),
+            user=_by_number(self._user(user)),
+            cwd="/",
+            timeout_s=timeout_s,
+            max_stdout_bytes=1 << 20,
+            stdin=True,
+            probe=True,
+            alone=alone,
+        )
+        try:
+            return output_of(await self._live.client.exec(request, input=input))
+        except BaseException as error:
+            self._end_if_dead(error)
+            raise
+
+    @property
+    def host_pid(self) -> int | None:
+        """The pid on this host of the cell's outermost process, while it lives."""
+        return self._live.host_pid
+
     async def ping(self, *, timeout_s: float = 10) -> float:
         """Seconds to the guest agent and back. Raises `CellError` when it doesn't answer."""
         try:
-            return await self._vm.client.ping(timeout_s=timeout_s)
+            return await self._live.client.ping(timeout_s=timeout_s)
         except CellError as error:
             self._end_if_dead(error)
             raise
 
-    async def destroy(self) -> Destruction:
+    async def wait_dead(self) -> str:
+        """Until the cell has ended; why it did, as the host saw it."""
+        return await self._live.wait_dead()
+
+    def change_loop(self) -> None:
+        """From here on it is worked in from the event loop that calls this. Raises `RuntimeError` while an operation runs."""
+        self._live.client.change_loop()
+
+    def hang_up(self) -> None:
+        """Have every operation of it end, in whatever event loop it waits. From any thread."""
+        self._live.client.hang_up()
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""
-        self.destruction = await self._vm.destroy()
+        try:
+            if self.destruction is None and self._dead is None:
+                self._record_death_limit()
+        finally:
+            self.destruction = await self._live.destroy(reason=reason)
         return self.destruction
 
     def _operation(self) -> record.Operation:
@@ -299,22 +357,36 @@ class Cell:
             )
         )
 
+    def _record_death_limit(self) -> None:
+        """A cell that died of a limit says so, once, whether an operation ran into it or nobody did."""
+        limit = self._live.death_limit()
+        if limit is not None:
+            values = {"lifetime": self.plan.jail.lifetime_s, "memory": self.plan.jail.memory_max_bytes}
+            data = {"limit": limit, "value": values.get(limit)}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, cell_id=self.id, data=data))
+
     def _end_if_dead(self, error: BaseException) -> None:
         """Raise a dead cell's error with the cause of death; it is recorded once and kept for every later operation. Others pass."""
         if not isinstance(error, CellError):
             return
         if self._dead is None:
-            cause, console = self._vm.cause_of_death(), self._vm.console()
+            cause, console = self._live.cause_of_death(), self._live.console()
             self._dead = CellError(
                 f"the cell died: {cause or error.what}",
                 where=f"cell {self.id}",
                 mend="its record is complete up to here: `belljar ledger show last`",
             )
+            self._record_death_limit()
             kind = Kind.PROTOCOL_VIOLATION if isinstance(error, ProtocolViolation) else Kind.CELL_FAILED
             data = {"error": type(error).__name__, "reason": cause or error.what}
             bodies = (body_of("console", console),) if console else ()
             self._recorder.record(Event(kind=kind, cell_id=self.id, data=data, bodies=bodies))
         raise self._dead from error
+
+
+def _by_number(user: str) -> str:
+    """Root needs no word of the cell's own account files, which hostile root may have rewritten: then somebody with fewer rights would be probed."""
+    return "0:0" if user in {"", "0", "root"} else user
 
 
 def _fed(source: Input, capture: Capture) -> Input:

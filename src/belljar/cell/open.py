@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio.to_thread
@@ -12,21 +12,33 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.parts import Parts, gather_parts
 from belljar.cell.runs import describe, start_run
-from belljar.errors import BelljarError, ContainmentBreach
+from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
+from belljar.isolation.live import Live
 from belljar.isolation.microvm import open_vm
 from belljar.isolation.microvm.template import ensure_template
+from belljar.isolation.oci import ensure_tree, open_container
+from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy, resolve_policy
 
 
 async def prepare(policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None) -> Parts:
-    """Do what cells of this policy share and what may take long or fail: the plan, and the template. Refusals are recorded and raised."""
+    """Do what cells of this policy share and what may take long or fail: the plan, and the template or the unpacked image. What crashed owners left is removed first,
+    and what that was is on record.
+
+    Refusals are recorded and raised.
+    """
     home = home or belljar_home()
     try:
+        if reaped := await reap(home):
+            recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home)
-        await ensure_template(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder)
+        if parts.plan.oci is None:
+            await ensure_template(parts.plan, parts.image, parts.machine_kernel, home=home, recorder=recorder)
+        else:
+            await ensure_tree(parts.image, home=home)
     except BelljarError as error:
         recorder.record(refused(policy, error))
         raise
@@ -40,14 +52,16 @@ async def open_cell(
     run: RunDirectory | None = None,
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
+    ahead: bool = False,
 ) -> AsyncIterator[Cell]:
-    """A fresh cell, cloned from its template and destroyed when the block is left, however it is left.
+    """A fresh cell of the plan's tier, destroyed when the block is left, however it is left.
 
     Args:
         policy: a loaded policy, a policy file, or a preset's name; default the preset `high`.
         run: the run directory that records it; default one of its own, closed with the cell.
         home: Belljar's store; default `belljar_home()`.
         actor: who works in it, for the record.
+        ahead: nobody asked for it yet, for the record: see `open_pool`.
 
     Raises:
         PolicyError, HostError: refused before anything was made. CellError: it could not be made, or died while a call waited.
@@ -63,24 +77,38 @@ async def open_cell(
         recorder = run.recorder
         parts = await prepare(loaded, recorder=recorder, home=home)
         describe(run, loaded, parts)
-        vm = await stack.enter_async_context(
-            open_vm(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder, planned=planned(loaded, parts))
+        live = await stack.enter_async_context(
+            _open(parts, home=home, recorder=recorder, planned=planned(loaded, parts, ahead=ahead))
         )
         image_command = (*parts.image.entrypoint, *parts.image.cmd)
-        cell = Cell(vm, parts.plan, recorder, actor=actor, image_command=image_command)
+        cell = Cell(live, parts.plan, recorder, actor=actor, image_command=image_command)
         try:
             await copy_in(cell, loaded)
             yield cell
         finally:
             with anyio.CancelScope(shield=True):
                 destruction = await cell.destroy()
-        if not destruction.clean:
+        if destruction.survivors:
             raise breach(cell, destruction.survivors)
+        if destruction.unproven:
+            raise unproven(cell, destruction.unproven)
 
 
-def planned(loaded: LoadedPolicy, parts: Parts) -> dict[str, object]:
+def _open(
+    parts: Parts, *, home: Path, recorder: Recorder, planned: dict[str, object]
+) -> AbstractAsyncContextManager[Live]:
+    """By the plan's tier."""
+    plan, image = parts.plan, parts.image
+    if plan.oci is not None:
+        return open_container(plan, image, home=home, recorder=recorder, planned=planned)
+    return open_vm(plan, image, parts.machine_kernel, home=home, recorder=recorder, planned=planned)
+
+
+def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:
     """What the event `cell.planned` says of a cell to come."""
+    early = {"ahead": True} if ahead else {}
     return {
+        **early,
         "policy_sha256": hashlib.sha256(loaded.text).hexdigest(),
         "tier": parts.plan.tier.value,
         "emulated": parts.plan.emulated,
@@ -103,6 +131,15 @@ def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
         f"destruction left: {', '.join(survivors)}",
         where=f"cell {cell.id}",
         mend="it was removed and recorded; do not count this sample as contained, and look at the ledger before the next run",
+    )
+
+
+def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
+    """The error for a cell of which this host lets us not see whether anything is left."""
+    return HostError(
+        f"its destruction could not be proven; not looked for: {'; '.join(missed)}",
+        where=f"cell {cell.id}",
+        mend="do not count this sample as contained; let this user see what is named, then `belljar reap` looks again",
     )
 
 

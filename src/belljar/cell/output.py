@@ -14,7 +14,9 @@ class ExecOutput:
 
     `returncode` follows the shell: the exit status, 128 + the signal's number, or 127 / 126 when the command was not found / could not be executed
     (then `not_started_errno`, `stage` and `detail` say why: an unknown user, a missing directory, …). `stdout` and `stderr` hold at most what was asked for;
-    what was dropped is in `*_dropped_bytes`. `code` is the bare status or signal. `detail` is the guest's word.
+    what was dropped is in `*_dropped_bytes`. `host_limits` are the limits that the host saw fire while the command ran;
+    `processes_full` and `disk_full` are the guest agent's word on the same. `code` is the bare status or signal.
+    `detail` is the guest's word.
     """
 
     returncode: int
@@ -28,6 +30,9 @@ class ExecOutput:
     killed: bool = False
     out_of_memory: bool = False
     output_cap_reached: bool = False
+    processes_full: bool = False
+    disk_full: bool = False
+    host_limits: tuple[str, ...] = ()
     not_started_errno: int | None = None
     stage: str = ""
     detail: str = ""
@@ -39,6 +44,21 @@ class ExecOutput:
         return self.returncode == 0 and not self.timed_out
 
     @property
+    def limits_hit(self) -> tuple[str, ...]:
+        """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`, `disk`.
+
+        A process's own limits (open files, EMFILE) are between it and the kernel: nobody else is told of them.
+        """
+        flags = {
+            "exec_timeout": self.timed_out,
+            "memory": self.out_of_memory,
+            "output": self.output_cap_reached,
+            "processes": self.processes_full,
+            "disk": self.disk_full,
+        }
+        return tuple(dict.fromkeys((*(name for name, hit in flags.items() if hit), *self.host_limits)))
+
+    @property
     def why_not_started(self) -> str:
         """One line for a person, or `""` when the command ran."""
         if self.not_started_errno is None:
@@ -48,8 +68,8 @@ class ExecOutput:
         return ": ".join(part for part in (self.stage, self.detail, reason) if part)
 
 
-def output_of(outcome: ExecOutcome) -> ExecOutput:
-    """The channel's outcome as the caller sees it."""
+def output_of(outcome: ExecOutcome, *, host_limits: tuple[str, ...] = ()) -> ExecOutput:
+    """The channel's outcome as the caller sees it, with the limits that the host saw fire."""
     started = outcome.status is not ExecStatus.NOT_STARTED
     return ExecOutput(
         returncode=outcome.returncode,
@@ -61,8 +81,11 @@ def output_of(outcome: ExecOutcome) -> ExecOutput:
         stderr_dropped_bytes=outcome.stderr_dropped_bytes,
         timed_out=outcome.timed_out,
         killed=outcome.killed,
-        out_of_memory=outcome.out_of_memory,
+        out_of_memory=outcome.out_of_memory or "memory" in host_limits,
         output_cap_reached=outcome.output_cap_reached,
+        processes_full=outcome.processes_full,
+        disk_full=outcome.disk_full,
+        host_limits=host_limits,
         not_started_errno=None if started else outcome.code,
         stage=outcome.stage_name,
         detail=outcome.detail,

@@ -5,21 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.errors import HostError
 from belljar.host import HostFacts, gather_facts
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.isolation.microvm.prove import kvm_proof
+from belljar.isolation.oci import runtime_proof
 from belljar.plan import ImageFacts, Plan, make_plan
-from belljar.policy import LoadedPolicy
+from belljar.policy import LoadedPolicy, Tier, demanded_tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A plan and the files it is carried out with."""
+    """A plan and the files it is carried out with. `kernel` is None when the cell is no virtual machine and there is none."""
 
     plan: Plan
     facts: HostFacts
     image: Image
-    kernel: Kernel
+    kernel: Kernel | None
+
+    @property
+    def machine_kernel(self) -> Kernel:
+        """The kernel of a virtual machine. Raises `ValueError` in a plan that has none."""
+        if self.kernel is None:
+            raise ValueError(f"the {self.plan.tier} tier was planned without a kernel")
+        return self.kernel
 
 
 def gather_parts(loaded: LoadedPolicy, home: Path) -> Parts:
@@ -29,8 +38,7 @@ def gather_parts(loaded: LoadedPolicy, home: Path) -> Parts:
         PolicyError: the policy can't be meant. HostError: this host can't, or `belljar setup` has not run.
     """
     image = Store(home).find(loaded.policy.image)
-    kernel = current_kernel(home)
-    facts = gather_facts(home, prove_kvm=kvm_proof(kernel, home))
+    kernel = _kernel(home)
     image_facts = ImageFacts(
         digest=image.digest,
         name=loaded.policy.image,
@@ -38,4 +46,25 @@ def gather_parts(loaded: LoadedPolicy, home: Path) -> Parts:
         workdir=image.workdir,
         env=dict(image.env),
     )
-    return Parts(plan=make_plan(loaded.policy, facts, image_facts), facts=facts, image=image, kernel=kernel)
+    # What no plan of this policy needs isn't proven: a proof can take seconds.
+    machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM
+    facts = _facts(home, kernel if machine else None, runtimes=not machine)
+    plan = make_plan(loaded.policy, facts, image_facts)
+    if plan.vm is not None and not machine:  # no container is possible here
+        facts = _facts(home, kernel, runtimes=True)
+        plan = make_plan(loaded.policy, facts, image_facts)
+    if plan.vm is not None and kernel is None:
+        kernel = current_kernel(home)  # its error says what to do
+    return Parts(plan=plan, facts=facts, image=image, kernel=kernel)
+
+
+def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
+    prove_kvm = kvm_proof(kernel, home) if kernel is not None else None
+    return gather_facts(home, prove_kvm=prove_kvm, prove_runtime=runtime_proof(home) if runtimes else None)
+
+
+def _kernel(home: Path) -> Kernel | None:
+    try:
+        return current_kernel(home)
+    except HostError:
+        return None

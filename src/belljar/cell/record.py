@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,15 +89,25 @@ def exec_finished(
 
 def limits_hit(operation: Operation, output: ExecOutput, *, timeout_s: float | None) -> list[Event]:
     """One event for each limit that fired during the command."""
-    hit: list[tuple[str, JsonValue]] = []
-    if output.timed_out:
-        hit.append(("exec_timeout", timeout_s))
-    if output.out_of_memory:
-        hit.append(("memory", None))
-    if output.output_cap_reached:
-        hit.append(("output", output.stdout_dropped_bytes + output.stderr_dropped_bytes))
-    trust = Trust.GUEST_REPORTED
-    return [operation.event(Kind.LIMIT_HIT, {"limit": name, "value": value}, trust=trust) for name, value in hit]
+    values: dict[str, JsonValue] = {
+        "exec_timeout": timeout_s,
+        "output": output.stdout_dropped_bytes + output.stderr_dropped_bytes,
+    }
+    return [
+        operation.event(
+            Kind.LIMIT_HIT,
+            {"limit": name, "value": values.get(name)},
+            trust=Trust.HOST_OBSERVED if name in output.host_limits else Trust.GUEST_REPORTED,
+        )
+        for name in output.limits_hit
+    ]
+
+
+def write_limits(operation: Operation, error: BaseException) -> list[Event]:
+    """The limit that a write ran into, by the guest's error."""
+    number = error.errno if isinstance(error, OSError) else None
+    name = _LIMIT_OF_ERROR.get(number or 0)
+    return [operation.event(Kind.LIMIT_HIT, {"limit": name, "value": None}, trust=Trust.GUEST_REPORTED)] if name else []
 
 
 def failed(operation: Operation, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = ()) -> Event:
@@ -126,6 +137,7 @@ def finished(operation: Operation, kind: Kind, *, duration_s: float, body: Body 
     return operation.event(kind, data, bodies=[body] if body is not None else [])
 
 
+_LIMIT_OF_ERROR = {errno.ENOSPC: "disk", errno.EDQUOT: "disk", errno.ENOMEM: "memory"}
 _RAW = ("utf-8", "surrogateescape")
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from belljar.cell.parts import Parts
 from belljar.host.home import belljar_home
 from belljar.ledger import RunDirectory, create_run
 from belljar.policy import LoadedPolicy
+
+_describing: Final = threading.Lock()
+"""Cells are made in the event loops of several threads."""
 
 
 def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | None = None) -> RunDirectory:
@@ -23,6 +27,11 @@ def start_run(kind: str, what: str | None, argv: Sequence[str], *, home: Path | 
 
 def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
     """Keep the policy as written, the plan, what its cells are made of and the host's facts beside the ledger; once for each policy of the run."""
+    with _describing:
+        _describe(run, loaded, parts)
+
+
+def _describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
     digest = hashlib.sha256(loaded.text).hexdigest()[:12]
     tag = "" if _is_free_or_same(run.path / "policy.yaml", loaded.text) else f"-{digest}"
     if not (run.path / f"policy{tag}.yaml").exists():
@@ -35,13 +44,15 @@ def describe(run: RunDirectory, loaded: LoadedPolicy, parts: Parts) -> None:
 
 def made_of(parts: Parts) -> dict[str, Any]:
     """The versions and digests of what a cell is made of."""
-    kernel, image = parts.kernel, parts.image
+    image = parts.image
+    made = {"image": {"digest": image.digest, "names": list(image.names), "source": image.source}}
+    if parts.plan.oci is not None:
+        runtime = parts.plan.oci.runtime
+        return {**made, "runtime": {"name": runtime.name, "version": runtime.version}}
+    kernel = parts.machine_kernel
     qemu = next((tool.version for tool in parts.facts.tools if tool.name.startswith("qemu")), None)
-    return {
-        "guest_kernel": {"version": kernel.version, "digest": kernel.digest, "package": kernel.package},
-        "image": {"digest": image.digest, "names": list(image.names), "source": image.source},
-        "qemu": qemu,
-    }
+    guest_kernel = {"version": kernel.version, "digest": kernel.digest, "package": kernel.package}
+    return {**made, "guest_kernel": guest_kernel, "qemu": qemu}
 
 
 def _is_free_or_same(path: Path, text: bytes) -> bool:

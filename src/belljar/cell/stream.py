@@ -8,6 +8,7 @@ from signal import Signals
 from belljar.cell.capture import Capture
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.record import Operation
+from belljar.cell.watch import LimitWatch
 from belljar.channel import RunningExec, Stream
 from belljar.events import Body, Kind, Recorder
 
@@ -15,8 +16,9 @@ from belljar.events import Body, Kind, Recorder
 class RunningCommand:
     """A command of `Cell.open_exec`. Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome."""
 
-    def __init__(self, running: RunningExec, operation: Operation, recorder: Recorder) -> None:
+    def __init__(self, running: RunningExec, operation: Operation, recorder: Recorder, watch: LimitWatch) -> None:
         self._running = running
+        self._watch = watch
         self._operation = operation
         self._recorder = recorder
         self.stdin = Capture("stdin")
@@ -29,6 +31,7 @@ class RunningCommand:
     async def __anext__(self) -> tuple[Stream, bytes]:
         stream, chunk = await anext(self._running)
         self.captures[stream].feed(chunk)
+        self._watch.look()
         return stream, chunk
 
     async def send_stdin(self, chunk: bytes) -> None:
@@ -53,7 +56,8 @@ class RunningCommand:
 
     async def wait(self) -> ExecOutput:
         """Its outcome, when it has ended. `stdout` and `stderr` are empty: they were iterated."""
-        self.output = output_of(await self._running.wait())
+        outcome = await self._running.wait()
+        self.output = output_of(outcome, host_limits=self._watch.hit())
         return self.output
 
     def bodies(self) -> list[Body]:

@@ -2,7 +2,7 @@
 
 An operation that waits pumps the connection for all (see `pump`). At most `max_ops` operations run at once; more queue, first come, first served.
 Everything here raises `CellError` when the cell died or its guest broke the protocol (`ProtocolViolation`); then every operation does, at once,
-and the client is of no more use. Works under asyncio and trio; belongs to the event loop that it was first used in.
+and the client is of no more use. Works under asyncio and trio; belongs to the event loop that it was first used in, until `change_loop`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final, Self, TypeAlias, TypeVar
 
@@ -71,14 +71,18 @@ class GuestClient:
         self._pump = Pump(stream, self._connection, send_deadline_s=send_deadline_s)
         self._patience = patience
         self._max_ops = max_ops
+        self._granted_ops = 0
         self._slots: anyio.Semaphore | None = None
+        self._socket: socket.socket | None = None
 
     @classmethod
     def from_socket(
         cls, sock: socket.socket, *, max_ops: int = DEFAULT_MAX_OPS, patience: Patience = DEFAULT_PATIENCE
     ) -> Self:
         """A client over a connected stream socket, which it owns from now on."""
-        return cls(SocketPipe(sock), max_ops=max_ops, patience=patience)
+        client = cls(SocketPipe(sock), max_ops=max_ops, patience=patience)
+        client._socket = sock
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,6 +93,18 @@ class GuestClient:
     async def aclose(self) -> None:
         """Close the stream. Every operation that runs or queues gets a `CellError`."""
         await self._pump.close()
+
+    def change_loop(self) -> None:
+        """From here on it belongs to the event loop that calls this, be it asyncio's or trio's. Raises `RuntimeError` while an operation runs or anyone waits."""
+        self._pump.change_loop()
+        if self._slots is not None:
+            self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
+
+    def hang_up(self) -> None:
+        """Have everyone who waits, in whatever event loop, see the end of the connection. From any thread; the stream stays to be closed."""
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     @property
     def failure(self) -> CellError | None:
@@ -105,7 +121,8 @@ class GuestClient:
         """Shake hands; once per connection, before anything else. Raises `CellError` when the guest agent doesn't answer in time."""
         await self._pump.send(lambda: self._pump.wire.send_hello(os.urandom(frames.NONCE_BYTES)))
         welcome = await self._answer(Welcome, timeout_s, "did not answer HELLO")
-        self._slots = anyio.Semaphore(min(self._max_ops, welcome.max_ops), fast_acquire=True)
+        self._granted_ops = min(self._max_ops, welcome.max_ops)
+        self._slots = anyio.Semaphore(self._granted_ops, fast_acquire=True)
         return welcome
 
     async def configure(
@@ -133,7 +150,10 @@ class GuestClient:
         configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
-            raise CellError(f"the guest could not build the workload's container: {why}", where="channel, CONFIG")
+            mend = "ask for fewer `cpus` or more `memory`" if "room for its kernel" in why else ""
+            raise CellError(
+                f"the guest could not build the workload's container: {why}", where="channel, CONFIG", mend=mend
+            )
         return configured
 
     async def renew(
@@ -320,6 +340,8 @@ def _exec_body(request: ExecRequest) -> bytes:
         stderr_cap=request.max_stderr_bytes,
         stdin_open=request.stdin,
         pty=None if request.pty is None else (request.pty.rows, request.pty.cols),
+        probe=request.probe,
+        alone=request.alone,
     )
 
 

@@ -77,6 +77,8 @@ class ResultFlag(IntFlag):
     KILLED = 2
     OUT_OF_MEMORY = 4
     CAP_REACHED = 8
+    PROCESSES_FULL = 16
+    DISK_FULL = 32
 
 
 class Stage(IntEnum):
@@ -164,11 +166,15 @@ def exec_body(
     stderr_cap: int,
     stdin_open: bool,
     pty: tuple[int, int] | None,
+    probe: bool = False,
+    alone: bool = False,
 ) -> bytes:
-    """The request of an exec. `timeout_ms` 0 is none; `pty` is (rows, columns)."""
+    """The request of an exec. `timeout_ms` 0 is none; `pty` is (rows, columns); `probe`: the guest agent's own program; `alone`: with nothing beside it."""
     if not argv:
         raise ValueError("argv is empty; name the program to run")
-    flags = (1 if stdin_open else 0) | (2 if pty is not None else 0)
+    if alone and not probe:
+        raise ValueError("only the probe program is run alone")
+    flags = (1 if stdin_open else 0) | (2 if pty is not None else 0) | (4 if probe else 0) | (8 if alone else 0)
     rows, columns = pty or (0, 0)
     return b"".join(
         (

@@ -38,6 +38,10 @@ class ExecRequest:
         max_stdout_bytes: bytes beyond it are dropped in the guest and counted; with a `pty` everything is stdout.
         pty: run on a terminal of that size.
         stdin: keep standard input open for what is sent; else it is empty.
+        probe: run the guest agent's own probe program instead of one of the image, as this user and as confined as any; `argv` is handed
+            to it as it is, and `argv[0]` is not looked for. A guest that has none says so: not started, ENOENT.
+        alone: with `probe` only. First everything of the workload is ended, every command's processes and what they left running; the program starts when
+            none is left, else it is not started, EBUSY. While it runs the guest starts nothing else (EAGAIN).
     """
 
     argv: Sequence[str | bytes]
@@ -49,6 +53,8 @@ class ExecRequest:
     max_stderr_bytes: int = 10 << 20
     pty: PtySize | None = None
     stdin: bool = False
+    probe: bool = False
+    alone: bool = False
 
 
 class ExecStatus(StrEnum):
@@ -69,6 +75,7 @@ class ExecOutcome:
         stdout: what was kept; empty when the output was streamed to the caller.
         stdout_dropped_bytes: bytes of the stream that are not in `stdout` (nor were streamed).
         timed_out: its time was up and its tree was killed. killed: the host had its tree killed.
+        processes_full, disk_full: while it ran there were as many processes as there may be, or no more room for files.
         stage, detail: where and why it could not start. `detail` is the guest's text: escape it where it is shown.
     """
 
@@ -82,6 +89,8 @@ class ExecOutcome:
     killed: bool = False
     out_of_memory: bool = False
     output_cap_reached: bool = False
+    processes_full: bool = False
+    disk_full: bool = False
     duration_s: float = 0.0
     stage: Stage = Stage.NONE
     detail: str = ""
@@ -141,6 +150,8 @@ def outcome_of(result: Result, *, kept: tuple[bytes, bytes], dropped: tuple[int,
         killed=ResultFlag.KILLED in result.flags,
         out_of_memory=ResultFlag.OUT_OF_MEMORY in result.flags,
         output_cap_reached=ResultFlag.CAP_REACHED in result.flags,
+        processes_full=ResultFlag.PROCESSES_FULL in result.flags,
+        disk_full=ResultFlag.DISK_FULL in result.flags,
         duration_s=result.duration_ns / 1e9,
         stage=result.stage,
         detail=result.detail,

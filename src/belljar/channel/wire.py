@@ -37,7 +37,7 @@ _RESULT: Final = struct.Struct("<BBHiQQQ")
 _MAX_COUNT: Final = (1 << 63) - 1
 _MAX_ERRNO: Final = 4_095
 _MAX_SIGNAL: Final = 64
-_FLAG_BITS: Final = 15
+_FLAG_BITS: Final = 63
 _RENEWED_BITS: Final = 31
 _OP_LIMIT: Final = (1 << 32) - 1
 
@@ -95,10 +95,6 @@ class HostConnection:
     def pending_bytes(self) -> int:
         """Bytes of an incomplete frame; at most a header and a full payload between two calls of `feed`."""
         return len(self._pending)
-
-    def is_live(self, op: int) -> bool:
-        """Whether the operation was started and has no RESULT yet."""
-        return op in self._live
 
     def stdin_credit(self, op: int) -> int:
         """Bytes of stdin that may be sent now; 0 once the operation is dead or its stdin is closed."""

@@ -46,6 +46,7 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     from belljar.harness.release import sweep_doors
     from belljar.isolation import list_cells
     from belljar.isolation import reap as reap_cells
+    from belljar.probe.witness import sweep_watches
 
     known = {one.cell_id: one.state for one in list_cells()}
     if cell is not None and known.get(cell) != "orphaned":
@@ -53,6 +54,7 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
         raise click.UsageError(f"{printable(cell)} can't be reaped: {why}")
     reaped = run_async(reap_cells, None, cell_id=cell)
     sweep_doors()
+    sweep_watches()
     if as_json:
         click.echo(json.dumps([asdict(one) for one in reaped], indent=2))
     else:

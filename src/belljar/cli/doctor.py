@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +15,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.host import HostFacts
+    from belljar.policy import Tier
 
 HOST_CANNOT_CODE = 3
 _LOW_DISK_MIB = 4096
@@ -32,42 +33,90 @@ class Check:
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: ready, checks and facts.")
-@click.option("--no-prove", is_flag=True, help="Don't boot a guest to prove KVM.")
-@click.option("--prove-again", is_flag=True, help="Boot a guest to prove KVM even if the result is remembered.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: ready, tiers, checks and facts.")
+@click.option("--no-prove", is_flag=True, help="Don't boot a guest or run a container to prove that it can be done.")
+@click.option("--prove-again", is_flag=True, help="Boot a guest and run containers even if the results are remembered.")
 def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FBT001 - click passes options by name
-    """Say what this host can do, and why not. Installs and changes nothing.
+    """Say what this host can do in each tier, and why not. Installs and changes nothing.
 
-    KVM counts only when a guest really boots under it; the result is remembered per kernel, QEMU version and processor. Exit code 0 when microVM
-    cells can run here (emulated, if there is no hardware virtualisation), 3 when not.
+    KVM counts only when a guest really boots under it, an OCI runtime only when it ran a container; the results are remembered per kernel and program,
+    but a runtime that failed is tried each time.
+    Exit code 0 when microVM cells, which the default risk demands, can run here (emulated, if there is no hardware virtualisation), 3 when not.
     """
     from belljar.cli._facts import host_facts
     from belljar.host import belljar_home
 
     home = belljar_home()
-    facts = host_facts(home, prove=not no_prove, again=prove_again)
+    facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
     found = [*host_checks(facts), *store_checks(home)]
     ready = all(check.state != "no" for check in found)
     if as_json:
         click.echo(
             json.dumps(
-                {"ready": ready, "checks": [asdict(check) for check in found], "facts": facts.to_json()}, indent=2
+                {
+                    "ready": ready,
+                    "tiers": tiers_as_json(facts),
+                    "checks": [asdict(check) for check in found],
+                    "facts": facts.to_json(),
+                },
+                indent=2,
             )
         )
     else:
-        _show(found, ready=ready, emulated=facts.kvm.state.value != "proven")
+        _show(found, verdict(found, emulated=facts.kvm.state.value != "proven"))
     return 0 if ready else HOST_CANNOT_CODE
 
 
 def host_checks(facts: HostFacts) -> list[Check]:
-    """The facts as checks, what keeps cells from running first."""
-    from belljar.plan import microvm_obstacles
+    """The facts as checks, the tiers first."""
+    return [*_tiers(facts), *_system(facts), *_virtualisation(facts), _cores(facts), *_tools(facts)]
 
-    blocking = [
-        Check(what="microVM tier", state="no", detail=obstacle.what, mend=obstacle.mend)
-        for obstacle in microvm_obstacles(facts)
-    ]
-    return blocking + list(_system(facts)) + list(_virtualisation(facts)) + list(_tools(facts))
+
+def _tiers(facts: HostFacts) -> Iterator[Check]:
+    """Every tier: what it would run on here, or all that stands in its way. Only the microVM's absence is a `no`: the others replace nothing stronger."""
+    from belljar.plan import tier_obstacles
+    from belljar.policy import Tier
+
+    for tier in Tier:
+        found = tier_obstacles(tier, facts)
+        for obstacle in found:
+            yield Check(
+                what=f"tier {tier}",
+                state="no" if tier is Tier.MICROVM else "note",
+                detail=obstacle.what,
+                mend=obstacle.mend,
+            )
+        if not found:
+            yield _works(tier.value, facts)
+
+
+def _works(tier: str, facts: HostFacts) -> Check:
+    runtime = facts.runtime(tier)
+    if runtime is None:
+        proven = facts.kvm.state.value == "proven"
+        how = "works: a guest booted under KVM" if proven else "can run, emulated; the first cell will prove it"
+        return Check(what=f"tier {tier}", state="ok", detail=how)
+    name = f"{runtime.name} {runtime.version}, {runtime.path}"
+    if runtime.state.value == "proven":
+        return Check(what=f"tier {tier}", state="ok", detail=f"works: {name} ran a container")
+    return Check(what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", mend=runtime.mend)
+
+
+def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
+    """For each tier, whether it can run here, whether that is proven, and all that stands in its way."""
+    from belljar.plan import tier_obstacles
+    from belljar.policy import Tier
+
+    shown: dict[str, dict[str, object]] = {}
+    for tier in Tier:
+        found, runtime = tier_obstacles(tier, facts), facts.runtime(tier.value)
+        proof = facts.kvm.state.value if runtime is None else runtime.state.value
+        shown[tier.value] = {
+            "works": not found,
+            "proof": proof,
+            "obstacles": [{"what": obstacle.what, "mend": obstacle.mend} for obstacle in found],
+        }
+    return shown
 
 
 def _system(facts: HostFacts) -> Iterator[Check]:
@@ -119,6 +168,15 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         what="user namespaces",
         state="ok" if userns.available else "no",
         detail=userns.reason or f"at most {userns.max_user_namespaces}",
+        mend=userns.mend,
+    )
+    ids = facts.ids
+    yield Check(
+        what="ids",
+        state="ok" if ids.available else "note",
+        detail=ids.reason
+        or ("a range for each cell" if facts.is_root else "subordinate ids, shared by this user's cells"),
+        mend=ids.mend,
     )
     group = facts.cgroup
     yield Check(
@@ -126,17 +184,30 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         state="note" if group.reason else "ok",
         detail=f"{group.version.value}; usable: {', '.join(group.controllers) or 'none'}"
         + (f" ({group.reason})" if group.reason else ""),
-        mend="run as root, or in a scope with delegated controllers; until then rlimits and the VM's shape bound a cell"
+        mend="run as root, or in a scope with delegated controllers; until then only microVMs run, bounded by rlimits and the VM's shape"
         if group.reason
         else "",
     )
+
+
+def _cores(facts: HostFacts) -> Check:
+    """Where crashes in the least of the tiers go; the others' are no worse."""
+    from belljar.plan.cores import CORES_MEND, cores_warning
+    from belljar.policy import Tier
+
+    warning = cores_warning(Tier.CONTAINER, facts.cores).partition(" → ")
+    if not warning[0]:
+        return Check(what="core dumps", state="ok", detail="none is made of a cell: its limit forbids the file")
+    return Check(what="core dumps", state="note", detail=warning[0], mend=warning[2] or CORES_MEND)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
     for tool in facts.tools:
         least = f" (at least {tool.needed_min})" if tool.needed_min else ""
         detail = f"{tool.version or 'version unknown'}{least}, {tool.path}" if tool.path else f"missing{least}"
-        state: Literal["ok", "note", "no"] = "ok" if tool.ok else "no" if tool.needed else "note"
+        state: Literal["ok", "note", "no"] = (
+            "ok" if tool.ok else "no" if tool.needed and tool.tier == "microvm" else "note"
+        )
         yield Check(what=tool.name, state=state, detail=f"{detail}: {tool.use}", mend=tool.mend)
 
 
@@ -168,6 +239,9 @@ def _writable(home: Path) -> Check:
     place = next(path for path in (home, *home.parents) if path.exists())
     if os.access(place, os.W_OK | os.X_OK):
         return Check(what="store", state="ok", detail=str(home))
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        mend = "set BELLJAR_HOME to a directory on a file system that can be written"
+        return Check(what="store", state="no", detail=f"{home}: the file system of {place} is read-only", mend=mend)
     return Check(
         what="store",
         state="no",
@@ -176,7 +250,29 @@ def _writable(home: Path) -> Check:
     )
 
 
-def _show(found: list[Check], *, ready: bool, emulated: bool) -> None:
+def verdict(found: Sequence[Check], *, emulated: bool) -> str:
+    """One sentence for all of it: the tiers in which cells can run here, and those in which they can't."""
+    from belljar.policy import Tier
+
+    states: dict[str, set[str]] = {}
+    for check in found:
+        states.setdefault(check.what, set()).add(check.state)
+    unready = {tier for tier in Tier if states.get(f"tier {tier}") != {"ok"}}
+    if "no" in states.get("guest kernel", ()):
+        unready.add(Tier.MICROVM)
+    if "no" in states.get("store", ()) or unready == set(Tier):
+        return "No cell can run here yet: see `no` and `note` above."
+    jail = " (emulated: the jail, not the VM, is the boundary)" if emulated and Tier.MICROVM not in unready else ""
+    can = f"Cells can run here in {_names(set(Tier) - unready)}{jail}"
+    demanded = ", which the default risk demands" if Tier.MICROVM in unready else ""
+    return f"{can}; not in {_names(unready)}{demanded}: see above." if unready else f"{can}."
+
+
+def _names(tiers: Collection[Tier]) -> str:
+    return ", ".join(sorted(tier.value for tier in tiers))
+
+
+def _show(found: list[Check], said: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -192,8 +288,4 @@ def _show(found: list[Check], *, ready: bool, emulated: bool) -> None:
         table.add_row(Text(printable(check.what)), Text(check.state, style=colours[check.state]), detail)
     console = Console(highlight=False)
     console.print(table)
-    how = "emulated: the jail, not the VM, is the boundary" if emulated else "with hardware virtualisation"
-    verdict = (
-        f"\nmicroVM cells can run here ({how})." if ready else "\nmicroVM cells can't run here yet: see `no` above."
-    )
-    console.print(Text(verdict, style="bold"))
+    console.print(Text(f"\n{said}", style="bold"))

@@ -19,7 +19,9 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from belljar.cell import Cell, ExecOutput
     from belljar.channel import Stream
+    from belljar.plan import Plan
 
+TIERS = ("container", "gvisor", "microvm")
 COMMAND_KEY = "belljar.command"
 TIMED_OUT_CODE = 124
 
@@ -37,6 +39,7 @@ class CommandAfterDashes(click.Command):
 
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
 @click.argument("policy", required=False, metavar="[POLICY|PRESET] -- CMD…")
+@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")
 @click.option("--workdir", default="", help="Run in this directory of the cell.")
@@ -46,6 +49,7 @@ class CommandAfterDashes(click.Command):
 def exec_command(
     ctx: click.Context,
     policy: str | None,
+    tier: str | None,
     as_json: bool,  # noqa: FBT001 - click passes options by name
     user: str | None,
     workdir: str,
@@ -64,6 +68,7 @@ def exec_command(
       belljar exec -- uname -a
       belljar exec policy.yaml --json -- python3 -c 'print(6*7)'
       echo hello | belljar exec critical -- cat
+      belljar exec low --tier gvisor -- dmesg
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and (policy is None or COMMAND_KEY in ctx.meta):
@@ -80,7 +85,7 @@ def exec_command(
             "a command needs time; leave it out for the policy's exec_timeout", ctx, param_hint="--timeout"
         )
     options = {"user": user, "cwd": workdir, "env": _environment(ctx, env), "timeout_s": timeout_s}
-    return run_async(_exec, policy, argv, as_json=as_json, options=options)
+    return run_async(_exec, policy, tier, argv, as_json=as_json, options=options)
 
 
 def _environment(ctx: click.Context, pairs: tuple[str, ...]) -> dict[str, str]:
@@ -90,11 +95,16 @@ def _environment(ctx: click.Context, pairs: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: dict[str, Any]) -> int:
+async def _exec(
+    policy: str | None, tier: str | None, argv: list[str], *, as_json: bool, options: dict[str, Any]
+) -> int:
     from belljar.cell import open_cell, start_run
+    from belljar.policy import resolve_policy, with_tier
 
     with start_run("exec", None, argv) as run:
-        async with open_cell(policy, run=run) as cell:
+        async with open_cell(with_tier(resolve_policy(policy), tier), run=run) as cell:
+            if not as_json:
+                tell_passed_over(cell.plan)
             argv = argv or _of_the_image(cell)
             output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else passing_on(), **options)
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
@@ -106,6 +116,12 @@ async def _exec(policy: str | None, argv: list[str], *, as_json: bool, options: 
         code = TIMED_OUT_CODE if output.timed_out else output.returncode
         run.finish("completed", exit_code=code)
         return code
+
+
+def tell_passed_over(plan: Plan) -> None:
+    """Which tiers were passed over and why, on standard error: who named none should know what he got."""
+    for sentence in plan.passed_over:
+        click.echo(f"belljar: {sentence}", err=True)
 
 
 def _of_the_image(cell: Cell) -> list[str]:
@@ -134,6 +150,7 @@ def _as_object(cell: Cell, output: ExecOutput, timings_ms: dict[str, float], run
         "out_of_memory": output.out_of_memory,
         "not_started": output.why_not_started or None,
         "tier": cell.tier,
+        "passed_over": list(cell.plan.passed_over),
         "layers": [layer.name for layer in cell.plan.layers],
         "emulated": cell.emulated,
         "timings_ms": {name: round(value, 3) for name, value in timings_ms.items()},

@@ -37,9 +37,11 @@ COMMANDS: Final[dict[str, _Late]] = {
     "run": _Late("belljar.cli.run", "run", "Run an Inspect evaluation in cells."),
     "exec": _Late("belljar.cli.exec", "exec_command", "Run one command in a fresh cell."),
     "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),
+    "probe": _Late("belljar.cli.probe", "probe", "Try to get out of a fresh cell, and let the host judge."),
     "attach": _Late("belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."),
     "ps": _Late("belljar.cli.cells", "ps", "List cells and who owns them."),
     "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
+    "prune": _Late("belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."),
     "runs": _Late("belljar.cli.runs", "runs", "List run directories."),
     "ledger": _Late("belljar.cli.ledger", "ledger", "Verify, show or export the record of a run."),
 }
@@ -129,9 +131,8 @@ def run(argv: list[str] | None = None) -> int:
         result: Any = root.main(args=argv, prog_name="belljar", standalone_mode=False)
     except click.exceptions.Exit as leave:
         return leave.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("belljar: interrupted; nothing was left running", err=True)
-        return 130
+    except (click.Abort, KeyboardInterrupt) as interrupt:
+        return _interrupted(interrupt)
     except click.ClickException as usage:
         usage.show()
         return usage.exit_code
@@ -148,6 +149,17 @@ def run(argv: list[str] | None = None) -> int:
     except BaseExceptionGroup as group:
         return _from_group(group)
     return result if isinstance(result, int) else 0
+
+
+def _interrupted(interrupt: BaseException) -> int:
+    """Tell it, after what failed on the way out: an interruption must not hide that something may be left."""
+    failed = interrupt.__cause__
+    while failed is not None and not isinstance(failed, BelljarError):
+        failed = failed.__cause__
+    if failed is not None:
+        show_error(failed)
+    click.echo(f"belljar: interrupted{'' if failed else '; nothing was left running'}", err=True)
+    return 130
 
 
 def _output_error(error: OSError) -> HostError | None:
@@ -175,8 +187,7 @@ def _store_error(error: OSError) -> HostError:
 def _from_group(group: BaseExceptionGroup[BaseException]) -> int:
     """Task groups wrap what they raise: find the error that a person should see."""
     if group.subgroup(KeyboardInterrupt) is not None:
-        click.echo("belljar: interrupted; nothing was left running", err=True)
-        return 130
+        return _interrupted(group)
     wanted = group.subgroup(BelljarError)
     if wanted is None:
         raise group

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.cli.exec import TIERS
+
 if TYPE_CHECKING:
     from belljar.plan import ImageFacts
 
 
 @click.command()
 @click.argument("policy", required=False, metavar="[POLICY|PRESET]")
+@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as one JSON object.")
-@click.option("--no-prove", is_flag=True, help="Don't boot a guest to prove KVM, even if that was never tried here.")
-def plan(policy: str | None, as_json: bool, no_prove: bool) -> None:  # noqa: FBT001 - click passes options by name
+@click.option(
+    "--no-prove", is_flag=True, help="Don't boot a guest or run a container, even if that was never tried here."
+)
+def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Print what a cell of POLICY can read, write, reach and consume here, and which walls stand between it and this host.
 
     POLICY is a policy file or a preset (low, medium, high, critical); default: high. No cell is started. Exit code 0 when one could be made (once
@@ -25,9 +30,9 @@ def plan(policy: str | None, as_json: bool, no_prove: bool) -> None:  # noqa: FB
     from belljar.cli._facts import host_facts
     from belljar.host import belljar_home
     from belljar.plan import make_plan, render_plan
-    from belljar.policy import resolve_policy
+    from belljar.policy import resolve_policy, with_tier
 
-    loaded, home = resolve_policy(policy), belljar_home()
+    loaded, home = with_tier(resolve_policy(policy), tier), belljar_home()
     made = make_plan(loaded.policy, host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image))
     click.echo(json.dumps(made.to_json(), indent=2) if as_json else "\n".join(render_plan(made)))
 

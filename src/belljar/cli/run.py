@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from belljar.cli.exec import TIERS
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -22,13 +23,32 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="TASK [--policy FILE|PRESET] [--json] [INSPECT OPTIONS…]",
+    options_metavar="TASK [--policy FILE|PRESET] [--tier TIER] [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
     default="",
     metavar="FILE|PRESET",
     help="The policy of every cell; it beats the task's own. Default: the task's, else high.",
+)
+@click.option(
+    "--tier",
+    type=click.Choice(TIERS),
+    default=None,
+    help="The tier of every cell: exactly this one, at or above what its policy demands.",
+)
+@click.option(
+    "--require-contained",
+    is_flag=True,
+    help="Metrics count contained samples only: void and breached ones are dropped, marked invalid, and named.",
+)
+@click.option(
+    "--warm",
+    type=click.IntRange(0, 16),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Cells that stand ready for samples to come, for each plan: made, renewed and probed ahead. The work is moved, not saved.",
 )
 @click.option(
     "--json",
@@ -39,7 +59,10 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
     policy: str,
-    as_json: bool,  # noqa: FBT001 - click passes options by name
+    tier: str | None,
+    require_contained: bool,  # noqa: FBT001 - click passes options by name
+    warm: int,
+    as_json: bool,  # noqa: FBT001 - as above
     inspect_args: tuple[str, ...],
 ) -> int:
     """Run an Inspect evaluation in cells, one for each sample.
@@ -59,7 +82,16 @@ def run(
     """
     from belljar.harness.evaluate import RunRequest, run_evaluation
 
-    outcome = run_evaluation(RunRequest(inspect_args=inspect_args, policy=policy, quiet=as_json))
+    outcome = run_evaluation(
+        RunRequest(
+            inspect_args=inspect_args,
+            policy=policy,
+            tier=tier or "",
+            require_contained=require_contained,
+            warm=warm,
+            quiet=as_json,
+        )
+    )
     if as_json:
         click.echo(json.dumps(_as_json(outcome), indent=2))
     else:
@@ -70,7 +102,8 @@ def run(
 def _as_json(outcome: RunOutcome) -> dict[str, object]:
     from belljar.report.samples import as_json
 
-    return {"run_id": outcome.run_id, "run_dir": str(outcome.path), **as_json(outcome.findings)}
+    about = {"run_id": outcome.run_id, "run_dir": str(outcome.path), "not_in_metrics": list(outcome.dropped)}
+    return {**about, **as_json(outcome.findings)}
 
 
 def show(outcome: RunOutcome) -> None:
@@ -81,10 +114,18 @@ def show(outcome: RunOutcome) -> None:
     findings = outcome.findings
     console.print()
     console.print(table(findings))
-    for line in remarks(findings):
+    for line in (*remarks(findings), *dropped(outcome)):
         console.print(line, markup=False)
     console.print(f"\n{summary(findings)}", markup=False, style=_COLOURS[findings.verdict.value])
     console.print(f"run {outcome.run_id}: {outcome.path}", markup=False)
+
+
+def dropped(outcome: RunOutcome) -> list[str]:
+    """What `--require-contained` took out of the metrics."""
+    if not outcome.dropped:
+        return []
+    named = printable(", ".join(outcome.dropped), max_chars=400)
+    return [f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
 def table(findings: RunFindings) -> Table:
@@ -96,6 +137,7 @@ def table(findings: RunFindings) -> Table:
         ("sample", 0),
         ("score", 0),
         ("verdict", 0),
+        ("probes", 0),
         ("cell", 0),
         ("commands", 1),
         ("in", 1),
@@ -123,6 +165,7 @@ def _cells(row: Row) -> list[tuple[str, str]]:
         ("sample", f"{transcript.sample}{epoch}"),
         ("score", " ".join(transcript.scores.values()) or ("error" if transcript.error else "-")),
         ("verdict", f"[{_COLOURS[verdict]}]{verdict}[/]"),
+        ("probes", row.probed),
         ("cell", " ".join(cell.cell_id for cell in row.cells) or "none"),
         ("commands", str(row.commands)),
         ("in", format_size(row.bytes_in)),
@@ -152,7 +195,10 @@ def remarks(findings: RunFindings) -> list[str]:
     lines += [
         f"stray cell {cell.cell_id}: sample {printable(cell.sample) or '-'}, no sample in the log"
         for cell in findings.strays
+        if not cell.is_spare
     ]
+    if findings.spares:
+        lines.append(f"{len(findings.spares)} cell(s) made ahead that no sample took")
     lines += [f"problem: {printable(problem)}" for problem in findings.problems]
     lines += [f"error: {printable(error)}" for error in findings.errors]
     lines += [

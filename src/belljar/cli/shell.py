@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.cli.exec import TIERS, tell_passed_over
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 
 @click.command("shell")
 @click.argument("policy", required=False, metavar="[POLICY|PRESET]")
+@click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
-def shell(policy: str | None, user: str | None) -> int:
+def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     """Open a terminal in a fresh cell, which is destroyed when you leave it.
 
     POLICY is a policy file or a preset; default: high. The session is recorded. What the guest writes goes to your terminal as it is: use a
@@ -38,14 +40,16 @@ def shell(policy: str | None, user: str | None) -> int:
         )
     from belljar.cli._async import run_async
 
-    return run_async(_shell, policy, user)
+    return run_async(_shell, policy, tier, user)
 
 
-async def _shell(policy: str | None, user: str | None) -> int:
+async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
     from belljar.cell import PtySize, open_cell, start_run
+    from belljar.policy import resolve_policy, with_tier
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
-        async with open_cell(policy, run=run) as cell:
+        async with open_cell(with_tier(resolve_policy(policy), tier), run=run) as cell:
+            tell_passed_over(cell.plan)
             click.echo(
                 f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D",
                 err=True,

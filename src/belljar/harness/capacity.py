@@ -18,6 +18,12 @@ def cells_at_once(*, cpus: int, available_bytes: int, memory_bytes: int, disk_by
     return max(1, min(2 * cpus, (available_bytes - RESERVED_BYTES) // each))
 
 
+def room_for_one_more(*, available_bytes: int, memory_bytes: int, disk_bytes: int, in_use: int) -> bool:
+    """Whether one more cell fits into memory beside those in use, if each of them still comes to use all it may."""
+    each = memory_bytes + disk_bytes + OVERHEAD_BYTES
+    return available_bytes - RESERVED_BYTES >= (in_use + 1) * each
+
+
 def host_cpus_and_memory() -> tuple[int, int]:
     """Processors this process may use, and bytes of memory that are available now (0 when the kernel does not say)."""
     cpus = len(os.sched_getaffinity(0))

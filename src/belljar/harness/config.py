@@ -33,7 +33,7 @@ class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect keeps it in its log: a policy and what is changed in it.
 
     `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
-    same name.
+    same name; `tier` can only raise it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +42,7 @@ class BelljarConfig(BaseModel):
     image: str | None = None
     user: str | None = None
     workdir: str | None = None
+    tier: str | None = None
     env: tuple[tuple[str, str], ...] = ()
 
     def changes(self) -> dict[str, Any]:
@@ -78,16 +79,20 @@ def choose_policy(config: BelljarConfig, *, forced: str = "") -> str:
     return forced or config.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
-def load(config: BaseModel | str | None, *, forced: str = "") -> LoadedPolicy:
-    """Load the policy for a sandbox configuration, with its changes made. Raises `PolicyError`."""
-    from belljar.policy import resolve_policy
+def load(config: BaseModel | str | None, *, forced: str = "", forced_tier: str = "") -> LoadedPolicy:
+    """Load the policy for a sandbox configuration, with its changes made and in the operator's tier, if he gave one.
+
+    Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own configuration, demands.
+    """
+    from belljar.policy import resolve_policy, with_tier
 
     ours = as_config(config)
     loaded = resolve_policy(choose_policy(ours, forced=forced))
     changes = ours.changes()
     if ours.env:
         changes["env"] = {**loaded.policy.env, **dict(ours.env)}
-    return with_changes(loaded, changes) if changes else loaded
+    changed = with_changes(loaded, changes) if changes else loaded
+    return with_tier(with_tier(changed, ours.tier), forced_tier)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:

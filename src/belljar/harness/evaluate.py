@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +22,7 @@ import click
 from belljar.errors import BelljarError, HostError, LedgerError, PolicyError
 from belljar.harness.lifecycle import say
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
+from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.report.cells import gather_cells
 from belljar.report.samples import RunFindings, as_json, find_rows
@@ -28,6 +31,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
+    from belljar.harness.config import BelljarConfig
     from belljar.harness.transcript import Logs
     from belljar.ledger import RunDirectory
 
@@ -38,11 +42,15 @@ FINDINGS: Final = "findings.json"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
     """What to run. `inspect_args` are the task and Inspect's options, as typed; `policy` a file or preset, "" for the
-    task's own.
+    task's own; `tier` beats the policy's, upwards only. `require_contained`: the metrics count contained samples only. `warm`: cells that stand
+    ready for each plan.
     """
 
     inspect_args: Sequence[str]
     policy: str = ""
+    tier: str = ""
+    require_contained: bool = False
+    warm: int = 0
     quiet: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
@@ -54,9 +62,10 @@ INTERRUPTED_CODE: Final = 130
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of it."""
+    """What came of it. `dropped` are the samples, `id #epoch`, that the metrics do not count."""
 
     findings: RunFindings
+    dropped: Sequence[str] = ()
     run_id: str
     path: Path
     exit_code: int
@@ -70,31 +79,71 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         click.UsageError: options that Inspect does not know.
     """
     if request.policy:
-        _check_policy(request.policy)
+        _check_policy(request.policy, request.tier)
     context = inspect_context(request)
     from belljar.harness.transcript import read_logs
 
     tasks = load_tasks(context, forced=bool(request.policy))
     what = ", ".join(task.name for task in tasks)
-    session = Session(forced_policy=_absolute(request.policy), home=request.home, source=request.source)
+    session = Session(
+        forced_policy=_absolute(request.policy), forced_tier=request.tier, home=request.home, source=request.source
+    )
     with (
         request.source.start_run("run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what) as run,
         session_scope(session),
     ):
         session.run = run
-        with termination_as_interrupt() as session.told_to_end:
+        expected = _expected(context, tasks) if request.warm else {}
+        with (
+            termination_as_interrupt() as session.told_to_end,
+            warm_cells(session, size=request.warm, expected=expected),
+        ):
+            session.stop = _interrupt
             interrupted = _invoke(context, tasks, run, quiet=request.quiet)
+            session.stop = None
         if session.refusal is not None:
             raise session.refusal
         logs = read_logs(run.inspect_log_dir)
-        findings = _findings(run, session, logs)
-        run.write_json(FINDINGS, as_json(findings))
-        interrupted = interrupted or logs.interrupted
+        findings, dropped = _bound(_findings(run, session, logs), run, require_contained=request.require_contained)
+        run.write_json(FINDINGS, {**as_json(findings), "not_in_metrics": dropped})
+        interrupted = (interrupted or logs.interrupted) and session.stopped is None
         outcome = "interrupted" if interrupted else "failed" if findings.exit_code else "completed"
         run.finish(outcome, exit_code=_exit_code(findings, interrupted=interrupted))
     findings = _verified(findings, run)
     code = _exit_code(findings, interrupted=interrupted)
-    return RunOutcome(findings=findings, run_id=run.run_id, path=run.path, exit_code=code)
+    return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code)
+
+
+def _interrupt() -> None:
+    """A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its log, the cells are destroyed. From any thread."""
+    main = threading.main_thread().ident
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGINT)
+
+
+def _expected(context: click.Context, tasks: Sequence[Task]) -> Mapping[BelljarConfig, int]:
+    from inspect_ai._util.samples import parse_samples_limit
+
+    return expected_samples(
+        tasks, epochs=context.params.get("epochs"), limit=parse_samples_limit(context.params.get("limit"))
+    )
+
+
+def _bound(findings: RunFindings, run: RunDirectory, *, require_contained: bool) -> tuple[RunFindings, list[str]]:
+    """The findings, and the samples that the metrics do not count, once the verdicts are in Inspect's log.
+
+    That log is for people. The record is the ledger: what can't be written there is a problem of the run only when numbers depend on it.
+    """
+    from belljar.harness.verdicts import bind_verdicts
+
+    try:
+        return findings, bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained)
+    except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
+        problem = (
+            f"the verdicts are not in Inspect's log: {type(error).__name__}: {printable(str(error), max_chars=300)}"
+        )
+        say(f"belljar: {problem}")
+        return (replace(findings, problems=(*findings.problems, problem)) if require_contained else findings), []
 
 
 def _exit_code(findings: RunFindings, *, interrupted: bool) -> int:
@@ -102,10 +151,10 @@ def _exit_code(findings: RunFindings, *, interrupted: bool) -> int:
     return INTERRUPTED_CODE if interrupted and findings.exit_code != 2 else findings.exit_code
 
 
-def _check_policy(policy: str) -> None:
-    from belljar.policy import resolve_policy
+def _check_policy(policy: str, tier: str) -> None:
+    from belljar.policy import resolve_policy, with_tier
 
-    resolve_policy(policy)
+    with_tier(resolve_policy(policy), tier)
 
 
 def _absolute(policy: str) -> str:
@@ -266,8 +315,6 @@ def _findings(run: RunDirectory, session: Session, logs: Logs) -> RunFindings:
 
 def _verified(findings: RunFindings, run: RunDirectory) -> RunFindings:
     """The findings hold only if the sealed record does."""
-    from dataclasses import replace
-
     from belljar.ledger import verify
 
     try:

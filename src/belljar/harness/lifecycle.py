@@ -13,6 +13,7 @@ import anyio
 from belljar.errors import BelljarError, CellError
 from belljar.harness.release import release_doors, sweep_doors
 from belljar.harness.session import Session
+from belljar.probe.witness import sweep_watches
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def enter(session: Session) -> None:
     run = session.ensure_run()
     if not session.users:
         sweep_doors(session.home)
+        sweep_watches()
     session.users += 1
     if not opened_before:
         say(f"belljar: recording into {run.path}")
@@ -71,6 +73,18 @@ async def hold(session: Session) -> None:
                     await environment.close(outcome="completed")
             await anyio.sleep(_LOOK_EVERY_S)
         tasks.cancel_scope.cancel()
+
+
+async def close_all(session: Session, *, outcome: str) -> None:
+    """Close every cell that stands, whatever comes of one of them; then raise what came first."""
+    errors: list[BelljarError] = []
+    for environment in list(session.live.values()):
+        try:
+            await environment.close(outcome=outcome)
+        except BelljarError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 async def _answers(environment: BelljarSandboxEnvironment) -> bool:

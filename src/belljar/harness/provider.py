@@ -32,14 +32,17 @@ from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
+from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
 from belljar.harness.identity import SampleIdentity, identify
 from belljar.harness.session import Session, current_session
+from belljar.probe.run import breach_of
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
     from belljar.policy import LoadedPolicy
+    from belljar.probe.model import ProbeReport
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +96,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session = current_session()
         lifecycle.enter(session)
         try:
-            loaded = configs.load(config, forced=session.forced_policy)
+            loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             lifecycle.leave(session, failed=True)
@@ -108,16 +111,19 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Open the sample's cell: a clone of the template, renewed, recorded."""
+        """Open the sample's cell: a clone of the template, renewed, recorded, and probed before anything of the sample is in it.
+
+        Raises `ContainmentBreach` when a probe found a way out: the sample does not run, and the run is stopped.
+        """
         session = current_session()
-        loaded = configs.for_sample(configs.load(config, forced=session.forced_policy), metadata)
+        await session.check_running()
+        loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
+        policy = configs.for_sample(loaded, metadata)
         who = identify(task_name, metadata)
         stack = AsyncExitStack()
         try:
-            cell = await stack.enter_async_context(
-                session.source.open_cell(loaded, run=session.ensure_run(), home=session.home)
-            )
-            environment = cls(cell, session=session, who=who, stack=stack, policy=loaded)
+            cell = await stack.enter_async_context(session.cell_of_sample(config, loaded, policy))
+            environment = cls(cell, session=session, who=who, stack=stack, policy=policy)
             stack.push_async_callback(environment._forget)
             session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=cell.id, actor=Actor.HARNESS))
         except BaseException:
@@ -125,6 +131,11 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 await stack.aclose()
             raise
         session.live[cell.id] = environment
+        try:
+            await environment.probe_start()
+        except BaseException:
+            await environment.close(outcome="stopped")
+            raise
         return {"default": environment}
 
     @override
@@ -152,9 +163,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 await lifecycle.hold(session)
         finally:
             with anyio.CancelScope(shield=True):
-                for environment in list(session.live.values()):
-                    await environment.close(outcome="completed" if not cleanup else "interrupted")
-                lifecycle.leave(session, failed=bool(session.breaches))
+                try:
+                    await lifecycle.close_all(session, outcome="completed" if not cleanup else "interrupted")
+                finally:
+                    lifecycle.leave(session, failed=bool(session.breaches))
 
     @override
     @classmethod
@@ -172,6 +184,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._session = session
         self._stack = stack
         self._closed = False
+        self.containment = Containment()
         self.door = Door.for_cell(cell, home=session.home)
 
     @override
@@ -192,6 +205,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         Retries are for a provider whose transport hangs; this one's can't without ending the cell. `concurrency`
         throttles local subprocesses: there are none.
         """
+        await self._session.check_running()
         self.door.open_in_sample(self.cell)
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
@@ -214,6 +228,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file as the default user; parents are made, the target changes whole or not at all."""
+        await self._session.check_running()
         self.door.open_in_sample(self.cell)
         try:
             await self.cell.write_file(file, contents.encode() if isinstance(contents, str) else contents)
@@ -231,6 +246,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """Read a regular file as the default user."""
         from belljar.channel import FileTooLarge
 
+        await self._session.check_running()
         self.door.open_in_sample(self.cell)
         try:
             contents = await self.cell.read_file(file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
@@ -257,6 +273,26 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """Seconds between two looks of Inspect's polling services."""
         return _POLLING_INTERVAL_S
 
+    async def probe_start(self) -> None:
+        """Probe the fresh cell. Raises `ContainmentBreach`."""
+        self.containment.start = report = await self._probe(self.cell, "start")
+        tell_transcript("start", report)
+        await self._stop_if_breached(report, self.cell)
+
+    async def _probe(self, cell: Cell, phase: str) -> ProbeReport:
+        return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=phase)
+
+    async def _stop_if_breached(self, report: ProbeReport | None, cell: Cell, *, cancelled: bool = False) -> None:
+        """`cancelled`: the sample was, and Inspect shields what is done for it now: the breach is on record, but nothing more would end it."""
+        breach = breach_of(report, cell.id)
+        if breach is None:
+            return
+        self._session.breached(breach)
+        if cancelled and self._session.stop is not None:
+            return
+        await self._session.await_end()
+        raise breach
+
     @property
     def run_path(self) -> Path:
         """The run directory that records this cell. For scorers that judge by the record."""
@@ -272,27 +308,44 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         async with session.source.open_cell(self.policy, run=session.ensure_run(), home=session.home) as cell:
             started = Event(kind=Kind.SAMPLE_STARTED, data=self.who.data(), cell_id=cell.id, actor=Actor.HARNESS)
             session.record(started)
-            yield cell
+            await self._stop_if_breached(await self._probe(cell, "start"), cell)
+            try:
+                yield cell
+            finally:
+                with anyio.CancelScope(shield=True):
+                    last = await self._probe(cell, "end")
+            await self._stop_if_breached(last, cell)
 
     async def close(self, *, outcome: str) -> None:
-        """Destroy the cell and record how its sample ended. Can't be cancelled; a second call does nothing."""
+        """Probe the cell once more, destroy it, and record how its sample ended. Can't be cancelled; a second call does nothing.
+
+        Raises `ContainmentBreach` when a probe found a way out now (not for an interrupted sample of an evaluation that is being ended), or
+        the destruction something left.
+        """
         if self._closed:
             return
         self._closed = True
         with anyio.CancelScope(shield=True):
             try:
-                await self._stack.aclose()
-            except BelljarError as error:
-                self._session.breaches.append(error)
-                raise
+                self.containment.end = report = await self._probe(self.cell, "end")
+                tell_transcript("end", report)
             finally:
-                finished = Event(
-                    kind=Kind.SAMPLE_FINISHED,
-                    data={**self.who.data(), "outcome": outcome},
-                    cell_id=self.cell.id,
-                    actor=Actor.HARNESS,
-                )
-                self._session.record(finished)
+                await self._end(outcome)
+        await self._stop_if_breached(self.containment.end, self.cell, cancelled=outcome == "interrupted")
+
+    async def _end(self, outcome: str) -> None:
+        try:
+            await self._stack.aclose()
+            self.containment.clean = True
+        except BelljarError as error:
+            self.containment.clean = False
+            self._session.breaches.append(error)
+            raise
+        finally:
+            data = {**self.who.data(), "outcome": outcome, "containment": self.containment.data()}
+            finished = Event(kind=Kind.SAMPLE_FINISHED, data=data, cell_id=self.cell.id, actor=Actor.HARNESS)
+            self._session.record(finished)
+            bind(self.containment, self.who)
 
     async def _forget(self) -> None:
         self._session.live.pop(self.cell.id, None)

@@ -7,22 +7,31 @@ directory of its own and the last `task_cleanup` closes it, so that there is evi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from belljar.errors import BelljarError
+import anyio
+
+from belljar.errors import BelljarError, ContainmentBreach
 from belljar.events import Actor, Event
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from belljar.cell import Cell
     from belljar.harness.provider import BelljarSandboxEnvironment
+    from belljar.harness.warm import WarmCells
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
+    from belljar.probe.model import ProbeReport
+
+_STOP_PATIENCE_S: Final = 10.0
 
 
 class CellSource(Protocol):
@@ -37,9 +46,12 @@ class CellSource(Protocol):
         """Plan and make the template."""
 
     def open_cell(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None
+        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AbstractAsyncContextManager[Cell]:
-        """A fresh cell; leaving the block destroys it."""
+        """A fresh cell; leaving the block destroys it. `ahead`: no sample needs it yet, for the record."""
+
+    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
+        """The quick set of probes in a running cell, recorded."""
 
 
 class RealCells:
@@ -56,45 +68,63 @@ class RealCells:
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
-        """Plan on this host and make the template."""
+        """Plan on this host and make the template. Which tiers were passed over is told."""
         from belljar.cell import prepare
+        from belljar.harness.lifecycle import say
 
-        await prepare(policy, recorder=run.recorder, home=home)
+        parts = await prepare(policy, recorder=run.recorder, home=home)
+        for sentence in parts.plan.passed_over:
+            say(f"belljar: {sentence}")
 
     def open_cell(
-        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None
+        self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None, ahead: bool = False
     ) -> AbstractAsyncContextManager[Cell]:
         """A clone of the template."""
         from belljar.cell import open_cell
 
-        return open_cell(policy, run=run, home=home, actor=Actor.HARNESS)
+        return open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead)
+
+    async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
+        """As the workload, with the host's witnesses."""
+        from belljar.probe.run import probe_cell
+
+        return await probe_cell(cell, recorder=run.recorder, phase=phase)
 
 
 @dataclass
 class Session:
-    """One evaluation. Mutable, owned by one event loop.
+    """One evaluation. Mutable, owned by one event loop; `breached` may be called from the thread of cells made ahead too.
 
     Attributes:
         run: the run directory; None until the first use.
         forced_policy: the operator's policy (`belljar run --policy`); it beats every other.
+        forced_tier: the operator's tier (`belljar run --tier`), "" for the policy's.
         home: the store, None for the default.
         own: holds the run directory open when the provider opened it.
         users: `task_init` calls without their `task_cleanup`.
-        live: the cells that stand, by id.
+        live: the cells of samples that stand, by id.
+        warm: cells made ahead, if the operator wants them.
         refusal: the first error of ours that ended a task before it began.
-        breaches: errors of destruction; any of them voids the run.
+        breaches: errors of destruction and of probes; any of them voids the run.
+        stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by the monotonic clock.
+        stop: how to end the evaluation at once, if its owner gave a way.
         told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look at.
     """
 
     run: RunDirectory | None = None
     forced_policy: str = ""
+    forced_tier: str = ""
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None
     users: int = 0
     live: dict[str, BelljarSandboxEnvironment] = field(default_factory=dict)
+    warm: WarmCells | None = None
     refusal: BelljarError | None = None
     breaches: list[BelljarError] = field(default_factory=list)
+    stopped: BelljarError | None = None
+    stopped_at_s: float = 0.0
+    stop: Callable[[], None] | None = None
     told_to_end: list[int] = field(default_factory=list)
 
     def ensure_run(self) -> RunDirectory:
@@ -108,6 +138,19 @@ class Session:
             self.run = self.own.enter_context(self.source.start_run("inspect", sys.argv, home=self.home))
         return self.run
 
+    def cell_of_sample(
+        self, config: BaseModel | str | None, loaded: LoadedPolicy, policy: LoadedPolicy
+    ) -> AbstractAsyncContextManager[Cell]:
+        """A cell for one sample; leaving the block destroys it.
+
+        Args:
+            config: the sandbox's, as Inspect hands it over; with `loaded`, what it means.
+            policy: the same with the sample's own values put in. Only a sample without such values can take a cell that was made ahead.
+        """
+        if self.warm is None or policy is not loaded:
+            return self.source.open_cell(policy, run=self.ensure_run(), home=self.home)
+        return self.warm.cell(config, policy)
+
     def close_own_run(self, outcome: str) -> None:
         """Close the run directory if `ensure_run` opened it."""
         if self.own is None or self.run is None:
@@ -115,6 +158,31 @@ class Session:
         self.run.finish(outcome, exit_code=None)
         own, self.own, self.run = self.own, None, None
         own.close()
+
+    def breached(self, error: BelljarError) -> None:
+        """A probe found a way out: from now on no cell of this session takes work, and the evaluation is ended, if its owner gave a way."""
+        self.breaches.append(error)
+        if self.stopped is None:
+            self.stopped_at_s, self.stopped = time.monotonic(), error
+            if self.stop is not None:
+                self.stop()
+
+    async def check_running(self) -> None:
+        """Raises the breach that stopped this session, if one has; first lets the evaluation's end arrive."""
+        if self.stopped is not None:
+            await self.await_end()
+            raise ContainmentBreach(
+                f"the run is stopped: {self.stopped.what}", where=self.stopped.where, mend=self.stopped.mend
+            )
+
+    async def await_end(self) -> None:
+        """After a breach: be cancelled here, if the evaluation is being ended; returns at once if it is not, or should have been long ago.
+
+        The way from the interrupt to the cancellation is not immediate (Inspect's control server takes the signal, closes, and only then
+        passes it on), and Inspect leaves its log unfinished when a sample fails in between.
+        """
+        if self.stop is not None:
+            await anyio.sleep(max(0.0, self.stopped_at_s + _STOP_PATIENCE_S - time.monotonic()))
 
     def record(self, event: Event) -> None:
         """Record an event of the harness."""

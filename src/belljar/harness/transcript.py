@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_samples
 
+from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Action
 from belljar.report.reconcile import Call
-from belljar.report.samples import Transcript, Verdict
+from belljar.report.samples import Transcript
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _error(message: str) -> str:
 
 def _lowered(words: Iterable[str]) -> Verdict:
     found = [Verdict(word) for word in words if word in set(Verdict)]
-    return max(found, key=list(Verdict).index, default=Verdict.CONTAINED)
+    return worst([*found, Verdict.CONTAINED])
 
 
 def _all_events(sample: EvalSample) -> Iterator[Event]:

@@ -1,23 +1,44 @@
 """What this machine can do: facts, read and never changed.
 
-Lives here: where Belljar keeps its store, which tools of which version are installed, whether KVM really boots a guest, user
-namespaces, cgroups, memory, disk. What is slow to find out (tool versions, the proof of KVM) is remembered in the store's `facts/`.
+Lives here: where Belljar keeps its store, which tools of which version are installed, whether KVM really boots a guest and an OCI runtime runs a
+container, user namespaces and subordinate ids, cgroups, memory, disk. What is slow to find out (tool versions, the proofs) is remembered in the store's `facts/`.
 Must not: install, create or decide anything (`belljar setup` lives in `cli`, decisions in `plan`).
 """
 
 from belljar.host.facts import gather_facts
 from belljar.host.home import belljar_home
 from belljar.host.kvm import KvmProof, ProveKvm
-from belljar.host.model import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, ToolFact, UsernsFact
+from belljar.host.model import (
+    CgroupFact,
+    CgroupVersion,
+    CoreFact,
+    CoreState,
+    HostFacts,
+    IdsFact,
+    KvmFact,
+    KvmState,
+    RuntimeFact,
+    RuntimeState,
+    ToolFact,
+    UsernsFact,
+)
+from belljar.host.runtimes import ProveRuntime, RuntimeTrial
 
 __all__ = [
     "CgroupFact",
     "CgroupVersion",
+    "CoreFact",
+    "CoreState",
     "HostFacts",
+    "IdsFact",
     "KvmFact",
     "KvmProof",
     "KvmState",
     "ProveKvm",
+    "ProveRuntime",
+    "RuntimeFact",
+    "RuntimeState",
+    "RuntimeTrial",
     "ToolFact",
     "UsernsFact",
     "belljar_home",

@@ -4,7 +4,10 @@ a group and removes it, to be sure.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ from belljar.host.model import CgroupFact, CgroupVersion
 CONTROLLERS: Final = ("cpu", "memory", "pids")
 _LIMIT_FILE_V1: Final = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
 _UNLIMITED_BYTES: Final = 1 << 60
+_TRIAL: Final = re.compile(r"facts-(\d{1,10})-(\d{1,20})-[0-9a-f]{8}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,8 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
     """Which controllers can hold a cell, and where."""
     if found.v1:
         version = CgroupVersion.HYBRID if found.v2 is not None else CgroupVersion.V1
-        parents = {name: str(parent) for name, parent in found.v1.items() if _usable_v1(parent, name, is_root=is_root)}
+        places = found.v1 if is_root else _own_v1(found)
+        parents = {name: str(parent) for name, parent in places.items() if _usable_v1(parent, name, is_root=is_root)}
         return _fact(version, parents, is_root=is_root)
     if found.v2 is None:
         return CgroupFact(version=CgroupVersion.NONE, reason="no control groups are mounted")
@@ -88,6 +93,16 @@ def _fact(version: CgroupVersion, parents: Mapping[str, str], *, is_root: bool) 
     )
 
 
+def _own_v1(found: Hierarchies) -> dict[str, Path]:
+    """A user's cells go below the groups his own process is in, where an administrator made him their owner. (Version 1 lets a group have both.)"""
+    own = {name: found.own.get(name, "") for name in found.v1}
+    return {
+        name: parent / own[name].lstrip("/")
+        for name, parent in found.v1.items()
+        if own[name].strip("/") and ".." not in own[name].split("/")
+    }
+
+
 def _usable_v1(parent: Path, name: str, *, is_root: bool) -> bool:
     return _can_make(parent, is_root=is_root, limit_file=_LIMIT_FILE_V1[name])
 
@@ -98,7 +113,8 @@ def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") 
         return False
     if not is_root:
         return os.access(parent / "cgroup.procs", os.W_OK)
-    trial = parent / f"facts-{os.getpid()}"
+    sweep_trials(parent)
+    trial = parent / f"facts-{os.getpid()}-{_start_ticks(os.getpid())}-{secrets.token_hex(4)}"
     try:
         trial.mkdir()
     except OSError:
@@ -107,6 +123,23 @@ def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") 
         return os.access(trial / limit_file, os.W_OK)
     finally:
         trial.rmdir()
+
+
+def sweep_trials(parent: Path) -> None:
+    """Remove the trial groups that processes left which died meanwhile."""
+    for path in parent.glob("facts-*"):
+        match = _TRIAL.fullmatch(path.name)
+        if match and _start_ticks(int(match[1])) != int(match[2]):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When the process started, as the kernel counts; None when it is gone. Its number alone could be another's by now."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError:
+        return None
 
 
 def _delegated(found: Hierarchies) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
+import resource
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -12,11 +12,18 @@ from typing import Final
 from belljar.host import cgroups
 from belljar.host.home import belljar_home
 from belljar.host.kvm import ProveKvm, kvm_fact, proof_key
-from belljar.host.model import HostFacts, UsernsFact
-from belljar.host.tools import SEARCH_PATH, tool_facts, tools_for
+from belljar.host.model import CoreFact, CoreState, HostFacts, UsernsFact
+from belljar.host.runtimes import ProveRuntime, runtime_facts
+from belljar.host.subids import ids_fact
+from belljar.host.tools import own_program, tool_facts, tools_for
 
 _MIB: Final = 1 << 20
 _TRIAL_TIMEOUT_S: Final = 5.0
+_USUAL_NAMESPACES: Final = 15_000
+_UNKNOWN_MEND: Final = (
+    "run it where that is allowed (in a container: with a seccomp profile that lets it make namespaces), or as root"
+)
+_USUAL_OPEN_FILES: Final = 1 << 20
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
 
@@ -24,14 +31,18 @@ def gather_facts(
     home: Path | None = None,
     *,
     prove_kvm: ProveKvm | None = None,
+    prove_runtime: ProveRuntime | None = None,
     prove_again: bool = False,
+    doubt: bool = False,
     proc: Path = Path("/proc"),
 ) -> HostFacts:
-    """What this machine can do, now. Blocks for tens of milliseconds; seconds when a tool's version isn't known yet or `prove_kvm` boots a guest.
+    """What this machine can do, now. Blocks for tens of milliseconds; seconds when a tool's version isn't known yet or something is proven.
 
     Args:
         home: the store, default `belljar_home()`; it need not exist.
         prove_kvm: boots a guest under KVM; called only when that is unknown, or with `prove_again`.
+        prove_runtime: runs a container with an OCI runtime; called likewise, and when the last failure is a while ago.
+        doubt: a runtime that failed is tried again, however short ago that was.
         proc: where /proc is, for tests.
     """
     home = home or belljar_home()
@@ -43,6 +54,7 @@ def gather_facts(
     found = cgroups.parse_hierarchies(_text(proc / "self/mounts"), _text(proc / "self/cgroup"))
     distro_id, distro_version = parse_os_release(_text(Path("/etc/os-release")))
     total_mib, available_mib = _memory_mib(proc, found)
+    group = cgroups.cgroup_fact(found, is_root=is_root)
     return HostFacts(
         arch=arch,
         distro_id=distro_id,
@@ -58,8 +70,20 @@ def gather_facts(
         home=str(home),
         kvm=kvm_fact(home / "facts" / "kvm.json", key, prove_kvm if vmm.ok else None, again=prove_again),
         userns=_userns(proc, is_root=is_root),
-        cgroup=cgroups.cgroup_fact(found, is_root=is_root),
+        cgroup=group,
         tools=tools,
+        runtimes=runtime_facts(
+            home / "facts" / "runtimes.json",
+            environ=os.environ,
+            kernel_release=kernel_release,
+            groups=group.version,
+            prove=prove_runtime,
+            again=prove_again,
+            doubt=doubt,
+        ),
+        ids=ids_fact(is_root=is_root),
+        open_files_max=_open_files_max(proc),
+        cores=_cores(proc),
     )
 
 
@@ -103,6 +127,25 @@ def _memory_mib(proc: Path, found: cgroups.Hierarchies) -> tuple[int, int]:
     return bounds[0] // _MIB, bounds[1] // _MIB
 
 
+def _open_files_max(proc: Path) -> int:
+    """Root may be given more than it has, up to the kernel's bound; but only with a capability that its container may lack, so what it has counts."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    bound = _text(proc / "sys/fs/nr_open").strip()
+    return hard if hard != resource.RLIM_INFINITY else int(bound) if bound.isdigit() else _USUAL_OPEN_FILES
+
+
+def _cores(proc: Path) -> CoreFact:
+    """One that can't be read may name a program: it counts as if it did."""
+    can_limit = resource.getrlimit(resource.RLIMIT_CORE)[1] != 0
+    try:
+        pattern = (proc / "sys/kernel/core_pattern").read_text(errors="replace").strip()
+    except OSError as exc:
+        unknown = f"for all that is known: core_pattern can't be read: {exc.strerror}"
+        return CoreFact(state=CoreState.PROGRAM, pattern=unknown, can_limit=can_limit)
+    state = {"|": CoreState.PROGRAM, "@": CoreState.SERVER}.get(pattern[:1], CoreState.FILE)
+    return CoreFact(state=state, pattern=pattern, can_limit=can_limit)
+
+
 def _disk_free_mib(home: Path) -> int:
     place = next((path for path in (home, *home.parents) if path.exists()), Path("/"))
     status = os.statvfs(place)
@@ -112,33 +155,46 @@ def _disk_free_mib(home: Path) -> int:
 def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
     most = _text(proc / "sys/user/max_user_namespaces").strip()
     most_count = int(most) if most.isdigit() else -1
-    failure = "" if most_count != 0 else "user.max_user_namespaces is 0; an administrator can raise it with sysctl"
-    failure = failure or _userns_trial()
-    if failure and not is_root:
-        failure = _switched_off(proc) or failure
-    return UsernsFact(available=not failure, reason=failure, max_user_namespaces=most_count)
+    if most_count == 0:
+        mend = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
+        return UsernsFact(available=False, reason="user.max_user_namespaces is 0", mend=mend, max_user_namespaces=0)
+    if not (failure := _userns_trial()):
+        return UsernsFact(available=True, max_user_namespaces=most_count)
+    reason, mend = (None if is_root else _switched_off(proc)) or (failure, _UNKNOWN_MEND)
+    return UsernsFact(available=False, reason=reason, mend=mend, max_user_namespaces=most_count)
 
 
-def _switched_off(proc: Path) -> str:
+def _switched_off(proc: Path) -> tuple[str, str] | None:
+    """The switch that forbids it to ordinary users, and how to put it."""
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default): an administrator can allow it for Belljar with an AppArmor profile, or set it to 0"
+        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_mend(str(own_program("jail")))
     if _text(proc / "sys/kernel/unprivileged_userns_clone").strip() == "0":
-        return "kernel.unprivileged_userns_clone is 0; an administrator can set it to 1 with sysctl"
-    return ""
+        return "kernel.unprivileged_userns_clone is 0", "as root: sysctl -w kernel.unprivileged_userns_clone=1"
+    return None
+
+
+def _apparmor_mend(launcher: str) -> str:
+    profile = f'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
+    file = "/etc/apparmor.d/belljar-jail"
+    return (
+        f"as root, to allow it to the launcher alone: echo '{profile}' >{file} && apparmor_parser -r {file}; "
+        f"or to every program: sysctl -w {APPARMOR_SWITCH}=0"
+    )
 
 
 def _userns_trial() -> str:
-    """Why a user namespace with root's rights inside can't be made, "" when it can. Tried: seccomp and security modules have the last word."""
+    """Why the launcher can't make a jail's namespaces, "" when it can. Tried: seccomp and security modules have the last word, and may have one for each program."""
+    launcher = own_program("jail")
     try:
         done = subprocess.run(
-            [shutil.which("unshare", path=SEARCH_PATH) or "unshare", "--user", "--map-root-user", "true"],
+            [str(launcher), "--try-namespaces"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_TRIAL_TIMEOUT_S,
             check=False,
-            env={"PATH": SEARCH_PATH, "LC_ALL": "C"},
+            env={},
         )
     except (OSError, subprocess.SubprocessError) as exc:
         return f"could not be tried: {exc}"
     said = done.stderr.decode("utf-8", "replace").strip()[:200]
-    return "" if done.returncode == 0 else f"making a user namespace failed: {said or done.returncode}"
+    return "" if done.returncode == 0 else f"making one was tried: {said or done.returncode}"

@@ -18,6 +18,15 @@ class KvmState(StrEnum):
     ABSENT = "absent"
 
 
+class RuntimeState(StrEnum):
+    """What is known of an OCI runtime. `UNUSABLE`: missing, too old, or known not to work; `REFUTED`: it ran no container here."""
+
+    PROVEN = "proven"
+    REFUTED = "refuted"
+    UNPROVEN = "unproven"
+    UNUSABLE = "unusable"
+
+
 class CgroupVersion(StrEnum):
     """How control groups are mounted. `HYBRID`: version 1 has the controllers, version 2 is mounted without them."""
 
@@ -38,10 +47,11 @@ class KvmFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsernsFact:
-    """Whether this user may make user namespaces with the rights of root inside. `max_user_namespaces` -1: not known."""
+    """Whether this user may make user namespaces with the rights of root inside; else why not, and what to do. `max_user_namespaces` -1: not known."""
 
     available: bool
     reason: str = ""
+    mend: str = ""
     max_user_namespaces: int = -1
 
 
@@ -66,7 +76,9 @@ class CgroupFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFact:
-    """A tool: `ok` when it is there and at least `needed_min`. `needed`: a cell can't run without it; else it serves what `use` says."""
+    """A tool: `ok` when it is there and at least `needed_min`. `needed`: a cell of `tier` can't run without it ("oci": of both tiers that are no virtual
+    machine); else it serves what `use` says.
+    """
 
     name: str
     use: str
@@ -76,11 +88,62 @@ class ToolFact:
     needed_min: str = ""
     ok: bool = False
     mend: str = ""
+    tier: str = "microvm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeFact:
+    """The OCI runtime of a tier. `kind` is whose command line it has (runc's or runsc's); `reason` and `mend` are there unless it is proven."""
+
+    tier: str
+    name: str
+    kind: str
+    path: str = ""
+    version: str = ""
+    needed_min: str = ""
+    state: RuntimeState = RuntimeState.UNUSABLE
+    reason: str = ""
+    mend: str = ""
+    proved_for: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdsFact:
+    """Whether containers of this user can have 65,536 ids that aren't his. The starts are 0 for root, who gives each cell a range of its own."""
+
+    available: bool
+    reason: str = ""
+    mend: str = ""
+    uid_start: int = 0
+    gid_start: int = 0
+
+
+class CoreState(StrEnum):
+    """Where a core dump goes on this host: into a file, which the limit of core dumps forbids; to a program that the kernel starts as root, outside all namespaces, which
+    a limit of exactly 1 forbids; or to a server's socket, at which the kernel asks for no limit."""
+
+    FILE = "file"
+    PROGRAM = "program"
+    SERVER = "server"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreFact:
+    """The host's `core_pattern`, and whether this process's hard limit of core dumps lets it give a cell one of 1."""
+
+    state: CoreState = CoreState.FILE
+    pattern: str = "core"
+    can_limit: bool = True
+
+
+_NO_IDS = IdsFact(available=False, reason="it was not looked for", mend="run `belljar doctor`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What this machine can do. `memory_total_mib` is what this process may use at most: the machine's memory or its own control group's limit."""
+    """What this machine can do. `memory_total_mib` is what this process may use at most: the machine's memory or its own control group's limit.
+    `open_files_max` is the most open files a process of this user may have.
+    """
 
     arch: str
     distro_id: str
@@ -98,6 +161,14 @@ class HostFacts:
     userns: UsernsFact
     cgroup: CgroupFact
     tools: tuple[ToolFact, ...]
+    runtimes: tuple[RuntimeFact, ...] = ()
+    ids: IdsFact = _NO_IDS
+    open_files_max: int = 1024
+    cores: CoreFact = CoreFact()
+
+    def runtime(self, tier: str) -> RuntimeFact | None:
+        """The OCI runtime of the tier."""
+        return next((runtime for runtime in self.runtimes if runtime.tier == tier), None)
 
     def tool(self, name: str) -> ToolFact | None:
         """The fact about the tool of that name."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -29,6 +32,7 @@ class Tool:
     use: str
     needed: bool = False
     needed_min: str = ""
+    tier: str = "microvm"
     version_argv: tuple[str, ...] = ("--version",)
 
 
@@ -42,8 +46,14 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
         Tool(name="mksquashfs", package="squashfs-tools", use="packing images", version_argv=("-version",)),
         Tool(name="skopeo", package="skopeo", use="importing images"),
         Tool(name="umoci", package="umoci", use="importing images"),
-        Tool(name="runc", package="runc", use="the container tier, to come"),
-        Tool(name="runsc", package="runsc", use="the gVisor tier, to come"),
+        Tool(
+            name="unsquashfs",
+            package="squashfs-tools",
+            use="unpacking images for containers and gVisor",
+            needed=True,
+            tier="oci",
+            version_argv=("-version",),
+        ),
         Tool(name="nft", package="nftables", use="simulated networks, to come"),
     )
 
@@ -75,7 +85,7 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
     path = shutil.which(tool.name, path=f"{os.environ.get('PATH', '')}:{search_path}")
     version = ""
     if path is not None:
-        key = _identity(path)
+        key = file_identity(path)
         version = known.get(key) or _ask(path, tool.version_argv)
         if version:
             found[key] = version
@@ -89,6 +99,7 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
         needed_min=tool.needed_min,
         ok=ok,
         mend="" if ok else _mend(tool),
+        tier=tool.tier,
     )
 
 
@@ -97,12 +108,33 @@ def _mend(tool: Tool) -> str:
     return f"run `belljar setup`, or install {tool.package}{enough}"
 
 
-def _identity(path: str) -> str:
+def file_identity(path: str) -> str:
+    """What a remembered fact about a program holds for: path, size and time."""
     status = Path(path).stat()
     return f"{path}:{status.st_size}:{status.st_mtime_ns}"
 
 
+def own_programs(*names: str) -> str:
+    """What a remembered fact holds for besides: the contents of these programs of the package, as it is installed now."""
+    digest = hashlib.sha256()
+    for name in names:
+        with contextlib.suppress(OSError):
+            digest.update(hashlib.sha256(own_program(name).read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def own_program(name: str) -> Path:
+    """Where a program of the package for this machine is; it may be missing."""
+    return Path(__file__).parents[1] / "_bin" / f"{name}-{platform.machine()}"
+
+
 def _ask(path: str, version_argv: tuple[str, ...]) -> str:
+    match = _VERSION.search(ask_text(path, version_argv))
+    return match[0] if match else ""
+
+
+def ask_text(path: str, version_argv: tuple[str, ...]) -> str:
+    """The beginning of what a program says when asked for its version, "" when it can't be run."""
     try:
         done = subprocess.run(
             [path, *version_argv],
@@ -114,8 +146,7 @@ def _ask(path: str, version_argv: tuple[str, ...]) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    match = _VERSION.search((done.stdout + done.stderr)[:_MAX_OUTPUT_CHARS].decode("utf-8", "replace"))
-    return match[0] if match else ""
+    return (done.stdout + done.stderr)[:_MAX_OUTPUT_CHARS].decode("utf-8", "replace")
 
 
 def _read_cache(cache_file: Path | None) -> dict[str, str]:

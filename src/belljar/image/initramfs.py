@@ -1,4 +1,7 @@
-"""The initramfs: the guest agent as `/init` and the modules it loads first, as a cpio archive. Pure: bytes in, bytes out, the same bytes for the same input."""
+"""The initramfs: the guest agent as `/init`, its probe program and the modules it loads first, as a cpio archive.
+
+Pure: bytes in, bytes out, the same bytes for the same input.
+"""
 
 from __future__ import annotations
 
@@ -30,36 +33,40 @@ _S_IFDIR, _S_IFREG, _S_IFCHR = 0o040000, 0o100000, 0o020000
 _MAX_MODULES: Final = 100
 
 
-def build(agent: bytes, modules: Sequence[tuple[str, bytes]]) -> bytes:
-    """The gzipped archive: `/init` is the agent, `/m/NN-name.ko` the modules in the order given, which is the order of loading.
+def build(agent: bytes, modules: Sequence[tuple[str, bytes]], *, probe: bytes | None = None) -> bytes:
+    """The gzipped archive: `/init` is the agent, `/p` the probe program, `/m/NN-name.ko` the modules in the order given, which is the order of loading.
 
     Args:
         agent: the static agent program of the guest's architecture.
         modules: (name, contents) of each module, uncompressed ELF; the name without `.ko`.
+        probe: the static probe program, which the agent opens before anything of the image is there; None: the guest has none.
 
     Raises:
         ValueError: a name that can't be a module's, a compressed or otherwise not ELF program or module, more than 100 modules.
     """
-    _check(agent, modules)
-    return gzip.compress(b"".join(_archive(agent, modules)), compresslevel=6, mtime=0)
+    programs = [("init", agent), *([("p", probe)] if probe is not None else [])]
+    _check(programs, modules)
+    return gzip.compress(b"".join(_archive(programs, modules)), compresslevel=6, mtime=0)
 
 
-def _check(agent: bytes, modules: Sequence[tuple[str, bytes]]) -> None:
+def _check(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]) -> None:
     if len(modules) > _MAX_MODULES:
         raise ValueError(f"{len(modules)} modules; the guest takes at most {_MAX_MODULES}")
-    for name, contents in [("init", agent), *modules]:
+    for name, contents in [*programs, *modules]:
         if _MODULE_NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r} is not a module's name; letters, digits, _ and - only, without .ko")
         if not contents.startswith(b"\x7fELF"):
             raise ValueError(f"{name} is not an ELF file; decompress it first if its name ends in .xz")
 
 
-def _archive(agent: bytes, modules: Sequence[tuple[str, bytes]]) -> Iterator[bytes]:
+def _archive(programs: Sequence[tuple[str, bytes]], modules: Sequence[tuple[str, bytes]]) -> Iterator[bytes]:
     inode = iter(range(1, 1_000_000))
     for directory in _DIRECTORIES:
         yield _entry(next(inode), directory, _S_IFDIR | 0o755)
     yield _entry(next(inode), "dev/console", _S_IFCHR | 0o600, device=(5, 1))
-    yield _entry(next(inode), "init", _S_IFREG | 0o755, agent)
+    for name, contents in programs:
+        # Nobody traces a program that he may not read: the probe program is the machine's root's, whom nobody in the container is.
+        yield _entry(next(inode), name, _S_IFREG | (0o711 if name == "p" else 0o755), contents)
     for number, (name, contents) in enumerate(modules):
         yield _entry(next(inode), f"m/{number:02d}-{name}.ko", _S_IFREG | 0o644, contents)
     yield _entry(0, "TRAILER!!!", 0)

@@ -20,7 +20,7 @@ from typing import Any, Final
 from belljar.errors import HostError
 from belljar.image.apt import AptSource, PrivateApt
 from belljar.image.modules import load_order, module_name
-from belljar.image.scratch import locked, make_store_dir, need_space, scratch_dir
+from belljar.image.scratch import MAKING, locked, make_store_dir, need_space, owned_name, remove_tree, scratch_dir
 from belljar.image.store import file_sha256
 from belljar.image.tools import run_tool, tool
 
@@ -102,11 +102,27 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
         return _store(home, scratch, package, modules)
 
 
-def adopt_tree(home: Path, tree: Path, package: Mapping[str, str], modules: Sequence[str]) -> Kernel:
-    """Make an unpacked kernel package the current kernel (the second half of `fetch_kernel`). Raises `HostError`."""
-    with scratch_dir(home) as scratch:
-        (scratch / "tree").symlink_to(tree.resolve())
-        return _store(home, scratch, package, modules)
+def remove_kernel(home: Path, digest: str) -> None:
+    """Remove a kernel, in turn with those who fetch one; not the current one, nor any when it can't be told which that is.
+
+    Raises `FileNotFoundError` when it isn't there.
+    """
+    with locked(home, "kernels"):
+        if current_digest(home) in {None, digest}:
+            return
+        directory = home / "kernels" / digest
+        retired = directory.with_name(owned_name(MAKING, f"retired-{digest[:12]}"))
+        directory.rename(retired)
+        remove_tree(retired)
+
+
+def current_digest(home: Path) -> str | None:
+    """Which kernel is the current one; None when nothing says it."""
+    try:
+        said = (home / "kernel-current").read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return said if _DIGEST.fullmatch(said) else None
 
 
 def _resolve(apt: PrivateApt, meta_package: str) -> dict[str, str]:

@@ -20,7 +20,9 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.units import format_size
 
-_NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_]+", re.ASCII)
+_NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
+MAKING: Final = ".making-"
+"""What a part of the store is called while it is made: this, and whose it is."""
 
 
 @contextmanager
@@ -41,7 +43,7 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
     """A private directory under `parent` whose name says who owns it; sweeps `parent` for those of owners that died first."""
     sweep(parent, prefix=prefix)
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-{start_time(os.getpid())}-", dir=parent))
+        path = Path(tempfile.mkdtemp(prefix=owned_name(prefix), dir=parent))
     except OSError as error:
         raise _unwritable(parent, error) from error
     try:
@@ -50,13 +52,29 @@ def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
         remove_tree(path)
 
 
+def owned_name(prefix: str = "", what: str = "") -> str:
+    """A name that says that this process owns what bears it, for `sweep`; `what` makes it unlike any other."""
+    return f"{prefix}{os.getpid()}-{start_time(os.getpid())}-{what}"
+
+
+def is_owned(name: str, *, prefix: str = "") -> bool:
+    """Whether what bears the name belongs to a process that lives."""
+    rest = name.removeprefix(prefix)
+    return _NAME.fullmatch(rest) is not None and not _is_orphan(rest)
+
+
 def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
     """Remove this user's scratch directories under `parent` whose owner is gone; the removed paths."""
-    candidates = [path for path in parent.glob(f"{prefix}*") if _is_orphan(path.name.removeprefix(prefix))]
-    removed = [path for path in candidates if path.lstat().st_uid == os.geteuid()]
+    removed = orphans(parent, prefix=prefix)
     for path in removed:
         remove_tree(path)
     return removed
+
+
+def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
+    """This user's scratch directories under `parent` whose owner is gone."""
+    candidates = [path for path in parent.glob(f"{prefix}*") if _is_orphan(path.name.removeprefix(prefix))]
+    return [path for path in candidates if path.lstat().st_uid == os.geteuid()]
 
 
 def start_time(pid: int) -> int | None:

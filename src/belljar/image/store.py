@@ -83,7 +83,7 @@ class Store:
     def list(self) -> tuple[Image, ...]:
         """Every image, named ones first, each group in order of its first name or digest."""
         names = self._names()
-        found = [self._read(digest, names) for digest in self._digests()]
+        found = [image for digest in self._digests() if (image := self._listed(digest, names)) is not None]
         return tuple(sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest)))
 
     def add(self, rootfs: Path, config: ImageConfig, *, name: str, source: str, created: str) -> Image:
@@ -113,13 +113,15 @@ class Store:
             self._write_names({**self._names(), name: digest})
             return self._read(digest, self._names())
 
-    def remove(self, ref: str) -> Image:
+    def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
         """Remove a name, and with its last name (or when `ref` is a digest) the image. What runs on it goes on running.
 
-        Returns the image as it was. Raises `HostError` when there is none.
+        `only_unnamed`: nothing, when it has a name. Returns the image as it was. Raises `HostError` when there is none.
         """
         with locked(self.home, "images"):
             image, names = self.find(ref), self._names()
+            if only_unnamed and image.names:
+                return image
             dropped = {ref} if ref in names else set(image.names)
             self._write_names({name: digest for name, digest in names.items() if name not in dropped})
             if set(image.names) <= dropped:
@@ -193,6 +195,15 @@ class Store:
                 mend="give more digits; `belljar image ls` lists them",
             )
         return found[0] if found else None
+
+    def _listed(self, digest: str, names: Mapping[str, str]) -> Image | None:
+        """None when it was removed since its directory was read."""
+        try:
+            return self._read(digest, names)
+        except HostError:
+            if (self._images / digest).exists():
+                raise
+            return None
 
     def _read(self, digest: str, names: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"

@@ -8,18 +8,19 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
-from belljar.host.cgroups import cgroup_fact, parse_hierarchies
+from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies, sweep_trials
 from belljar.host.model import CgroupVersion
 from belljar.plan.jail import JailLimits
 
 _CPU_PERIOD_US: Final = 100_000
 _REMOVE_PATIENCE_S: Final = 0.5
+_SOCKETS_SHARE: Final = 8
 _Settings = list[tuple[str, str]]
 
 
@@ -54,22 +55,50 @@ def plan_groups(
     return CellGroups(paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified)
 
 
+def sweep_groups() -> None:
+    """Remove the groups that crashed owners tried this host's control groups with."""
+    found = _hierarchies()
+    for parent in {*found.v1.values(), *([] if found.v2 is None else [found.v2])}:
+        sweep_trials(parent)
+
+
+def _hierarchies() -> Hierarchies:
+    return parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+
+
 def _host_parents() -> tuple[Mapping[str, Path], bool]:
-    found = parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    found = _hierarchies()
     fact = cgroup_fact(found, is_root=os.geteuid() == 0)
     return {name: Path(parent) for name, parent in fact.parents.items()}, fact.version is CgroupVersion.V2
 
 
 def make_groups(groups: CellGroups, limits: JailLimits) -> None:
     """Make the groups and set their limits. Raises `HostError`; what was made by then is the caller's to remove (the journal names it)."""
-    try:
+    with _told():
         if groups.unified:
             _enable_controllers(groups)
         for directory in groups.directories:
             directory.mkdir()
-        for controller, directory in groups.paths.items():
-            for name, value in _settings(controller, limits, unified=groups.unified):
-                _set(directory / name, value)
+        for controller in groups.paths:
+            _limit(groups, controller, limits)
+
+
+def limit_cpu(groups: CellGroups, limits: JailLimits) -> None:
+    """Set the processor's quota alone, of groups that were made without. Raises `HostError`."""
+    with _told():
+        if "cpu" in groups.paths:
+            _limit(groups, "cpu", limits)
+
+
+def _limit(groups: CellGroups, controller: str, limits: JailLimits) -> None:
+    for name, value in _settings(controller, limits, unified=groups.unified):
+        _set(groups.paths[controller] / name, value)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
     except OSError as exc:
         raise HostError(
             f"a control group could not be made or limited: {exc.strerror}",
@@ -94,7 +123,9 @@ def _settings(controller: str, limits: JailLimits, *, unified: bool) -> _Setting
         case "memory", True:
             return [("memory.max", memory), ("memory.swap.max?", "0")]
         case "memory", False:
-            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes?", memory)]
+            # What sockets hold is counted in version 1 only where it has a limit, and then beside the rest.
+            sockets = ("memory.kmem.tcp.limit_in_bytes?", str(limits.memory_max_bytes // _SOCKETS_SHARE))
+            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes?", memory), sockets]
         case "pids", _:
             return [("pids.max", str(limits.processes))]
         case "cpu", True:
@@ -120,11 +151,12 @@ def _set(file: Path, value: str) -> None:
 
 
 def processes_in(directory: Path) -> tuple[int, ...]:
-    """The pids in a group and those below it; empty when it is gone."""
+    """The pids, and the threads' ids, in a group and those below it; empty when it is gone."""
     pids: list[int] = []
-    for file in (directory / "cgroup.procs", *directory.glob("**/cgroup.procs")):
-        with contextlib.suppress(OSError):
-            pids.extend(int(line) for line in file.read_text().split())
+    for below in (directory, *directory.glob("**/")):
+        for name in ("cgroup.procs", "cgroup.threads", "tasks"):
+            with contextlib.suppress(OSError):
+                pids.extend(int(line) for line in (below / name).read_text().split())
     return tuple(sorted(set(pids)))
 
 
@@ -137,6 +169,33 @@ def out_of_memory_kills(directory: Path) -> int:
                 if key == "oom_kill":
                     return int(count)
     return 0
+
+
+def refused_forks(directory: Path) -> int:
+    """How often a fork was refused in this pids group, either version; 0 when it can't be read."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (directory / "pids.events").read_text().splitlines():
+            key, _, count = line.partition(" ")
+            if key == "max":
+                return int(count)
+    return 0
+
+
+def process_counts(directory: Path) -> tuple[int, int]:
+    """How many processes and threads are in this pids group now, and were at most (0 before Linux 6.1); zeros when it can't be read."""
+    return _number(directory / "pids.current"), _number(directory / "pids.peak")
+
+
+def memory_peak_bytes(directory: Path) -> int:
+    """The most that was in use in this memory group, either version; 0 when it can't be read (version 2 before Linux 5.19)."""
+    return _number(directory / "memory.peak") or _number(directory / "memory.max_usage_in_bytes")
+
+
+def _number(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def remove_group(directory: Path) -> bool:

@@ -1,7 +1,8 @@
 """Who a jailed program is on the host.
 
-Started by root, each cell has a host uid of its own, held by a lock that the jail's supervisor inherits: it is free again only when the jail is empty, even if
-the owner was killed. Started by an ordinary user, there is no uid but that user's; the walls are then the namespaces, the read-only mounts and the filter.
+A VMM has one id, a container a range of them. Started by root, each cell has ids of its own, held by a lock that the jail's supervisor inherits: they are free again
+only when the jail is empty, even if the owner was killed. Started by an ordinary user, a VMM has that user's uid, and a container the ids subordinate to him, which all
+his containers share; the walls between them are then the namespaces, the mounts and the filters.
 """
 
 from __future__ import annotations
@@ -9,59 +10,132 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from belljar.errors import HostError
-from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, JailIdentity
+from belljar.host.subids import MAPPERS, NEEDED_IDS, ids_fact
+from belljar.host.tools import SEARCH_PATH
+from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, IdRange, JailIdentity, JailIds, cell_ids
 
 _HOMES = 1 << 16
+_HOST_LOCKS: Final = Path("/run/belljar/ids")
+_RANGES_START: Final = 0x8000_0000
+_RANGE_STEP: Final = 0x2_0000
+RANGE_SLOTS: Final = 1 << 12
+"""So many cells with a range of their own can live on one host, of all stores together."""
+WORKLOAD_IDS: Final = NEEDED_IDS
+"""A container's ids: 0 to 65535, as every image expects."""
+TREE_IDS_START: Final = 0xFFF0_0000
+"""Who owns the unpacked images of root's store: nobody, in no cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldIdentity:
-    """An identity and the descriptor of its lock (None for an ordinary user's), to hand to the supervisor."""
+    """An identity and the descriptor of its lock (None for an ordinary user's), to hand to the supervisor. `ids` is a container's map, None for one id alone."""
 
     jail: JailIdentity
     lock_fd: int | None
+    ids: JailIds | None = None
 
     @property
     def own_uid(self) -> int | None:
-        """The uid that only this cell has, or None."""
+        """The first of the `uid_count` uids that only this cell has, or None."""
         return self.jail.host_uid if self.jail.privileged else None
+
+    @property
+    def uid_count(self) -> int:
+        """How many uids it has from `own_uid` on."""
+        return 1 if self.ids is None else 1 + WORKLOAD_IDS
 
 
 @contextmanager
 def hold_identity(home: Path) -> Iterator[HeldIdentity]:
-    """An identity that no other living cell has. Raises `HostError` when all are taken."""
+    """One id that no other living cell has. Raises `HostError` when all are taken."""
     if os.geteuid() != 0:
-        yield HeldIdentity(
-            jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False), lock_fd=None
-        )
+        yield HeldIdentity(jail=_own_identity(), lock_fd=None)
         return
-    slot, fd = _take_slot(home / "locks" / "uids")
+    slot, fd = _take_slot(home / "locks" / "uids", SLOTS_PER_HOME)
     try:
-        uid = _range_of(home) + slot
-        yield HeldIdentity(jail=JailIdentity(host_uid=uid, host_gid=uid, privileged=True), lock_fd=fd)
+        yield HeldIdentity(jail=_root_identity(_range_of(home) + slot), lock_fd=fd)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def hold_uid(home: Path, uid: int | None) -> Iterator[bool]:
-    """Keep a dead cell's uid from being given to another while the block runs. False: it has been, or its own supervisor still lives."""
-    slot = -1 if uid is None else uid - _range_of(home)
-    if os.geteuid() != 0 or not 0 <= slot < SLOTS_PER_HOME:
-        yield False
+def hold_range(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
+    """A container's ids: one for what starts it, and 65,536 for the workload. Raises `HostError` when there are none (left)."""
+    if os.geteuid() != 0:
+        yield user_range()
         return
-    fd = _lock_slot(home / "locks" / "uids", slot)
+    slot, fd = _take_slot(locks, RANGE_SLOTS)
+    try:
+        stage = _RANGES_START + slot * _RANGE_STEP
+        workload = IdRange(start=stage + 1, count=WORKLOAD_IDS)
+        jail = JailIdentity(host_uid=stage, host_gid=stage, privileged=True, uids=workload, gids=workload)
+        yield HeldIdentity(jail=jail, lock_fd=fd, ids=cell_ids(jail))
+    finally:
+        os.close(fd)
+
+
+def user_range() -> HeldIdentity:
+    """An ordinary user's: himself, and what /etc/subuid and /etc/subgid give him. Raises `HostError` when they give too little."""
+    given = ids_fact(is_root=False)
+    if not given.available:
+        raise HostError(
+            f"a container needs ids of its own: {given.reason}", where="/etc/subuid and /etc/subgid", mend=given.mend
+        )
+    uids = IdRange(start=given.uid_start, count=WORKLOAD_IDS)
+    gids = IdRange(start=given.gid_start, count=WORKLOAD_IDS)
+    jail = JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False, uids=uids, gids=gids)
+    newuidmap, newgidmap = (shutil.which(name, path=SEARCH_PATH) for name in MAPPERS)
+    if newuidmap is None or newgidmap is None:
+        raise HostError(
+            f"{' or '.join(MAPPERS)} has just vanished", where=SEARCH_PATH, mend="install the package uidmap"
+        )
+    return HeldIdentity(jail=jail, lock_fd=None, ids=cell_ids(jail, Path(newuidmap), Path(newgidmap)))
+
+
+def tree_identity() -> HeldIdentity:
+    """Who unpacks images: id 0 to 65535 are the trees' owners. For an ordinary user 65536 is himself, the store's owner. Raises `HostError`, as `user_range`."""
+    if os.geteuid() == 0:
+        line = (0, TREE_IDS_START, WORKLOAD_IDS)
+        jail = JailIdentity(host_uid=TREE_IDS_START, host_gid=TREE_IDS_START, privileged=True)
+        return HeldIdentity(jail=jail, lock_fd=None, ids=JailIds(uid_map=(line,), gid_map=(line,)))
+    held = user_range()
+    uids, gids = held.jail.uids, held.jail.gids
+    if held.ids is None or uids is None or gids is None:
+        raise RuntimeError("an ordinary user's identity without a range")
+    ids = replace(
+        held.ids,
+        uid_map=((0, uids.start, uids.count), (uids.count, held.jail.host_uid, 1)),
+        gid_map=((0, gids.start, gids.count), (gids.count, held.jail.host_gid, 1)),
+    )
+    return replace(held, ids=ids)
+
+
+@contextmanager
+def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> Iterator[bool]:
+    """Keep a dead cell's uids from being given to another while the block runs. False: they have been, or its own supervisor still lives."""
+    where = None if first is None or os.geteuid() != 0 else _lock_of(home, first, locks)
+    fd = None if where is None else _lock_slot(*where)
     try:
         yield fd is not None
     finally:
         if fd is not None:
             os.close(fd)
+
+
+def _own_identity() -> JailIdentity:
+    return JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
+
+
+def _root_identity(uid: int) -> JailIdentity:
+    return JailIdentity(host_uid=uid, host_gid=uid, privileged=True)
 
 
 def _range_of(home: Path) -> int:
@@ -70,21 +144,37 @@ def _range_of(home: Path) -> int:
     return UID_RANGE_START + number * SLOTS_PER_HOME
 
 
-def _take_slot(directory: Path) -> tuple[int, int]:
-    for slot in range(SLOTS_PER_HOME):
+def _lock_of(home: Path, first: int, locks: Path) -> tuple[Path, int] | None:
+    """Directory and slot of the lock over a cell's uids."""
+    slot, past = divmod(first - _RANGES_START, _RANGE_STEP)
+    if past == 0 and 0 <= slot < RANGE_SLOTS:
+        return locks, slot
+    slot = first - _range_of(home)
+    return (home / "locks" / "uids", slot) if 0 <= slot < SLOTS_PER_HOME else None
+
+
+def _take_slot(directory: Path, slots: int) -> tuple[int, int]:
+    for slot in range(slots):
         fd = _lock_slot(directory, slot)
         if fd is not None:
             return slot, fd
     raise HostError(
-        f"all {SLOTS_PER_HOME} uids for cells are taken",
+        f"all {slots:,} id slots for cells are taken",
         where=str(directory),
         mend="end some cells; `belljar ps` lists them",
     )
 
 
 def _lock_slot(directory: Path, slot: int) -> int | None:
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(directory / str(slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise HostError(
+            f"the lock over a cell's ids can't be made: {exc.strerror}",
+            where=str(exc.filename or directory),
+            mend="let this user write there; that no two cells get the same ids hangs on it",
+        ) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

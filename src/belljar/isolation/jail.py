@@ -23,6 +23,7 @@ import anyio
 
 import belljar
 from belljar.errors import BelljarError, CellError, HostError
+from belljar.host.subids import grant_mend
 from belljar.isolation.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.units import printable
@@ -33,12 +34,14 @@ _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _MAX_STATUS_BYTES: Final = 8 << 10
 _ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
 _FAILED: Final = re.compile(r"failed step (\d+) ([^:]+): (.*)", re.ASCII)
+_RUNTIME_STEP: Final = "21"
 _FORBIDDEN_STEPS: Final = {
     "namespaces",
     "private mounts",
     "identity and control groups",
     "cgroup namespace",
     "host name",
+    "lock mounts",
 }
 _FORBIDDING: Final = (
     "Operation not permitted",
@@ -80,16 +83,23 @@ def measure_counter_khz() -> int:
         raise HostError("the host's time-stamp counter could not be measured", where=str(launcher)) from exc
 
 
-def start_jail(spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...], hold: int | None = None) -> Jail:
+def start_jail(
+    spec: JailSpec,
+    program: tuple[str, ...],
+    *,
+    kept: tuple[int, ...],
+    hold: int | None = None,
+    stdin_fd: int | None = None,
+) -> Jail:
     """Start `program` in a jail. Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
 
-    The descriptors in `kept` stay open in this process: the caller closes them.
+    `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise). It, `kept` and `hold` stay open in this process: the caller closes them.
     """
     lifeline_read, lifeline_write = os.pipe()
     status_read, status_write = os.pipe()
     diagnosis_read, diagnosis_write = os.pipe()
-    fds = JailFds(lifeline=lifeline_read, status=status_write, kept=kept, hold=hold)
-    inherited = (lifeline_read, status_write, *kept, *(() if hold is None else (hold,)))
+    fds = JailFds(lifeline=lifeline_read, status=status_write, kept=kept, hold=hold, stdin=stdin_fd)
+    inherited = (lifeline_read, status_write, *kept, *(fd for fd in (hold, stdin_fd) if fd is not None))
     try:
         process = subprocess.Popen(
             jail_argv(str(launcher_path()), spec, fds, program),
@@ -99,6 +109,7 @@ def start_jail(spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...
             stderr=diagnosis_write,
             env={},
             close_fds=True,
+            start_new_session=True,  # Ctrl-C is the owner's to hear: he unmakes the cell in order
         )
     except BaseException as exc:
         for fd in (lifeline_write, status_read, diagnosis_read):
@@ -135,15 +146,19 @@ class Jail:
 
     async def wait_running(self) -> None:
         """Until the program runs in the jail. Raises `HostError` or `CellError` that names the step which failed."""
+        gone = False
         with anyio.move_on_after(_START_DEADLINE_S):
             while self._status is not None:
                 self.read_status()
-                if b"running\n" in self._said and self.child is not None:
+                if b"running" in self._said.splitlines() and self.child is not None:
                     self._pin_namespaces(self.child)
                     return
-                if b"failed step" in self._said or self.ended is not None or self._status is None:
+                if b"failed step" in self._said or self.ended is not None or gone:
                     break
-                await anyio.wait_readable(self._status)
+                # The pipe of a supervisor that was killed is readable for ever, so its end is looked at before what it has said.
+                gone = self._process.poll() is not None
+                if not gone:
+                    await anyio.wait_readable(self._status)
         raise self._start_error()
 
     def read_status(self) -> JailEnd | None:
@@ -231,18 +246,25 @@ class Jail:
         self._status = self._diagnosis = None
 
     def _start_error(self) -> BelljarError:
-        return start_error(self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis())
+        ended = self._process.poll() is not None
+        return start_error(self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis(), ended=ended)
 
 
-def start_error(cell_id: str, said: str, diagnosis: str) -> BelljarError:
-    """What to tell a person when a jail did not come up. Pure."""
+def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
+    """What to tell a person when a jail did not come up; `ended`: its supervisor has. Pure."""
     where = f"jail of cell {cell_id}"
     match = next((found for line in (said + "\n" + diagnosis).splitlines() if (found := _FAILED.search(line))), None)
     if match is None:
-        return CellError(
-            f"the jail did not come up in {_START_DEADLINE_S:.0f} s{': ' + diagnosis if diagnosis else ''}", where=where
-        )
-    what = f"step {match[1]}, {match[2]}, failed: {printable(match[3], max_chars=300)}"
+        what = _without_a_step(said, ended=ended)
+        return CellError(f"{what}{': ' + diagnosis if diagnosis else ''}", where=where)
+    reason = printable(match[3], max_chars=300)
+    if match[1] == _RUNTIME_STEP:
+        return _runtime_error(where, reason, diagnosis)
+    what = f"step {match[1]}, {match[2]}, failed: {reason}"
+    if "newuidmap" in reason or "newgidmap" in reason:
+        return _subordinate_ids_error(where, what, diagnosis)
+    if mend := _mount_mend(match[2], reason):
+        return HostError(f"the jail can't be built here: {what}", where=where, mend=mend)
     if match[2] in _FORBIDDEN_STEPS and match[3].startswith(_FORBIDDING):
         mend = "this host forbids what the jail is made of (user namespaces or control groups); `belljar doctor` says which switch it is"
         return HostError(f"the jail can't be built here: {what}", where=where, mend=mend)
@@ -250,6 +272,46 @@ def start_error(cell_id: str, said: str, diagnosis: str) -> BelljarError:
         f"the jail could not be built: {what}",
         where=where,
         mend="if this host is unusual, `belljar doctor` may say why",
+    )
+
+
+def _without_a_step(said: str, *, ended: bool) -> str:
+    """Killed on the way (by a memory limit, say), or never heard of."""
+    end = next((found for line in said.splitlines() if (found := _ENDED.fullmatch(line))), None)
+    if end is not None and end[3] != "owner":
+        return f"the jail ended while it came up ({end[1]} {end[2]}, cause: {end[3]})"
+    return "the jail ended while it came up" if ended else f"the jail did not come up in {_START_DEADLINE_S:.0f} s"
+
+
+def _mount_mend(step: str, reason: str) -> str | None:
+    """What to do about a mount that this host does not allow; None when it is no such failure."""
+    if step == "id-mapped trees":
+        return "id-mapped mounts need Linux 5.19 and a file system that can (ext4, xfs, btrfs): put BELLJAR_HOME on one"
+    if step != "mounts":
+        return None
+    if "user attributes" in reason:
+        return "the container tiers need Linux 6.6; the microvm tier does not"
+    if reason.startswith(_FORBIDDING[:2]) and reason.endswith((": /proc", ": /sys")):
+        return "parts of this host's /proc or /sys are covered, as in a container: run where they are whole (docker: `--security-opt systempaths=unconfined`)"
+    return None
+
+
+def _runtime_error(where: str, reason: str, diagnosis: str) -> CellError:
+    """A runtime that did not do its work. Some say nothing at all: then that is what is said."""
+    word = f" and said: {diagnosis}" if diagnosis else " and said nothing"
+    return CellError(
+        f"step {_RUNTIME_STEP}, runtime, failed: the OCI runtime ended with {reason},{word}",
+        where=where,
+        mend="`belljar doctor` runs each runtime once and says what it misses",
+    )
+
+
+def _subordinate_ids_error(where: str, what: str, diagnosis: str) -> HostError:
+    return HostError(
+        f"the host gives this user no ids for a jail: {what}{': ' + diagnosis if diagnosis else ''}",
+        where=where,
+        mend=f"{grant_mend('USER')}, and install the package uidmap; "
+        "if he has them, newuidmap can't use its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root",
     )
 
 

@@ -15,12 +15,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from belljar.image.scratch import owned_name, sweep
 from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
 
 EntryKind: TypeAlias = Literal["cell", "template", "proof"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
+_DRAFT: Final = ".draft-"
 
 
 def new_cell_id() -> str:
@@ -30,7 +32,10 @@ def new_cell_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What belongs to one cell on this host. `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole."""
+    """What belongs to one cell on this host. `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
+
+    `host_uid` is the first of the `uid_count` uids that only this cell has; None when its uids are also another's.
+    """
 
     cell_id: str
     kind: EntryKind
@@ -39,9 +44,15 @@ class JournalEntry:
     cgroups: tuple[Path, ...] = ()
     directories: tuple[Path, ...] = ()
     host_uid: int | None = None
+    uid_count: int = 1
     supervisor: ProcessId | None = None
     child: ProcessId | None = None
     namespaces: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def own_uids(self) -> range:
+        """The uids that only this cell has."""
+        return range(0) if self.host_uid is None else range(self.host_uid, self.host_uid + self.uid_count)
 
     def owner_lives(self) -> bool:
         """Whether the process that made the cell still runs."""
@@ -72,6 +83,7 @@ class JournalEntry:
                 cgroups=_own_paths(data["cgroups"], data["cell_id"]),
                 directories=_own_paths(data["directories"], data["cell_id"]),
                 host_uid=None if data["host_uid"] is None else int(data["host_uid"]),
+                uid_count=int(data.get("uid_count", 1)),
                 supervisor=_process(data["supervisor"]),
                 child=_process(data["child"]),
                 namespaces={str(name): int(inode) for name, inode in data["namespaces"].items()},
@@ -97,7 +109,7 @@ class Journal:
     def write(self, entry: JournalEntry) -> None:
         """Make the entry durable, atomically, before its resources exist. Raises `OSError`."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self.directory / f".{entry.cell_id}.{os.getpid()}"
+        draft = self._draft(entry)
         with draft.open("w") as file:
             json.dump(entry.to_json(), file, sort_keys=True)
             file.flush()
@@ -108,7 +120,7 @@ class Journal:
     def update(self, entry: JournalEntry, **facts: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
         """Write down what has become known; returns the new entry. Not synced: after a crash of the *machine* none of these facts is true any more."""
         changed = replace(entry, **facts)
-        draft = self.directory / f".{entry.cell_id}.{os.getpid()}"
+        draft = self._draft(changed)
         draft.write_text(json.dumps(changed.to_json(), sort_keys=True))
         draft.replace(self._path(entry.cell_id))
         return changed
@@ -128,6 +140,13 @@ class Journal:
     def unreadable(self) -> tuple[Path, ...]:
         """Files that are no entries: a person must look at them."""
         return tuple(path for path in self._files() if path.exists() and _read(path) is None)
+
+    def sweep_drafts(self) -> None:
+        """Remove what writers left that died while they wrote."""
+        sweep(self.directory, prefix=_DRAFT)
+
+    def _draft(self, entry: JournalEntry) -> Path:
+        return self.directory / owned_name(_DRAFT, entry.cell_id)
 
     def _files(self) -> list[Path]:
         found = []

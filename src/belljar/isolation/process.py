@@ -28,11 +28,21 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this number now; None when none has, or only its corpse is left."""
+    """The process that has this number now; None when none has, or only its corpse is left. A dead leader whose threads run is no corpse."""
     fields = _stat_fields(pid)
-    if fields is None or fields[0] in {"Z", "X"}:
+    if fields is None or (_is_dead(fields) and int(fields[17]) <= 1):
         return None
     return ProcessId(pid=pid, start_ticks=int(fields[19]))
+
+
+def identify_group(thread: int) -> ProcessId | None:
+    """The process that the thread (by its number; a process's own is its first's) belongs to; None when that is gone. A signal can be sent to no less."""
+    try:
+        status = (PROC / str(thread) / "status").read_text(errors="replace")
+    except OSError:
+        return None
+    number = status.partition("\nTgid:")[2].partition("\n")[0].strip()
+    return identify(int(number)) if number.isdecimal() else None
 
 
 def is_alive(process: ProcessId) -> bool:
@@ -54,6 +64,15 @@ def namespaces_of(pid: int, names: tuple[str, ...] = NAMESPACES) -> dict[str, in
             link = os.readlink(f"/proc/{pid}/ns/{name}")  # noqa: PTH115 - hundreds of processes, each time a cell ends
             found[name] = int(link.partition("[")[2].rstrip("]"))
     return found
+
+
+def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
+    """As `namespaces_of`, of a thread that lives when the leader is dead: a dead one has left most, though its process goes on."""
+    fields = _stat_fields(pid)
+    if fields is None or not _is_dead(fields):
+        return namespaces_of(pid, names)
+    threads = [int(path.name) for path in (PROC / str(pid) / "task").glob("*")]
+    return max((namespaces_of(thread, names) for thread in threads), key=len, default={})
 
 
 def pin_namespaces(process: ProcessId) -> dict[str, int]:
@@ -78,7 +97,7 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def kill(process: ProcessId) -> None:
-    """SIGKILL to that very process; harmless when it has ended. Raises `PermissionError` when it is not ours."""
+    """SIGKILL to that very process; harmless when it has ended. Raises `PermissionError` when it is not ours, `OSError` for the number of a thread that leads no process."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -91,6 +110,10 @@ def kill(process: ProcessId) -> None:
         pass
     finally:
         os.close(pidfd)
+
+
+def _is_dead(fields: list[str]) -> bool:
+    return fields[0] in {"Z", "X"}
 
 
 def _stat_fields(pid: int) -> list[str] | None:

@@ -8,20 +8,29 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import anyio.to_thread
 
+from belljar.events import Event, JsonValue, Kind
 from belljar.host.home import belljar_home
-from belljar.isolation.identity import hold_uid
+from belljar.image.scratch import MAKING, sweep
+from belljar.isolation import cgroup
+from belljar.isolation.identity import hold_uids
 from belljar.isolation.journal import Journal, JournalEntry
 from belljar.isolation.process import boot_id, close_all, pin_namespaces
-from belljar.isolation.survivors import LOOKED_FOR, Destruction, find_survivors, remove_survivors
+from belljar.isolation.survivors import Findings, look, remove_survivors
+from belljar.units import printable
 
+_PATIENCE_S: Final = 3.0
+_PAUSE_S: Final = 0.002
+_MOST_CELLS_TOLD: Final = 64
+_MOST_THINGS_TOLD: Final = 32
+_MOST_CHARS_TOLD: Final = 200
 CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 
 
@@ -70,17 +79,43 @@ def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
     return (*listed, *damaged)
 
 
+def reaped_event(reaped: Sequence[Reaped]) -> Event:
+    """For the record of whoever starts next: what crashed owners had left, bounded."""
+    cells: list[JsonValue] = [
+        {"cell_id": one.cell_id, "kind": one.kind, "removed": _few(one.removed), "remaining": _few(one.remaining)}
+        for one in reaped[:_MOST_CELLS_TOLD]
+    ]
+    return Event(kind=Kind.HOST_REAPED, data={"count": len(reaped), "cells": cells})
+
+
+def _few(things: Sequence[str]) -> list[str]:
+    told = [printable(thing, max_chars=_MOST_CHARS_TOLD) for thing in things[:_MOST_THINGS_TOLD]]
+    more = len(things) - _MOST_THINGS_TOLD
+    return [*told[:-1], f"and {more + 1} more"] if more > 0 else told
+
+
 async def reap(home: Path | None = None, *, cell_id: str | None = None) -> tuple[Reaped, ...]:
-    """Remove what dead owners' cells left (all, or one). Two reapers at once take turns. Raises `PermissionError` when the store is another user's."""
-    return await anyio.to_thread.run_sync(reap_now, home or belljar_home(), cell_id)
+    """Remove what dead owners' cells left (all, or one), and unless it is one, half-made parts of the store.
+
+    Two reapers at once take turns; with nothing to reap it is a look into some directories. Raises `PermissionError` when the store is another user's.
+    """
+    from belljar.isolation.oci.trees import sweep_trees
+
+    home = home or belljar_home()
+    reaped = await anyio.to_thread.run_sync(reap_now, home, cell_id)
+    if cell_id is None:
+        await sweep_trees(home)
+    return reaped
 
 
 def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
-    """As `reap`, blocking."""
-    if not home.is_dir():
+    """As `reap`, blocking, and without half-unpacked images."""
+    journal = Journal(home)
+    if cell_id is None and home.is_dir():
+        _sweep_store(home, journal)
+    if not any(not entry.owner_lives() for entry in journal.entries()):
         return ()
     with _reaper(home):
-        journal = Journal(home)
         return tuple(
             _reap_one(home, journal, entry)
             for entry in journal.entries()
@@ -88,31 +123,35 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
         )
 
 
-def destroy_remains(entry: JournalEntry, started: float) -> Destruction:
-    """The proof: look, remove what there is, and report it. Blocking; `started` is `time.monotonic()` at the kill."""
-    survivors = find_survivors(entry)
-    if survivors:
-        remove_survivors(survivors)
-    return Destruction(
-        survivors=tuple(survivor.what for survivor in survivors),
-        looked_for=LOOKED_FOR,
-        duration_ms=(time.monotonic() - started) * 1000,
-    )
+def _sweep_store(home: Path, journal: Journal) -> None:
+    """What was being made, or written, when its owner died: it is known by its name."""
+    journal.sweep_drafts()
+    cgroup.sweep_groups()
+    sweep(home / "tmp")
+    for part in home.iterdir():
+        if part.name != "trees" and part.is_dir():  # a tree's files may be other ids' than this user's
+            sweep(part, prefix=MAKING)
 
 
 def _reap_one(home: Path, journal: Journal, entry: JournalEntry) -> Reaped:
-    with _still_telling(home, entry) as telling:
-        found = find_survivors(telling)
-        remove_survivors(found)
-        remaining = find_survivors(telling)
+    """Look and remove until a look finds nothing: what was being started when its owner died may come up between two looks."""
+    removed: dict[str, None] = {}
+    give_up = time.monotonic() + _PATIENCE_S
+    while (found := _look_and_remove(home, entry)).survivors and time.monotonic() < give_up:
+        removed.update(dict.fromkeys(survivor.what for survivor in found.survivors))
+        time.sleep(_PAUSE_S)
+    unseen = (f"not looked for: {what}" for what in found.unproven)
+    remaining = (*(survivor.what for survivor in found.survivors), *unseen)
     if not remaining:
         journal.remove(entry.cell_id)
-    return Reaped(
-        cell_id=entry.cell_id,
-        kind=entry.kind,
-        removed=tuple(survivor.what for survivor in found),
-        remaining=tuple(survivor.what for survivor in remaining),
-    )
+    return Reaped(cell_id=entry.cell_id, kind=entry.kind, removed=tuple(removed), remaining=remaining)
+
+
+def _look_and_remove(home: Path, entry: JournalEntry) -> Findings:
+    with _still_telling(home, entry) as telling:
+        found = look(telling)
+        remove_survivors(found.survivors)
+    return found
 
 
 @contextmanager
@@ -125,7 +164,7 @@ def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
     child = entry.child if entry.boot_id == boot_id() else None
     pins = pin_namespaces(child) if child is not None else {}
     try:
-        with hold_uid(home, entry.host_uid) as uid_is_free:
+        with hold_uids(home, entry.host_uid) as uid_is_free:
             yield replace(
                 entry,
                 namespaces=entry.namespaces if pins else {},

@@ -1,6 +1,7 @@
 """Destruction's proof: after the kill, look for whatever could be left of a cell on this host, by everything the cell was known by.
 
-A survivor is reported *and* removed; a destruction that found one is not clean, whatever became of it afterwards.
+A survivor is reported *and* removed; a destruction that found one is not clean, whatever became of it afterwards. What could not be looked at is said, not
+passed over: to see nothing is not to see that there is nothing.
 """
 
 from __future__ import annotations
@@ -10,44 +11,39 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from belljar.isolation import cgroup
+from belljar.isolation import cgroup, kernel_objects
 from belljar.isolation.journal import JournalEntry
-from belljar.isolation.process import PROC, ProcessId, identify, kill, namespaces_of
+from belljar.isolation.process import PROC, ProcessId, identify, identify_group, kill, namespaces_of, namespaces_of_threads
 from belljar.units import printable
 
-LOOKED_FOR: Final = (
-    "processes in the cell's namespaces",
-    "processes with the cell's uid",
-    "processes in the cell's control groups",
-    "processes started for the cell",
-    "control groups",
-    "mounts",
-    "namespaces held by mounts",
-    "sockets",
-    "files",
-)
 _KILL_PATIENCE_S: Final = 1.0
+_READ_BYTES: Final = 1 << 16
 # A cell's own process may share those with the host only by a defect; a mere look-alike would.
 _TELLING_NAMESPACES: Final = ("pid", "mnt", "net", "user")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """How a cell ended: what was looked for, what was found. `clean`: nothing was."""
+    """How a cell ended: what was looked for, what was found, and what could not be looked for and why.
+
+    `unproven` are those of `not_checked` without which nothing is proven: processes, control groups, namespaces, mounts, files.
+    """
 
     survivors: tuple[str, ...]
     looked_for: tuple[str, ...]
     duration_ms: float
+    not_checked: tuple[str, ...] = ()
+    unproven: tuple[str, ...] = ()
 
     @property
     def clean(self) -> bool:
-        """True when nothing of the cell was left after the kill."""
-        return not self.survivors
+        """True when everything that had to be looked for was, and nothing of the cell was left after the kill."""
+        return not self.survivors and not self.unproven
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +55,84 @@ class Survivor:
     path: Path | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What one look at the host found, and how much of it was one. `not_checked` and `unproven` as in `Destruction`."""
+
+    survivors: tuple[Survivor, ...]
+    looked_for: tuple[str, ...]
+    not_checked: tuple[str, ...]
+    unproven: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """One thing to look for. `nothing_to_look_by`: why the cell has nothing that it could be told by; that is no failure of the look."""
+
+    what: tuple[str, ...]
+    find: Callable[[JournalEntry], Iterable[Survivor]]
+    needed: bool = True
+    nothing_to_look_by: Callable[[JournalEntry], str] = lambda _: ""
+
+
+def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
+    """Everything of the cell that is there now, as far as it can be seen. `store`: no file of it may be under a loop device."""
+    survivors: list[Survivor] = []
+    looked_for: list[str] = []
+    not_checked: list[str] = []
+    unproven: list[str] = []
+    for each in _looks(store):
+        if why := each.nothing_to_look_by(entry):
+            not_checked.extend(f"{what}: {why}" for what in each.what)
+            continue
+        try:
+            survivors.extend(each.find(entry))
+        except OSError as exc:
+            missed = [f"{what}: {_reason(exc)}" for what in each.what]
+            not_checked.extend(missed)
+            unproven.extend(missed if each.needed else ())
+        else:
+            looked_for.extend(each.what)
+    return Findings(
+        survivors=_each_once(survivors),
+        looked_for=tuple(looked_for),
+        not_checked=tuple(not_checked),
+        unproven=tuple(unproven),
+    )
+
+
+def _each_once(found: list[Survivor]) -> tuple[Survivor, ...]:
+    """A process, or anything else, as it was found first."""
+    first: dict[object, Survivor] = {}
+    for survivor in found:
+        first.setdefault(survivor.process or survivor.what, survivor)
+    return tuple(first.values())
+
+
 def find_survivors(entry: JournalEntry) -> tuple[Survivor, ...]:
-    """Everything of the cell that is there now."""
-    return (*_processes(entry), *_paths(entry), *_mounts(entry), *_sockets(entry))
+    """Everything of the cell that is there now, as far as it can be seen: `look` says how far that is."""
+    return look(entry).survivors
+
+
+def destroy_remains(entry: JournalEntry, started: float, *, store: Path | None = None) -> Destruction:
+    """The proof: look, remove what there is, and report it. Blocking; `started` is `time.monotonic()` at the kill."""
+    found = look(entry, store=store)
+    if found.survivors:
+        remove_survivors(found.survivors)
+    return Destruction(
+        survivors=tuple(survivor.what for survivor in found.survivors),
+        looked_for=found.looked_for,
+        not_checked=found.not_checked,
+        unproven=found.unproven,
+        duration_ms=(time.monotonic() - started) * 1000,
+    )
 
 
 def remove_survivors(survivors: tuple[Survivor, ...]) -> None:
     """Kill and remove them; bounded. What resists is found again by the next look."""
     processes = [survivor.process for survivor in survivors if survivor.process is not None]
     for process in processes:
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(OSError):
             kill(process)
     give_up = time.monotonic() + _KILL_PATIENCE_S
     while any(identify(process.pid) == process for process in processes) and time.monotonic() < give_up:
@@ -89,50 +153,191 @@ def remove_path(path: Path) -> None:
             path.unlink()
 
 
-def _processes(entry: JournalEntry) -> Iterator[Survivor]:
-    grouped = {pid: str(group) for group in entry.cgroups for pid in cgroup.processes_in(group)}
+def _looks(store: Path | None) -> tuple[_Look, ...]:
+    return (*_process_looks(), *_file_looks(), *_object_looks(store))
+
+
+def _process_looks() -> tuple[_Look, ...]:
+    return (
+        _Look(
+            what=("processes in the cell's namespaces",),
+            find=lambda entry: _processes(entry, _in_namespace),
+            nothing_to_look_by=_without_namespaces,
+        ),
+        _Look(
+            what=("namespaces of every process since its start",),
+            find=_closed,
+            needed=False,  # who made a user namespace sees into it: what hides is hardly the cell's
+            nothing_to_look_by=_without_namespaces,
+        ),
+        _Look(
+            what=("processes with the cell's uid",),
+            find=lambda entry: _processes(entry, _has_uid),
+            nothing_to_look_by=_without_uid,
+        ),
+        _Look(
+            what=("control groups", "processes and threads in the cell's control groups"),
+            find=_groups,
+            nothing_to_look_by=_without_groups,
+        ),
+        _Look(what=("processes started for the cell",), find=lambda entry: _processes(entry, _started_for)),
+    )
+
+
+def _file_looks() -> tuple[_Look, ...]:
+    return (
+        _Look(what=("mounts named after the cell",), find=_mounts),
+        _Look(what=("namespaces held by mounts",), find=_held_namespaces, nothing_to_look_by=_without_namespaces),
+        _Look(
+            what=("files",),
+            find=_files,
+            nothing_to_look_by=lambda entry: "" if entry.directories else "the cell had none of its own",
+        ),
+        _Look(what=("sockets named after the cell",), find=_sockets, needed=False),
+    )
+
+
+def _object_looks(store: Path | None) -> tuple[_Look, ...]:
+    """The kernel's objects that are neither a process nor a file."""
+    return (
+        _Look(
+            what=("loop devices over files of the store or named after the cell",),
+            find=lambda entry: _named(kernel_objects.loop_devices(entry.cell_id, store)),
+            needed=False,
+        ),
+        _Look(
+            what=("tap devices of the cell's uid or named after the cell",),
+            find=lambda entry: _named(kernel_objects.tap_devices(entry.cell_id, entry.own_uids)),
+            needed=False,
+        ),
+        _Look(
+            what=("nftables tables named after the cell",),
+            find=lambda entry: _named(kernel_objects.nft_tables(entry.cell_id)),
+            needed=False,
+        ),
+        _Look(
+            what=("keys of the cell's uid that this user may see",),
+            find=lambda entry: _named(kernel_objects.keyrings(entry.own_uids)),
+            needed=False,
+            nothing_to_look_by=_without_uid,
+        ),
+    )
+
+
+def _without_uid(entry: JournalEntry) -> str:
+    return "" if entry.own_uids else "the cell has no uid that isn't also another's"
+
+
+def _without_namespaces(entry: JournalEntry) -> str:
+    return (
+        "" if entry.namespaces else "none of the cell's is known: it never ran, or its number may be another's by now"
+    )
+
+
+def _without_groups(entry: JournalEntry) -> str:
+    return "" if entry.cgroups else "the cell had none"
+
+
+def _reason(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return printable(f"{where}{error.strerror or error}", max_chars=200)
+
+
+def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> Iterator[Survivor]:
+    if not _sees_all():
+        raise kernel_objects.unseen("/proc hides other users' processes here (its option hidepid)")
     for directory in PROC.iterdir():
-        if not directory.name.isdigit() or int(directory.name) == os.getpid():
-            continue
-        pid = int(directory.name)
-        why = (
-            _in_namespace(entry, pid)
-            or _has_uid(entry, pid)
-            or (f"in {grouped[pid]}" if pid in grouped else "")
-            or _started_for(entry, pid)
-        )
-        if why and (process := identify(pid)) is not None:
-            yield Survivor(what=f"process {pid} ({_name(pid)}) {why}", process=process)
+        if (
+            directory.name.isdigit()
+            and int(directory.name) != os.getpid()
+            and (said := why(entry, int(directory.name)))
+        ):
+            yield from _process(int(directory.name), said)
+
+
+def _sees_all() -> bool:
+    """Whether /proc shows processes that are not ours: process 1 is there, and is somebody else's unless we are root."""
+    return os.access("/proc/1/status", os.R_OK)
+
+
+def _process(pid: int, why: str) -> Iterator[Survivor]:
+    if (process := identify(pid)) is not None:
+        yield _survivor(process, why)
+
+
+def _survivor(process: ProcessId, why: str) -> Survivor:
+    return Survivor(what=f"process {process.pid} ({_name(process.pid)}) {why}", process=process)
+
+
+def _groups(entry: JournalEntry) -> Iterator[Survivor]:
+    for group in entry.cgroups:
+        (group.parent / "cgroup.procs").stat()  # else nothing is mounted there now, and a group's absence says nothing
+        for process in {identify_group(number) for number in cgroup.processes_in(group)}:
+            if process is not None and process.pid != os.getpid():
+                yield _survivor(process, f"in {group}")
+        if _is_there(group):
+            yield Survivor(what=f"control group {group}", path=group)
 
 
 def _in_namespace(entry: JournalEntry, pid: int) -> str:
     if not entry.namespaces:
         return ""
     theirs = namespaces_of(pid, _TELLING_NAMESPACES)
+    if len(theirs) < len(_TELLING_NAMESPACES):
+        theirs = namespaces_of_threads(pid, _TELLING_NAMESPACES)
     shared = [name for name in _TELLING_NAMESPACES if name in theirs and theirs[name] == entry.namespaces.get(name)]
     return f"in the cell's {shared[0]} namespace" if shared else ""
+
+
+def _closed(entry: JournalEntry) -> Iterator[Survivor]:
+    """No survivor, but an error, when processes that are no older than the cell hide their namespaces from this user."""
+    since = (entry.supervisor or entry.owner).start_ticks
+    hidden = sum(_hides(directory.name, since) for directory in PROC.iterdir() if directory.name.isdigit())
+    if hidden:
+        raise kernel_objects.unseen(f"not those of {hidden} that hide them from this user")
+    yield from ()
+
+
+def _hides(pid: str, since_ticks: int) -> bool:
+    try:
+        os.readlink(f"/proc/{pid}/ns/pid")  # noqa: PTH115 - as `namespaces_of`
+    except PermissionError:
+        process = identify(int(pid))  # a refusal is the kernel's word for one that has just ended, too
+        return process is not None and process.start_ticks >= since_ticks
+    except OSError:
+        return False
+    return False
 
 
 def _has_uid(entry: JournalEntry, pid: int) -> str:
     if entry.host_uid is None:
         return ""
-    try:
-        status = (PROC / str(pid) / "status").read_text(errors="replace")
-    except OSError:
-        return ""
-    uids = next((line.split()[1:] for line in status.splitlines() if line.startswith("Uid:")), [])
-    return f"with the cell's uid {entry.host_uid}" if str(entry.host_uid) in uids else ""
+    _, named, rest = _read(pid, "status").partition(b"\nUid:")
+    uids = rest.partition(b"\n")[0].split() if named else []
+    found = next((uid for uid in uids if int(uid) in entry.own_uids), None)
+    return f"with the cell's uid {int(found)}" if found is not None else ""
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:
     """By the words its launcher or VMM was started with; a person's `grep` for the id has other words."""
-    try:
-        words = (PROC / str(pid) / "cmdline").read_bytes()[:65536].split(b"\0")
-    except OSError:
-        return ""
+    words = _read(pid, "cmdline").split(b"\0")
     cell = entry.cell_id.encode()
     named = any(second == cell and first in {b"--cell", b"-name"} for first, second in itertools.pairwise(words))
     return "started for the cell" if named else ""
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file of a process, its first 64 KiB; empty when it is gone. Hundreds are read each time a cell ends: no more calls than it takes."""
+    try:
+        fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, _READ_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _name(pid: int) -> str:
@@ -142,26 +347,50 @@ def _name(pid: int) -> str:
         return "ended meanwhile"
 
 
-def _paths(entry: JournalEntry) -> Iterator[Survivor]:
-    for path in entry.cgroups:
-        if path.exists():
-            yield Survivor(what=f"control group {path}", path=path)
+def _files(entry: JournalEntry) -> Iterator[Survivor]:
     for path in entry.directories:
-        if path.is_symlink() or path.exists():
+        if _is_there(path):
             yield Survivor(what=f"files in {path}", path=path)
 
 
+def _is_there(path: Path) -> bool:
+    """Raises `OSError` where it can't be told."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def _mounts(entry: JournalEntry) -> Iterator[Survivor]:
-    """Mounts of the host's that show the cell's files, or that would keep its namespaces alive. Reported; unmounting is a person's decision."""
+    """Mounts of the host's that show the cell's files. Reported; unmounting is a person's decision."""
+    for root, target in _mountinfo():
+        if entry.cell_id in root or entry.cell_id in target:
+            yield Survivor(what=f"mount {printable(target, max_chars=200)}")
+
+
+def _held_namespaces(entry: JournalEntry) -> Iterator[Survivor]:
+    """Mounts that would keep the cell's namespaces alive."""
     held = {f"{name}:[{inode}]" for name, inode in entry.namespaces.items()}
+    for root, target in _mountinfo():
+        if root in held:
+            yield Survivor(what=f"mount {printable(target, max_chars=200)}")
+
+
+def _mountinfo() -> Iterator[tuple[str, str]]:
+    """Root and target of each mount."""
     for line in (PROC / "self/mountinfo").read_text(errors="replace").splitlines():
         fields = line.split(" ")
-        root, target = fields[3], fields[4]
-        if root in held or entry.cell_id in root or entry.cell_id in target:
-            yield Survivor(what=f"mount {printable(target, max_chars=200)}")
+        yield fields[3], fields[4]
 
 
 def _sockets(entry: JournalEntry) -> Iterator[Survivor]:
     for line in (PROC / "net/unix").read_text(errors="replace").splitlines():
         if entry.cell_id in line:
             yield Survivor(what=f"socket {printable(line.split(' ')[-1], max_chars=200)}")
+
+
+def _named(found: Iterable[str]) -> Iterator[Survivor]:
+    """Reported; removing them is a person's decision, who will want to know how they came to be."""
+    for what in found:
+        yield Survivor(what=what)

@@ -139,6 +139,18 @@ class _Reason(_Data):
     reason: str
 
 
+class _ReapedCell(_Data):
+    cell_id: str
+    kind: str
+    removed: TextList
+    remaining: TextList
+
+
+class _HostReaped(_Data):
+    count: Count
+    cells: Annotated[list[_ReapedCell], Field(strict=False)]
+
+
 class _CellPlanned(_Data):
     policy_sha256: str
     tier: str
@@ -150,8 +162,18 @@ class _Timed(_Data):
     duration_ms: float
 
 
+class _CellStarting(_Data):
+    runtime: str
+    tree: str
+
+
 class _CellRenewed(_Data):
     done: TextList
+
+
+class _CellTaken(_Data):
+    waited_ms: float
+    age_ms: float
 
 
 class _CellFailed(_Reason):
@@ -161,6 +183,8 @@ class _CellFailed(_Reason):
 class _CellDestroyed(_Timed):
     clean: bool
     survivors: TextList
+    checked: TextList = []
+    not_checked: TextList = []
 
 
 class _Template(_Data):
@@ -227,6 +251,19 @@ class _LimitHit(_Data):
     limit: str
 
 
+class _ProbeStarted(_Data):
+    which: str
+    phase: str
+    user: str
+
+
+class _ProbeCompleted(_ProbeStarted, _Timed):
+    verdict: Literal["contained", "void", "breached"]
+    probes: Count
+    digest: Hex64
+    problem: str
+
+
 class _Sample(_Data):
     sample: str
 
@@ -234,11 +271,15 @@ class _Sample(_Data):
 _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.RUN_STARTED: _RunStarted,
     Kind.RUN_FINISHED: _RunFinished,
+    Kind.HOST_REAPED: _HostReaped,
     Kind.POLICY_REFUSED: _Reason,
     Kind.CELL_PLANNED: _CellPlanned,
+    Kind.CELL_STARTING: _CellStarting,
+    Kind.CELL_STARTED: _Timed,
     Kind.CELL_CLONING: _Data,
     Kind.CELL_CLONED: _Timed,
     Kind.CELL_RENEWED: _CellRenewed,
+    Kind.CELL_TAKEN: _CellTaken,
     Kind.CELL_FAILED: _CellFailed,
     Kind.CELL_DESTROYING: _Reason,
     Kind.CELL_DESTROYED: _CellDestroyed,
@@ -259,6 +300,8 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.FILE_READ_COMPLETED: _OpBytes,
     Kind.FILE_READ_FAILED: _OpFailed,
     Kind.LIMIT_HIT: _LimitHit,
+    Kind.PROBE_STARTED: _ProbeStarted,
+    Kind.PROBE_COMPLETED: _ProbeCompleted,
     Kind.PROTOCOL_VIOLATION: _Reason,
     Kind.SAMPLE_STARTED: _Sample,
     Kind.SAMPLE_FINISHED: _Sample,

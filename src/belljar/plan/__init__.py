@@ -1,13 +1,14 @@
 """Policy + host facts → a plan, as frozen data. Pure.
 
-Lives here: the tier decision, limits, layers and blast radius, and the argument lists that carry them out (QEMU, the jail).
+Lives here: the tier decision, limits, layers and blast radius, and the argument lists that carry them out (QEMU, an OCI runtime, the jail).
 Must not: touch a file, a clock, a process or the network.
 """
 
-from belljar.plan.make import GUEST_OVERHEAD_MIB, make_plan
+from belljar.plan.make import make_plan
 from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, Plan
-from belljar.plan.obstacles import Obstacle, hardware_obstacle, microvm_obstacles
+from belljar.plan.obstacles import Obstacle, hardware_obstacle, tier_obstacles
 from belljar.plan.render import render_plan
+from belljar.plan.walls import GUEST_OVERHEAD_MIB
 
 __all__ = [
     "GUEST_OVERHEAD_MIB",
@@ -19,6 +20,6 @@ __all__ = [
     "Plan",
     "hardware_obstacle",
     "make_plan",
-    "microvm_obstacles",
     "render_plan",
+    "tier_obstacles",
 ]

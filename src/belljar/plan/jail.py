@@ -1,13 +1,14 @@
 """The launcher's command line, purely: what the jail gives to the one program in it, and how much.
 
-The program gets a read-only root, the files listed, the descriptors listed, one uid (nobody's, when root starts it), and nothing else; see `design/0004-microvm.md`.
+Without `ids`, a VMM's jail: the program gets a read-only root, the files listed, the descriptors listed, one uid (nobody's, when root starts it), and nothing
+else; see `design/0004-microvm.md`. With `ids`, an OCI runtime's: a range of ids, mounts of its own and capabilities over just these; see `design/0009-tiers.md`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from belljar.plan.qemu import VmShape
 
@@ -16,6 +17,13 @@ UID_RANGE_START: Final = 0x7000_0000
 SLOTS_PER_HOME: Final = 1 << 12
 INNER_ID: Final = 1000
 _MIB: Final = 1 << 20
+_NO_CORE: Final = 1
+"""RLIMIT_CORE: too small for a file, and the one value at which the kernel doesn't start the program that a piped `core_pattern` names (fs/coredump.c)."""
+WORKLOAD_ROOT: Final = 1
+"""The id, in the jail's user namespace, that is the workload's root; 0 there is the stage."""
+MountKind = Literal["bind", "tree", "device", "tmpfs", "proc", "sysfs", "cgroup", "overlay"]
+IdLine = tuple[int, int, int]
+"""A line of an id map: first id inside, first id on the host, how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +41,67 @@ class JailLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdRange:
+    """Ids of the host: `start` and the `count - 1` that follow."""
+
+    start: int
+    count: int = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JailIdentity:
-    """Who the jailed program is on the host and inside. `privileged`: root started it, so it has a host uid of its own."""
+    """Who the jailed program is on the host and inside. `privileged`: root started it, so it has a host uid of its own.
+
+    `uids`, `gids`: the host ids of a workload in an OCI runtime's jail, whose stage is then `host_uid`; None for a VMM.
+    """
 
     host_uid: int
     host_gid: int
     privileged: bool
+    uids: IdRange | None = None
+    gids: IdRange | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailIds:
+    """The user namespace's maps; each has a line for 0 (the program), and no host id of theirs is 0.
+
+    `newuidmap` and `newgidmap` (both or none) write them for an ordinary user who maps more than himself.
+    """
+
+    uid_map: tuple[IdLine, ...]
+    gid_map: tuple[IdLine, ...]
+    newuidmap: Path | None = None
+    newgidmap: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailMount:
+    """One mount in the new root, made in the order given; `target` must exist in the root, or is made if it lies on a tmpfs mounted before.
+
+    - `bind`: `source`, a file or directory, as a `JailBind`.
+    - `tree`: `source`, a directory: read-only, nosuid, nodev; `shift` (first id on disk, first host id shown, count; root only) makes it id-mapped, and
+      read-only for good: nobody in the jail can undo it.
+    - `device`: `source`, one character device.
+    - `tmpfs`: at most `size_bytes` and `inodes`; `mode` is its root's; nosuid, nodev, and noexec unless `executable`.
+    - `proc`, `sysfs` (read-only): of the jail's own pid and network namespaces, nothing covered.
+    - `cgroup` (read-only): the second version's groups from the jail's own on, on `/sys/fs/cgroup`. runc does not start where it sees no groups at all.
+    - `overlay`: of `lower`, `upper` and `work`, paths in the new root. The last two are made (on a tmpfs); `upper` gets `lower`'s mode and the workload's root as
+      owner. Needs Linux 6.6 (a tmpfs with user attributes).
+    """
+
+    kind: MountKind
+    target: str
+    source: Path | None = None
+    writable: bool = False
+    shift: IdLine | None = None
+    size_bytes: int = 0
+    inodes: int = 0
+    mode: int = 0o755
+    executable: bool = False
+    lower: str = ""
+    upper: str = ""
+    work: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +115,25 @@ class JailBind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
-    """`kept` are the program's; `lifeline`, `status` and `hold` the supervisor's (`hold` stays open until the jail is empty: the slot's lock)."""
+    """`kept` are the program's, `stdin` becomes its descriptor 0; `lifeline`, `status` and `hold` the supervisor's (`hold` stays open until the jail is empty:
+    the slot's lock)."""
 
     lifeline: int
     status: int
     kept: tuple[int, ...]
     hold: int | None = None
+    stdin: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailSpec:
-    """One jail."""
+    """One jail.
+
+    With `ids` the program is 0 in them, and may `keep_capabilities` (all, over the jail's own namespaces; under a smaller filter). With `init` pid 1 stays the
+    launcher's: the jail is *running* when the program has ended with status 0, failed (step 21, runtime) when it ends otherwise or leaves nothing behind; it
+    then ends with the last of what the program left. `environment` is the program's (empty for a VMM). `rlimits` (name, value): None means a VMM's without
+    `ids`, and only "no core dumps" with them; no core dumps are made in any case.
+    """
 
     cell_id: str
     owner_pid: int
@@ -72,6 +143,26 @@ class JailSpec:
     limits: JailLimits
     cgroups: tuple[Path, ...]
     memory_by_rlimit: bool
+    ids: JailIds | None = None
+    mounts: tuple[JailMount, ...] = ()
+    keep_capabilities: bool = False
+    init: bool = False
+    environment: tuple[tuple[str, str], ...] = ()
+    rlimits: tuple[tuple[str, int], ...] | None = None
+    hostname: str = "localhost"
+
+
+def cell_ids(identity: JailIdentity, newuidmap: Path | None = None, newgidmap: Path | None = None) -> JailIds:
+    """The maps of a cell's jail: 0 is the stage, 1 and on the workload's range."""
+    uids, gids = identity.uids, identity.gids
+    if uids is None or gids is None:
+        raise ValueError("this identity has no range of ids")
+    return JailIds(
+        uid_map=((0, identity.host_uid, 1), (WORKLOAD_ROOT, uids.start, uids.count)),
+        gid_map=((0, identity.host_gid, 1), (WORKLOAD_ROOT, gids.start, gids.count)),
+        newuidmap=newuidmap,
+        newgidmap=newgidmap,
+    )
 
 
 def vmm_memory_max_bytes(shape: VmShape) -> int:
@@ -92,27 +183,50 @@ def vmm_processes(shape: VmShape) -> int:
 
 def jail_argv(launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, ...]) -> tuple[str, ...]:
     """The launcher's argv."""
-    identity = spec.identity
     return (
         launcher,
         *("--cell", spec.cell_id, "--root", str(spec.root), "--owner", str(spec.owner_pid)),
-        *(("--privileged",) if identity.privileged else ()),
-        *("--uid", str(identity.host_uid), str(INNER_ID), "--gid", str(identity.host_gid), str(INNER_ID)),
-        *(
-            "--lifeline",
-            str(fds.lifeline),
-            "--status",
-            str(fds.status),
-            "--lifetime-ms",
-            str(round(spec.limits.lifetime_s * 1000)),
-        ),
-        *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
+        *(("--privileged",) if spec.identity.privileged else ()),
+        *_identity(spec),
+        *_supervision(spec, fds),
         *(word for bind in spec.binds for word in _bind(bind)),
+        *(word for mount in spec.mounts for word in _mount(mount)),
         *(word for path in spec.cgroups for word in ("--cgroup", str(path))),
         *(word for name, value in _rlimits(spec) for word in ("--rlimit", name, str(value))),
         *(word for fd in fds.kept for word in ("--keep", str(fd))),
+        *_program_options(spec, fds),
         "--",
         *program,
+    )
+
+
+def _identity(spec: JailSpec) -> tuple[str, ...]:
+    identity, ids = spec.identity, spec.ids
+    if ids is None:
+        return ("--uid", str(identity.host_uid), str(INNER_ID), "--gid", str(identity.host_gid), str(INNER_ID))
+    return (
+        *(word for line in ids.uid_map for word in ("--uid-map", *map(str, line))),
+        *(word for line in ids.gid_map for word in ("--gid-map", *map(str, line))),
+        *(("--newuidmap", str(ids.newuidmap)) if ids.newuidmap else ()),
+        *(("--newgidmap", str(ids.newgidmap)) if ids.newgidmap else ()),
+    )
+
+
+def _supervision(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
+    lifetime_ms = round(spec.limits.lifetime_s * 1000)
+    return (
+        *("--lifeline", str(fds.lifeline), "--status", str(fds.status), "--lifetime-ms", str(lifetime_ms)),
+        *(("--hold", str(fds.hold)) if fds.hold is not None else ()),
+    )
+
+
+def _program_options(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
+    return (
+        *(("--stdin", str(fds.stdin)) if fds.stdin is not None else ()),
+        *(("--hostname", spec.hostname) if spec.hostname != "localhost" else ()),
+        *(word for name, value in spec.environment for word in ("--env", f"{name}={value}")),
+        *(("--keep-capabilities",) if spec.keep_capabilities else ()),
+        *(("--init",) if spec.init else ()),
     )
 
 
@@ -120,10 +234,29 @@ def _bind(bind: JailBind) -> tuple[str, str, str]:
     return ("--bind-writable" if bind.writable else "--bind", str(bind.source), bind.target)
 
 
-def _rlimits(spec: JailSpec) -> list[tuple[str, int]]:
-    limits = [("core", 0), ("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes)]
-    if not any(bind.writable for bind in spec.binds):
-        limits.append(("fsize", 0))
-    if spec.memory_by_rlimit:
-        limits.append(("as", spec.limits.address_space_bytes))
-    return limits
+def _mount(mount: JailMount) -> tuple[str, ...]:
+    match mount.kind:
+        case "bind":
+            return ("--mount-bind", str(mount.source), mount.target, "writable" if mount.writable else "read-only")
+        case "tree" if mount.shift is not None:
+            return ("--mount-shifted-tree", str(mount.source), mount.target, *map(str, mount.shift))
+        case "tree" | "device":
+            return (f"--mount-{mount.kind}", str(mount.source), mount.target)
+        case "tmpfs":
+            sizes = (str(mount.size_bytes), str(mount.inodes), str(mount.mode))
+            return ("--mount-tmpfs", mount.target, *sizes, "exec" if mount.executable else "noexec")
+        case "overlay":
+            return ("--mount-overlay", mount.target, mount.lower, mount.upper, mount.work)
+        case _:
+            return (f"--mount-{mount.kind}", mount.target)
+
+
+def _rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
+    given = spec.rlimits if spec.rlimits is not None else () if spec.ids is not None else _vmm_rlimits(spec)
+    memory = (("as", spec.limits.address_space_bytes),) if spec.memory_by_rlimit else ()
+    return (("core", _NO_CORE), *given, *memory)
+
+
+def _vmm_rlimits(spec: JailSpec) -> tuple[tuple[str, int], ...]:
+    limits = (("nofile", 256), ("memlock", 65536), ("nproc", spec.limits.processes))
+    return limits if any(bind.writable for bind in spec.binds) else (*limits, ("fsize", 0))

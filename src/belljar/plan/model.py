@@ -8,11 +8,13 @@ from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
 from belljar.plan.jail import JailLimits
+from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Policy, Resources, Risk, Tier
 
 PLAN_FORMAT: Final = 1
-LayerState: TypeAlias = Literal["enforced", "hardware", "emulated"]
+LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
+"""`shared`: as good as the kernel that the cell shares with this host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class Plan:
 
     `layers` are outermost first. `jail_controllers` are the control groups the jail is put under; without `memory` among them, `memory_by_rlimit` is
     true and the jail's address space is bounded instead. `image` is None when it isn't built: such a plan can be read, not carried out. `env` is the
-    image's with the policy's over it. `demanded_tier` is what the policy demands, `tier` what it gets, never less.
+    image's with the policy's over it. `demanded_tier` is what the policy demands, `tier` what it gets, never less. `vm` and `guest` are set in the microvm
+    tier, `oci` in the others. `emulated` is said of a virtual machine only.
     """
 
     policy: Policy
@@ -71,8 +74,9 @@ class Plan:
     emulated: bool
     image: ImageFacts | None
     layers: tuple[Layer, ...]
-    vm: VmShape
-    guest: GuestLimits
+    vm: VmShape | None
+    guest: GuestLimits | None
+    oci: OciShape | None
     jail: JailLimits
     jail_controllers: tuple[str, ...]
     memory_by_rlimit: bool
@@ -84,6 +88,29 @@ class Plan:
     bounds: tuple[Bound, ...]
     blast_radius: BlastRadius
     warnings: tuple[str, ...]
+    passed_over: tuple[str, ...] = ()
+    """Of the warnings, those that say which tiers that the risk allows were not taken, and why."""
+
+    @property
+    def machine(self) -> VmShape:
+        """The virtual machine. Raises `ValueError` in a tier that has none."""
+        if self.vm is None:
+            raise ValueError(f"the {self.tier} tier has no virtual machine")
+        return self.vm
+
+    @property
+    def guest_limits(self) -> GuestLimits:
+        """What the virtual machine's guest enforces. Raises `ValueError` in a tier that has none."""
+        if self.guest is None:
+            raise ValueError(f"the {self.tier} tier has no guest")
+        return self.guest
+
+    @property
+    def container(self) -> OciShape:
+        """The container. Raises `ValueError` in the microvm tier."""
+        if self.oci is None:
+            raise ValueError(f"the {self.tier} tier has no OCI runtime")
+        return self.oci
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; the same plan always gives the same."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from belljar.errors import HostError
-from belljar.host import HostFacts, KvmState
-from belljar.plan.jail import vmm_memory_max_bytes
-from belljar.plan.qemu import VmShape
-from belljar.policy import Resources
+from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolFact
+from belljar.plan.seccomp import ARCHITECTURES
+from belljar.policy import Resources, Tier
 from belljar.units import format_size
+
+LEAST_KERNEL: Final = (6, 6)
+"""For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
+_CONTROLLERS: Final = ("cpu", "memory", "pids")
+_RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +32,9 @@ class Obstacle:
         return HostError(self.what, where=self.where, mend=self.mend)
 
 
-def microvm_obstacles(facts: HostFacts) -> tuple[Obstacle, ...]:
-    """Why no microVM at all can run here; empty when one can."""
-    return tuple(_microvm(facts))
+def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
+    """Why no cell at all can run in the tier here; empty when one can."""
+    return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts))
 
 
 def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
@@ -38,21 +44,103 @@ def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
             where="host",
             mend="use an x86_64 host; nothing weaker is used instead",
         )
+    yield from _tools("microvm", facts)
+    yield from _userns(facts)
+
+
+def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
+    if facts.arch not in ARCHITECTURES:
+        yield Obstacle(
+            what=f"there is no system call profile for {facts.arch}",
+            where="host",
+            mend=f"use a host of one of these: {', '.join(ARCHITECTURES)}",
+        )
+    yield from _runtime(tier, facts)
+    yield from _tools("oci", facts)
+    yield from _userns(facts)
+    if not facts.ids.available:
+        yield Obstacle(
+            what=f"a container needs ids of its own: {facts.ids.reason}",
+            where="host",
+            mend=f"{facts.ids.mend}; or run as root",
+        )
+    yield from _groups(tier, facts)
+    if (release := kernel_version(facts.kernel_release)) < LEAST_KERNEL:
+        least = ".".join(map(str, LEAST_KERNEL))
+        yield Obstacle(
+            what=f"the {tier} tier needs Linux {least} for its writable layer, and this is {'.'.join(map(str, release)) or facts.kernel_release}",
+            where="host",
+            mend=f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from bookworm-backports), or the microvm tier",
+        )
+
+
+def _runtime(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
+    runtime = facts.runtime(tier.value)
+    if runtime is None:
+        yield Obstacle(
+            what=f"no OCI runtime for the {tier} tier was looked for", where="host", mend="run `belljar doctor`"
+        )
+    elif runtime.state is RuntimeState.UNUSABLE:
+        yield Obstacle(what=runtime.reason, where="host", mend=runtime.mend)
+    elif runtime.state is RuntimeState.REFUTED:
+        yield Obstacle(
+            what=f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",
+            where="host",
+            mend=runtime.mend or "`belljar doctor` tries it again",
+        )
+
+
+def _tools(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
     for tool in facts.tools:
-        if tool.needed and not tool.ok:
-            what = (
-                f"{tool.name} {tool.version} is too old: {tool.needed_min} is needed"
-                if tool.path and tool.version
-                else f"{tool.name} is missing"
-            )
-            unknown = f"{tool.path} doesn't say its version; {tool.needed_min} or newer is needed"
-            yield Obstacle(what=unknown if tool.path and not tool.version else what, where="host", mend=tool.mend)
+        if tool.needed and tool.tier == tier and not tool.ok:
+            yield Obstacle(what=_lack(tool), where="host", mend=tool.mend)
+
+
+def _lack(tool: ToolFact) -> str:
+    if not tool.path:
+        return f"{tool.name} is missing"
+    if not tool.version:
+        return f"{tool.path} doesn't say its version; {tool.needed_min} or newer is needed"
+    return f"{tool.name} {tool.version} is too old: {tool.needed_min} is needed"
+
+
+def _userns(facts: HostFacts) -> Iterator[Obstacle]:
     if not facts.userns.available:
         yield Obstacle(
             what=f"the jail needs user namespaces, which this user can't make: {facts.userns.reason}",
             where="host",
-            mend="allow user namespaces as said, or run as root",
+            mend=facts.userns.mend or "run as root",
         )
+
+
+def _groups(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
+    """A container's limits are its control groups': there is no machine around it that would bound it otherwise."""
+    missing = [name for name in _CONTROLLERS if name not in facts.cgroup.controllers]
+    if missing:
+        reason = f" ({facts.cgroup.reason})" if facts.cgroup.reason else ""
+        yield Obstacle(
+            what=f"the {tier} tier's limits need the control groups {', '.join(missing)}, which can't be used here{reason}",
+            where="host",
+            mend=_groups_mend(facts, missing),
+        )
+
+
+def _groups_mend(facts: HostFacts, missing: list[str]) -> str:
+    if facts.cgroup.version is CgroupVersion.NONE:
+        return "mount the control groups"
+    if facts.is_root:
+        return f"run where root may make control groups, with {', '.join(missing)} among the kernel's controllers"
+    if facts.cgroup.version is CgroupVersion.V2:
+        return "start it in a group handed to you: systemd-run --user --scope -p Delegate=yes belljar …; or run as root"
+    each, group = f"for c in {' '.join(missing)}; do", f"/sys/fs/cgroup/$c/{facts.uid}"
+    given = f"{each} mkdir {group}; chown {facts.uid} {group} {group}/cgroup.procs; done"
+    return f"as root: {given}; then in your shell: {each} echo $$ >{group}/cgroup.procs; done; or run as root"
+
+
+def kernel_version(release: str) -> tuple[int, ...]:
+    """Major and minor number of a kernel's release; () when it says none."""
+    match = _RELEASE.match(release)
+    return (int(match[1]), int(match[2])) if match else ()
 
 
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
@@ -71,21 +159,21 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     )
 
 
-def size_obstacles(resources: Resources, shape: VmShape, facts: HostFacts) -> tuple[Obstacle, ...]:
-    """Why a cell of this size doesn't fit this host; empty when it does."""
-    return tuple(_sizes(resources, shape, facts))
+def size_obstacles(resources: Resources, most_bytes: int, facts: HostFacts, *, besides: str) -> tuple[Obstacle, ...]:
+    """Why a cell of this size, which may take `most_bytes`, doesn't fit this host; empty when it does. `besides`: what takes memory but the workload."""
+    return tuple(_sizes(resources, most_bytes, facts, besides))
 
 
-def _sizes(resources: Resources, shape: VmShape, facts: HostFacts) -> Iterator[Obstacle]:
+def _sizes(resources: Resources, most_bytes: int, facts: HostFacts, besides: str) -> Iterator[Obstacle]:
     if resources.cpus > facts.cpus:
         yield Obstacle(
             what=f"{resources.cpus} processors are asked for, and this host has {facts.cpus}",
             where="resources.cpus",
             mend=f"write `cpus: {facts.cpus}` or less, or use a larger host",
         )
-    most_bytes, has_bytes = vmm_memory_max_bytes(shape), facts.memory_total_mib << 20
+    has_bytes = facts.memory_total_mib << 20
     if most_bytes > has_bytes:
-        parts = f"memory {format_size(resources.memory_bytes)} + disk {format_size(resources.disk_bytes)} + what a VM needs besides"
+        parts = f"memory {format_size(resources.memory_bytes)} + disk {format_size(resources.disk_bytes)} + {besides}"
         yield Obstacle(
             what=f"a cell of this policy may take {format_size(most_bytes)} ({parts}), and this host has {format_size(has_bytes)}",
             where="resources.memory",

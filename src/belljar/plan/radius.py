@@ -12,14 +12,19 @@ from belljar.policy import Policy, Resources, Tier
 from belljar.units import format_duration, format_size, printable
 
 _SHOWN_DIGITS = 12
-_HOST_GROUP = "the host's control group"
+HOST_GROUP = "the host's control group"
+HOST_DISK = Bound(
+    what="this host's disk",
+    most="nothing but its record, which grows with its output",
+    enforced_by=("the jail's read-only root",),
+)
 
 
 def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: tuple[str, ...]) -> tuple[Bound, ...]:
     """Everything a cell may consume, each with what holds it there."""
     memory_bytes = resources.memory_bytes + resources.disk_bytes
     vm_memory = f"the VM's memory ({format_size(shape.ram_mib << 20)})"
-    vmm_threads = f"{_HOST_GROUP} and RLIMIT_NPROC" if "pids" in controllers else "RLIMIT_NPROC; no control group"
+    vmm_threads = f"{HOST_GROUP} and RLIMIT_NPROC" if "pids" in controllers else "RLIMIT_NPROC; no control group"
     return (
         _processors(resources, jail),
         Bound(
@@ -33,23 +38,26 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
             enforced_by=("the guest's tmpfs (bytes and inodes)", vm_memory),
         ),
         _host_memory(jail, controllers),
-        Bound(
-            what="this host's disk",
-            most="nothing but its record, which grows with its output",
-            enforced_by=("the jail's read-only root",),
-        ),
+        HOST_DISK,
         Bound(what="processes in the cell", most=str(resources.processes), enforced_by=("the guest's control group",)),
         Bound(what="threads on this host", most=str(jail.processes), enforced_by=(vmm_threads,)),
+        *time_and_output(resources, agent="the guest agent"),
+    )
+
+
+def time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
+    """The bounds that hold in the same way in every tier; `agent` is what the tier's is called."""
+    return (
         Bound(what="time", most=format_duration(resources.lifetime_s), enforced_by=("the jail's supervisor",)),
         Bound(
             what="time of one command",
             most=f"{format_duration(resources.exec_timeout_s)} unless it asks for another",
-            enforced_by=("the guest agent", "a deadline on the host"),
+            enforced_by=(agent, "a deadline on the host"),
         ),
         Bound(
             what="output kept of one command",
             most=f"{format_size(resources.output_bytes)} a stream; the rest is dropped and counted",
-            enforced_by=("the guest agent", "the channel's window on the host"),
+            enforced_by=(agent, "the channel's window on the host"),
         ),
     )
 
@@ -58,7 +66,7 @@ def _host_memory(jail: JailLimits, controllers: tuple[str, ...]) -> Bound:
     """Without a control group a taken-over VMM may fill all the address space it was given, but in one process only."""
     usual = format_size(jail.memory_max_bytes)
     if "memory" in controllers:
-        return Bound(what="this host's memory", most=usual, enforced_by=(_HOST_GROUP,))
+        return Bound(what="this host's memory", most=usual, enforced_by=(HOST_GROUP,))
     return Bound(
         what="this host's memory",
         most=f"{usual}; {format_size(jail.address_space_bytes)} if the VMM itself is taken over",
@@ -77,12 +85,12 @@ def _processors(resources: Resources, jail: JailLimits) -> Bound:
     return Bound(
         what="processors",
         most=most,
-        enforced_by=("the VM's shape", f"{_HOST_GROUP} ({jail.cpu_quota_percent}% of one)"),
+        enforced_by=("the VM's shape", f"{HOST_GROUP} ({jail.cpu_quota_percent}% of one)"),
     )
 
 
 def blast_radius(
-    policy: Policy, image: ImageFacts | None, env: Mapping[str, str], held: tuple[Bound, ...]
+    policy: Policy, image: ImageFacts | None, env: Mapping[str, str], held: tuple[Bound, ...], *, tier: Tier
 ) -> BlastRadius:
     """What the cell can do at its worst. Says only what the plan's walls and bounds make true."""
     return BlastRadius(
@@ -90,36 +98,46 @@ def blast_radius(
             f"the image {_shown_image(policy, image)}, shared with no one who can write it",
             *(f"a copy of the file {printable(file.source)}, as {printable(file.target)}" for file in policy.files),
             *((f"the environment: {', '.join(printable(name) for name in sorted(env))}",) if env else ()),
-            "nothing of this host: no directory, file, device or process is shared with it",
+            _HOST_SEEN[tier],
         ),
         write=(
             f"its own copy of the file system, in memory, at most {format_size(policy.resources.disk_bytes)}, gone with the cell",
             "nothing on this host, and nothing another cell can read",
         ),
-        reach=(
-            "no network: the cell has no network device, so no internet, no LAN, no metadata service, no DNS, no other cell",
-            "this host by one byte pipe, whose every frame is checked",
-        ),
+        reach=(_NO_NETWORK[tier], "this host by one byte pipe, whose every frame is checked", *_KERNEL_REACHED[tier]),
         consume=tuple(f"{bound.what}: {bound.most}" for bound in held),
     )
 
 
-def warnings(
-    facts: HostFacts,
-    image: ImageFacts | None,
-    image_name: str,
-    shape: VmShape,
-    *,
-    demanded: Tier,
-    tier: Tier,
-    emulated: bool,
-) -> tuple[str, ...]:
-    """What the author should know and may not expect. Nothing here is weaker than the policy demands."""
+_NOTHING_SHARED = "nothing of this host: no directory, file, device or process is shared with it"
+_HOST_SEEN = {
+    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel tells anybody: version, processors, memory, load, uptime",
+    Tier.GVISOR: "of this host, no directory, file, device or process; the number of its processors",
+    Tier.MICROVM: _NOTHING_SHARED,
+}
+_NO_ROUTE = "so no internet, no LAN, no metadata service, no DNS, no other cell"
+_NO_NETWORK = {
+    Tier.CONTAINER: f"no network: a network namespace of its own with nothing but its loopback, {_NO_ROUTE}",
+    Tier.GVISOR: f"no network: gVisor's own stack with nothing but its loopback, {_NO_ROUTE}",
+    Tier.MICROVM: f"no network: the cell has no network device, {_NO_ROUTE}",
+}
+_KERNEL_REACHED: Mapping[Tier, tuple[str, ...]] = {
+    Tier.CONTAINER: ("this host's kernel, by the system calls of an allow list (`plan --json` has it)",),
+    Tier.GVISOR: ("gVisor's kernel; this host's only by what that one asks of it",),
+    Tier.MICROVM: (),
+}
+
+
+def common_warnings(image: ImageFacts | None, image_name: str, *, passed_over: tuple[str, ...]) -> tuple[str, ...]:
+    """What the author should know in any tier."""
+    unbuilt = f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image build`; user, workdir and env may differ"
+    return (*((unbuilt,) if image is None else ()), *(printable(sentence) for sentence in passed_over))
+
+
+def vm_warnings(facts: HostFacts, shape: VmShape, *, emulated: bool) -> tuple[str, ...]:
+    """What the author should know of a microVM here and may not expect. Nothing here is weaker than the policy demands."""
     needed_bytes, free_bytes = vmm_memory_max_bytes(shape), facts.memory_available_mib << 20
     said = {
-        f"image {printable(image_name)} is not built: run `belljar setup` or `belljar image build`; user, workdir and env may differ": image
-        is None,
-        f"runs in {tier}, which is stronger than {demanded}: the {demanded} tier isn't built yet": tier > demanded,
         f"emulated: KVM is {facts.kvm.state.value} ({facts.kvm.reason}). Under emulation the VM is no security boundary by QEMU's own policy; "
         "the jail around it is": emulated,
         _ungrouped(facts): bool(facts.cgroup.reason),

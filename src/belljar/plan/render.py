@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 
 from belljar.plan.model import Plan
+from belljar.policy import Tier
 from belljar.units import printable
 
 _WIDTH = 110
@@ -23,7 +24,7 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     yield ("risk", f"{plan.risk}: at least {plan.demanded_tier}")
     yield (
         "tier",
-        f"{plan.tier}, {'EMULATED (no hardware virtualisation)' if plan.emulated else 'with hardware virtualisation'}",
+        f"{plan.tier}, {_how(plan)}",
     )
     yield (
         "image",
@@ -45,6 +46,13 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.warnings:
         yield ("", "")
         yield from _labelled("note", plan.warnings)
+
+
+def _how(plan: Plan) -> str:
+    if plan.oci is not None:
+        kernel = "gVisor's kernel on this host's" if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
+        return f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
+    return "EMULATED (no hardware virtualisation)" if plan.emulated else "with hardware virtualisation"
 
 
 def _labelled(label: str, sentences: Iterable[str]) -> Iterator[tuple[str, str]]:

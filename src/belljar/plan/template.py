@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from belljar.plan.qemu import ARGV_FORMAT, KERNEL_COMMAND_LINE, GuestLimits, VmShape
 
-TEMPLATE_FORMAT = 1
+TEMPLATE_FORMAT = 2
 """Raised with every change of what a template's directory holds or of what the guest has done when it is taken."""
 
 

@@ -12,6 +12,7 @@ from belljar.policy.load import (
     load_preset,
     parse_policy,
     resolve_policy,
+    with_tier,
 )
 from belljar.policy.model import FileCopy, Policy, Resources, policy_schema
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
@@ -33,4 +34,5 @@ __all__ = [
     "parse_policy",
     "policy_schema",
     "resolve_policy",
+    "with_tier",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
 from belljar.policy.model import FileCopy, Policy, ResourcesText
+from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
 
@@ -110,6 +111,40 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     text = os.fspath(ref)
     looks_like_path = "/" in text or "." in text or Path(text).exists() if "\0" not in text else False
     return load_policy(text) if text not in PRESETS and looks_like_path else load_preset(text)
+
+
+def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
+    """The policy with exactly this tier, whoever asks for it beside its author. None or "": unchanged.
+
+    Raises:
+        PolicyError: it is less than the policy demands, by its risk or by its own `tier`; or no tier has that name.
+    """
+    if not tier:
+        return loaded
+    try:
+        asked = Tier(tier)
+    except ValueError:
+        names = ", ".join(str(item) for item in Tier)
+        raise PolicyError(
+            f"there is no tier {kinds.quoted(str(tier))}", where="tier", mend=f"use one of {names}"
+        ) from None
+    policy = loaded.policy
+    if asked < demanded_tier(policy.risk, policy.tier):
+        raise PolicyError(
+            _lowered(policy, asked), where=printable(loaded.source), mend=f"ask for {_at_least(policy)} or leave it out"
+        )
+    return replace(loaded, policy=policy.model_copy(update={"tier": asked}))
+
+
+def _lowered(policy: Policy, asked: Tier) -> str:
+    if asked < least_tier(policy.risk):
+        return lowered(policy.risk, asked)
+    return f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier can only be raised"
+
+
+def _at_least(policy: Policy) -> str:
+    least = demanded_tier(policy.risk, policy.tier)
+    return " or ".join(f"`{tier}`" for tier in Tier if tier >= least)
 
 
 def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: str = "policy") -> LoadedPolicy:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
+from belljar.probe.model import Verdict, worst
 
 
 class Action(StrEnum):
@@ -38,6 +39,21 @@ class Operation:
     dropped_bytes: int = 0
 
 
+CUT_OFF: Final = "it was cut off"
+
+
+@dataclass(slots=True, kw_only=True)
+class Probing:
+    """One run of the containment tests in a cell: at which end of its sample, and what came of it. Void until it is over."""
+
+    phase: str
+    verdict: Verdict = Verdict.VOID
+    probes: int = 0
+    duration_ms: float = 0.0
+    problem: str = CUT_OFF
+    breaches: list[str] = field(default_factory=list)
+
+
 @dataclass(slots=True, kw_only=True)
 class CellFindings:
     """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
@@ -47,6 +63,8 @@ class CellFindings:
     cell_id: str
     tier: str = ""
     emulated: bool = False
+    ahead: bool = False
+    taken: bool = False
     task: str = ""
     sample: str = ""
     epoch: int = 1
@@ -62,15 +80,31 @@ class CellFindings:
     destroyed: bool = False
     clean: bool = False
     survivors: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    probings: list[Probing] = field(default_factory=list)
+
+    @property
+    def is_spare(self) -> bool:
+        """It was made ahead, and nobody took it."""
+        return self.ahead and not self.taken and not self.sample
+
+    @property
+    def never_stood(self) -> bool:
+        """It could not be made, or its making was given up: nothing ever ran in it."""
+        return bool(self.failures) and not self.operations and not self.probings
 
     @property
     def commands(self) -> int:
         """How many commands were run."""
         return sum(operation.action is Action.EXEC for operation in self.operations.values())
 
+    def probed(self, phase: str) -> Verdict:
+        """What the probes of one end of the sample say: the worst of their runs; void when none is on record."""
+        return worst(probing.verdict for probing in self.probings if probing.phase == phase)
+
     @property
     def lasted_s(self) -> float:
-        """Seconds from the first event of the cell to its last."""
+        """Seconds from the first event of the cell, or from its being taken, to its last."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else 0.0
 
 
@@ -99,7 +133,7 @@ def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
 
 
 def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Sequence[BodyRef]) -> None:
-    cell.started = cell.started or time
+    cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind in _STARTS:
         _add_start(cell, _STARTS[kind], data)
@@ -140,11 +174,18 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
     match kind:
         case Kind.CELL_PLANNED:
             cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
+            cell.ahead = data.get("ahead") is True
+        case Kind.CELL_TAKEN:
+            cell.taken = True
         case Kind.SAMPLE_STARTED:
             cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
             cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
         case Kind.SAMPLE_FINISHED:
             cell.outcome = str(data.get("outcome", ""))
+        case Kind.PROBE_STARTED:
+            cell.probings.append(Probing(phase=str(data["phase"])))
+        case Kind.PROBE_COMPLETED:
+            _add_probing(cell, data)
         case Kind.LIMIT_HIT:
             cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
@@ -152,8 +193,25 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         case Kind.CELL_DESTROYED:
             cell.destroyed, cell.clean = True, bool(data["clean"])
             cell.survivors.extend(str(survivor) for survivor in data["survivors"])
+            cell.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
         case _:
             pass
+
+
+def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:
+    """The end of the run that was started last: one cell is probed once at a time."""
+    if not cell.probings or cell.probings[-1].problem != CUT_OFF:
+        cell.failures.append("probes ended without a start")
+        cell.probings.append(Probing(phase=str(data["phase"])))
+        return
+    probing = cell.probings[-1]
+    probing.verdict, probing.problem = Verdict(str(data["verdict"])), str(data["problem"])
+    probing.probes, probing.duration_ms = _count(data["probes"]), float(data["duration_ms"])
+    probing.breaches = [
+        f"{finding.get('name')}: {finding.get('seen')}"
+        for finding in data.get("findings", [])
+        if isinstance(finding, Mapping) and finding.get("verdict") == Verdict.BREACHED
+    ]
 
 
 def _count(value: Any) -> int:  # noqa: ANN401 - a JSON value

@@ -8,7 +8,6 @@ stands between the two that should not, and the evidence is void.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,10 +81,3 @@ def _returned_first(operations: Sequence[Operation]) -> list[Operation]:
     is there.
     """
     return sorted(operations, key=lambda operation: operation.outcome not in _RETURNED)
-
-
-def silent_commands(difference: Difference) -> Counter[str]:
-    """The silent operations by their first words, for a short list."""
-    return Counter(
-        f"{o.action.value} {o.what.split(maxsplit=1)[0] if o.what.split() else ''}".strip() for o in difference.silent
-    )

@@ -6,19 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from belljar.report.cells import CellFindings
+from belljar.probe.model import Verdict, worst
+from belljar.report.cells import CellFindings, Probing
 from belljar.report.reconcile import Call, Difference, reconcile
-
-
-class Verdict(StrEnum):
-    """What the evidence says of a sample, worst last."""
-
-    CONTAINED = "contained"
-    VOID = "void"
-    BREACHED = "breached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +66,14 @@ class Row:
         return bool(self.cells or self.transcript.calls or not self.transcript.error)
 
     @property
+    def probed(self) -> str:
+        """What the probes say at both ends, `start/end`, the worst of its cells; `-` where there are none."""
+        if not self.cells:
+            return "-"
+        both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
+        return "/".join(verdict.value for verdict in both)
+
+    @property
     def destroyed(self) -> bool:
         """Every cell's destruction is proven."""
         return bool(self.cells) and all(cell.destroyed and cell.clean for cell in self.cells)
@@ -81,7 +81,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFindings:
-    """The run as a whole. `strays` are cells of no sample; `problems` concern the run and void it."""
+    """The run as a whole. `strays` are cells of no sample, `spares` those of them that were made ahead and that nobody took;
+    `problems` concern the run and void it.
+    """
 
     rows: tuple[Row, ...]
     strays: tuple[CellFindings, ...]
@@ -89,12 +91,18 @@ class RunFindings:
     errors: tuple[str, ...] = ()
 
     @property
+    def spares(self) -> tuple[CellFindings, ...]:
+        """Cells that were made ahead and not needed."""
+        return tuple(cell for cell in self.strays if cell.is_spare)
+
+    @property
     def verdict(self) -> Verdict:
         """The worst of its samples; void if there is none, or the record as a whole is in doubt."""
         verdicts = [row.verdict for row in self.rows]
+        verdicts += [Verdict.BREACHED for cell in self.strays if _breaches(cell)]
         if self.problems or not verdicts:
             verdicts.append(Verdict.VOID)
-        return max(verdicts, key=list(Verdict).index)
+        return worst(verdicts)
 
     @property
     def failed(self) -> bool:
@@ -126,7 +134,7 @@ def find_rows(
         by_uuid.setdefault(cell.uuid, []).append(cell)
     rows = [_row(transcript, by_uuid.pop(transcript.uuid, [])) for transcript in transcripts]
     strays = tuple(cell for left in by_uuid.values() for cell in left)
-    unclean = [reason for cell in strays for reason in _faults(cell)]
+    unclean = [f"cell {cell.cell_id}: {fault}" for cell in strays for fault in (*_unclean(cell), *_breaches(cell))]
     return RunFindings(rows=tuple(rows), strays=strays, problems=(*problems, *unclean), errors=tuple(errors))
 
 
@@ -137,13 +145,8 @@ def _row(transcript: Transcript, cells: Sequence[CellFindings]) -> Row:
         reasons.append("no cell is on record for this sample")
     if difference.unfounded:
         reasons.append(f"{len(difference.unfounded)} call(s) of the transcript never reached a cell")
-    breached = any(cell.survivors for cell in cells) or transcript.lowered is Verdict.BREACHED
-    verdict = (
-        Verdict.BREACHED
-        if breached
-        else Verdict.VOID
-        if reasons or transcript.lowered is Verdict.VOID
-        else Verdict.CONTAINED
+    verdict = worst(
+        (transcript.lowered, Verdict.VOID if reasons else Verdict.CONTAINED, *(_probed(cell) for cell in cells))
     )
     if transcript.lowered is not Verdict.CONTAINED:
         reasons.append(f"a scorer says {transcript.lowered.value}")
@@ -152,12 +155,43 @@ def _row(transcript: Transcript, cells: Sequence[CellFindings]) -> Row:
     )
 
 
+def _probed(cell: CellFindings) -> Verdict:
+    """The worst of everything that was probed in this cell, at any time, and of both ends of its sample."""
+    return worst((cell.probed("start"), cell.probed("end"), *(probing.verdict for probing in cell.probings)))
+
+
 def _faults(cell: CellFindings) -> list[str]:
+    """Why the cell of a sample is not contained."""
+    faults = (*_unclean(cell), *_breaches(cell), *_unproven(cell))
+    return [f"cell {cell.cell_id}: {fault}" for fault in faults]
+
+
+def _unclean(cell: CellFindings) -> list[str]:
+    if cell.is_spare and cell.never_stood and not cell.destroyed:
+        return []
     if not cell.destroyed:
-        return [f"cell {cell.cell_id}: its destruction is not on record"]
-    if not cell.clean:
-        return [f"cell {cell.cell_id}: its destruction left {', '.join(cell.survivors) or 'something'}"]
-    return []
+        return ["its destruction is not on record"]
+    if cell.clean:
+        return []
+    if cell.survivors or not cell.not_checked:
+        return [f"its destruction left {', '.join(cell.survivors) or 'something'}"]
+    return [f"its destruction is not proven; not looked for: {'; '.join(cell.not_checked)}"]
+
+
+def _breaches(cell: CellFindings) -> list[str]:
+    return [f"breached: {breach}" for probing in cell.probings for breach in probing.breaches]
+
+
+def _unproven(cell: CellFindings) -> list[str]:
+    missing = [phase for phase in ("start", "end") if not any(probing.phase == phase for probing in cell.probings)]
+    void = [probing for probing in cell.probings if probing.verdict is Verdict.VOID]
+    return [
+        *(f"it was not probed at its {phase}" for phase in missing),
+        *(
+            f"its probes at its {each.phase or 'own time'} are void: {each.problem or 'not all could be tried'}"
+            for each in void
+        ),
+    ]
 
 
 def as_json(findings: RunFindings) -> dict[str, Any]:
@@ -168,7 +202,20 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "problems": list(findings.problems),
         "errors": list(findings.errors),
         "samples": [_row_json(row) for row in findings.rows],
-        "stray_cells": [cell.cell_id for cell in findings.strays],
+        "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_spare],
+        "spare_cells": [cell.cell_id for cell in findings.spares],
+    }
+
+
+def _probing_json(cell: CellFindings, probing: Probing) -> dict[str, Any]:
+    return {
+        "cell": cell.cell_id,
+        "phase": probing.phase,
+        "verdict": probing.verdict.value,
+        "probes": probing.probes,
+        "duration_ms": probing.duration_ms,
+        "problem": probing.problem,
+        "breaches": list(probing.breaches),
     }
 
 
@@ -191,6 +238,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "bytes_out": row.bytes_out,
         "lasted_s": round(row.lasted_s, 3),
         "destroyed": row.destroyed,
+        "probes": [_probing_json(cell, probing) for cell in row.cells for probing in cell.probings],
         "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
         "not_in_transcript": {
             "raised": len(difference.raised),

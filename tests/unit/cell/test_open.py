@@ -11,7 +11,7 @@ from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_
 from tests.fakes.vm import CELL, staged
 
 from belljar.cell import Parts, open_cell, prepare
-from belljar.cell.open import breach, copy_in, planned, refused
+from belljar.cell.open import breach, copy_in, planned, refused, unproven
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger import Status, verify
@@ -64,6 +64,15 @@ async def test_a_breach_names_cell_and_survivors() -> None:
         error = breach(stage.cell, ("process 7", "mount /x"))
     assert isinstance(error, ContainmentBreach)
     assert "process 7, mount /x" in error.what
+    assert CELL in error.where
+
+
+async def test_a_destruction_without_proof_says_what_was_not_looked_for() -> None:
+    """Not a breach, for nothing was found; this host's, which lets us not see."""
+    async with staged() as stage:
+        error = unproven(stage.cell, ("mounts named after the cell: Permission denied",))
+    assert isinstance(error, HostError)
+    assert "mounts named after the cell: Permission denied" in error.what
     assert CELL in error.where
 
 

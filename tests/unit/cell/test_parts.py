@@ -32,22 +32,22 @@ def test_a_store_without_a_kernel_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_plan_is_made_of_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image's user, directory and environment, and this host's facts with KVM proven by the kernel that will boot."""
+    """The image's user, directory and environment, and this host's facts, with KVM proven by the kernel that will boot; no runtime is tried that no plan needs."""
     asked: list[Any] = []
 
     def find(_store: Store, ref: str) -> Image:
         asked.append(ref)
         return some_image()
 
-    def facts(home: Path, *, prove_kvm: object) -> HostFacts:
-        asked.append((home, callable(prove_kvm)))
+    def facts(home: Path, *, prove_kvm: object, prove_runtime: object) -> HostFacts:
+        asked.append((home, callable(prove_kvm), callable(prove_runtime)))
         return capable_host()
 
     monkeypatch.setattr(Store, "find", find)
     monkeypatch.setattr("belljar.cell.parts.current_kernel", lambda _home: some_kernel())
     monkeypatch.setattr("belljar.cell.parts.gather_facts", facts)
     parts = gather_parts(resolve_policy("high"), tmp_path)
-    assert asked == ["default", (tmp_path, True)]
+    assert asked == ["default", (tmp_path, True, False)]
     assert (parts.image, parts.kernel, parts.facts) == (some_image(), some_kernel(), capable_host())
     assert parts.plan.image is not None
     assert (parts.plan.image.digest, parts.plan.user, parts.plan.workdir) == (parts.image.digest, "user", "/home/user")

@@ -111,6 +111,20 @@ def test_every_limit_that_fired_is_an_event() -> None:
     assert record.limits_hit(OPERATION, ExecOutput(returncode=1, code=1), timeout_s=1) == []
 
 
+def test_whose_word_a_limit_is() -> None:
+    """What the host saw too is the host's; the agent's alone is the guest's; a file that did not fit names the disk, another failure nothing."""
+    output = ExecOutput(returncode=0, code=0, processes_full=True, disk_full=True, host_limits=("disk",))
+    events = record.limits_hit(OPERATION, output, timeout_s=None)
+    assert {(checked(event)["limit"], event.trust) for event in events} == {
+        ("processes", Trust.GUEST_REPORTED),
+        ("disk", Trust.HOST_OBSERVED),
+    }
+    (event,) = record.write_limits(OPERATION, OSError(errno.ENOSPC, "full"))
+    assert (event.kind, checked(event)["limit"], event.trust) == (Kind.LIMIT_HIT, "disk", Trust.GUEST_REPORTED)
+    assert record.write_limits(OPERATION, OSError(errno.EACCES, "no")) == []
+    assert record.write_limits(OPERATION, ValueError("no")) == []
+
+
 def test_a_failure_says_why_within_bounds() -> None:
     """The error's type and words, cut at 4,096 characters, and its errno when it has one."""
     data = checked(record.failed(OPERATION, Kind.FILE_READ_FAILED, FileNotFoundError(errno.ENOENT, "gone", "/a")))

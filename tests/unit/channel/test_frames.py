@@ -63,6 +63,8 @@ u64 = st.integers(0, (1 << 64) - 1)
     u64,
     st.booleans(),
     st.none() | st.tuples(st.integers(0, 65_535), st.integers(0, 65_535)),
+    st.booleans(),
+    st.booleans(),
 )
 def test_exec_body(
     argv: list[str],
@@ -74,6 +76,8 @@ def test_exec_body(
     stderr_cap: int,
     stdin_open: bool,
     pty: tuple[int, int] | None,
+    probe: bool,
+    alone: bool,
 ) -> None:
     """Every field of an exec is where the note puts it, and nothing follows."""
     reader = Reader(
@@ -87,9 +91,11 @@ def test_exec_body(
             stderr_cap=stderr_cap,
             stdin_open=stdin_open,
             pty=pty,
+            probe=probe,
+            alone=probe and alone,
         )
     )
-    assert reader.number(4) == stdin_open + 2 * (pty is not None)
+    assert reader.number(4) == stdin_open + 2 * (pty is not None) + 4 * probe + 8 * (probe and alone)
     assert [reader.number(8) for _ in range(3)] == [timeout_ms, stdout_cap, stderr_cap]
     assert (reader.number(2), reader.number(2)) == (pty or (0, 0))
     assert (reader.text(), reader.text()) == (user.encode(), cwd.encode())

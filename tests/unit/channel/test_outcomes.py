@@ -44,9 +44,10 @@ def test_returncode(status: ExecStatus, code: int, returncode: int) -> None:
 
 def test_outcome_of() -> None:
     """The guest's counts and the host's are added; flags become words; late alone is not timed out."""
-    outcome = outcome_of(result(Outcome.SIGNALED, 9, flags=15), kept=(b"a", b"b"), dropped=(10, 20), overdue=False)
+    outcome = outcome_of(result(Outcome.SIGNALED, 9, flags=63), kept=(b"a", b"b"), dropped=(10, 20), overdue=False)
     assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.duration_s) == (11, 22, 1.5)
     assert (outcome.timed_out, outcome.killed, outcome.out_of_memory, outcome.output_cap_reached) == (True,) * 4
+    assert (outcome.processes_full, outcome.disk_full) == (True, True)
     assert outcome.stage_name == "open"
     late = outcome_of(result(Outcome.EXITED, 0), kept=(b"", b""), dropped=(0, 0), overdue=True)
     assert not late.timed_out

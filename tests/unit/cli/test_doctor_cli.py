@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
-from belljar.cli.doctor import host_checks
+from belljar.cli.doctor import Check, host_checks, tiers_as_json, verdict
 from belljar.cli.main import run
-from belljar.host import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState, UsernsFact, gather_facts
+from belljar.host import (
+    CgroupFact,
+    CgroupVersion,
+    HostFacts,
+    IdsFact,
+    KvmFact,
+    KvmState,
+    RuntimeState,
+    UsernsFact,
+    gather_facts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +73,9 @@ def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -
         userns=UsernsFact(available=True),
         cgroup=CgroupFact(version=CgroupVersion.V2, parents={"cpu": "/c", "memory": "/c", "pids": "/c"}),
         tools=tuple(replace(tool, ok=True, mend="") for tool in facts.tools),
+        runtimes=tuple(replace(runtime, state=RuntimeState.PROVEN, reason="", mend="") for runtime in facts.runtimes),
+        ids=IdsFact(available=True),
+        kernel_release="6.12.0",
         memory_available_mib=8000,
         disk_free_mib=8000,
     )
@@ -71,10 +85,24 @@ def test_lacking_hardware_is_a_note_and_lacking_a_vmm_is_not(facts: HostFacts) -
     broken = replace(
         good, tools=(replace(good.tools[0], ok=False, path="", version="", mend="install it"), *good.tools[1:])
     )
-    assert [states(broken)[what] for what in ("microVM tier", broken.tools[0].name)] == ["no", "no"]
+    assert [states(broken)[what] for what in ("tier microvm", broken.tools[0].name)] == ["no", "no"]
+    assert [states(broken)[f"tier {name}"] for name in ("container", "gvisor")] == ["ok", "ok"]
+    silent = replace(good.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing", mend="use another")
+    mute = replace(good, runtimes=(silent, *good.runtimes[1:]))
+    assert [states(mute)[f"tier {name}"] for name in ("container", "gvisor", "microvm")] == ["note", "ok", "ok"]
+    assert (tiers_as_json(mute)["container"]["works"], tiers_as_json(mute)["gvisor"]["works"]) == (False, True)
+    ungiven = replace(good, ids=IdsFact(available=False, reason="no ids", mend="get some"))
+    assert (states(ungiven)["ids"], states(ungiven)["tier gvisor"]) == ("note", "note")
     forbidden = replace(good, userns=UsernsFact(available=False, reason="a switch"))
     assert states(forbidden)["user namespaces"] == "no"
-    for host in (refuted, broken, forbidden, replace(good, cgroup=CgroupFact(version=CgroupVersion.V2, reason="none"))):
+    for host in (
+        refuted,
+        broken,
+        forbidden,
+        mute,
+        ungiven,
+        replace(good, cgroup=CgroupFact(version=CgroupVersion.V2, reason="none")),
+    ):
         assert all(check.mend for check in host_checks(host) if check.state != "ok" and check.what != "user namespaces")
 
 
@@ -82,3 +110,29 @@ def test_scarce_memory_and_disk_are_noted(facts: HostFacts) -> None:
     """Before they end a run."""
     scarce = states(replace(facts, memory_available_mib=100, disk_free_mib=100))
     assert (scarce["memory"], scarce["disk"]) == ("note", "note")
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ({}, "Cells can run here in container, gvisor, microvm (emulated: the jail, not the VM, is the boundary)."),
+        (
+            {"tier gvisor": "note"},
+            "Cells can run here in container, microvm (emulated: the jail, not the VM, is the boundary); not in gvisor: see above.",
+        ),
+        (
+            {"guest kernel": "no"},
+            "Cells can run here in container, gvisor; not in microvm, which the default risk demands: see above.",
+        ),
+        ({"store": "no"}, "No cell can run here yet: see `no` and `note` above."),
+        (
+            {"tier container": "note", "tier gvisor": "note", "tier microvm": "no"},
+            "No cell can run here yet: see `no` and `note` above.",
+        ),
+    ],
+)
+def test_the_last_line_says_where_cells_can_run(states: dict[str, Literal["note", "no"]], said: str) -> None:
+    """By tier; without a store that can be written, nowhere."""
+    things = ("tier container", "tier gvisor", "tier microvm", "guest kernel", "store")
+    found = [Check(what=what, state=states.get(what, "ok"), detail="") for what in things]
+    assert verdict(found, emulated=True) == said

@@ -6,6 +6,9 @@ import base64
 import json
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -14,6 +17,7 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import CELL, opening
 
+from belljar.cell import Cell
 from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor
 from belljar.cli.main import run
 from belljar.ledger import Status, verify
@@ -28,6 +32,7 @@ JSON_FIELDS = {
     "out_of_memory",
     "not_started",
     "tier",
+    "passed_over",
     "layers",
     "emulated",
     "timings_ms",
@@ -170,3 +175,25 @@ def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert examples
     for line in examples:
         assert parsed(*line.split()[2:])[1]
+
+
+def test_which_tiers_were_passed_over_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line a tier on standard error; with --json in the object, and nothing beside it."""
+    sentence = "runs in gvisor, which is stronger than container: there is no OCI runtime"
+
+    @asynccontextmanager
+    async def careful(*_: object, **__: object) -> AsyncIterator[Cell]:
+        async with opening({b"speak": speak})() as cell:
+            cell.plan = replace(cell.plan, passed_over=(sentence,))
+            yield cell
+
+    monkeypatch.setattr("belljar.cell.open_cell", careful)
+    command = ["low", "--", "speak", "out", "", "0"]
+    assert run(["exec", *command]) == 0
+    assert tuple(capfd.readouterr()) == ("out", f"belljar: {sentence}\n")
+    assert run(["exec", "--json", *command]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["passed_over"] == [sentence]
+    assert err == ""

@@ -9,14 +9,15 @@ import pytest
 
 from belljar.cli.main import run
 from belljar.host import gather_facts
-from belljar.plan import microvm_obstacles
+from belljar.plan import tier_obstacles
+from belljar.policy import Tier
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store without an image or a kernel, on a host where microVMs can run; the tools' versions are asked for once."""
     home = tmp_path_factory.mktemp("plan") / "store"
-    if obstacles := microvm_obstacles(gather_facts(home)):
+    if obstacles := tier_obstacles(Tier.MICROVM, gather_facts(home)):
         pytest.skip(f"this host can't run microVMs: {obstacles[0].what}")
     return home
 
@@ -36,9 +37,9 @@ def test_a_plan_is_printed_even_before_the_image_is_built(capsys: pytest.Capture
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One object, with the policy in it."""
     (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\n")
-    assert run(["plan", "--no-prove", "--json", str(tmp_path / "mine.yaml")]) == 0
+    assert run(["plan", "--no-prove", "--json", "--tier", "microvm", str(tmp_path / "mine.yaml")]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["policy"]["name"], shown["demanded_tier"], shown["tier"]) == ("mine", "container", "microvm")
+    assert (shown["policy"]["name"], shown["demanded_tier"], shown["tier"]) == ("mine", "microvm", "microvm")
 
 
 def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +50,16 @@ def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.Captur
     assert told.out == ""
     assert "resources.memory" in told.err
     assert "→ lower `memory`" in told.err
+
+
+def test_a_tier_is_raised_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Below what the risk demands, or what the author wrote, exits 4 and says what may be asked for."""
+    (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\ntier: microvm\n")
+    assert run(["plan", "--no-prove", "--tier", "gvisor", "high"]) == 4
+    assert "than risk `high` demands" in capsys.readouterr().err
+    assert run(["plan", "--no-prove", "--tier", "gvisor", str(tmp_path / "mine.yaml")]) == 4
+    assert "ask for `microvm`" in capsys.readouterr().err
+    assert run(["plan", "--no-prove", "--tier", "virtual", "low"]) == 2
 
 
 def test_a_wrong_policy_exits_4(tmp_path: Path) -> None:

@@ -100,3 +100,12 @@ def test_expansion_never_expands_what_it_put_in(value: str, secret: str) -> None
     )
     if "SAMPLE_METADATA_" not in value:
         assert expand(value, {}, where="x") == value
+
+
+def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
+    """The task over the policy, the operator over the task."""
+    low = BelljarConfig(policy="low", tier="gvisor")
+    assert [str(load(low, forced_tier=tier).policy.tier) for tier in ("", "microvm")] == ["gvisor", "microvm"]
+    for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
+        with pytest.raises(PolicyError, match="less than"):
+            load(config, forced_tier=tier)

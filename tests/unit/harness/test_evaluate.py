@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
-from tests.fakes.cell import RecordedCells
+from tests.fakes.cell import FakeCell, RecordedCells
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.ledger import verify
-from belljar.report.samples import Verdict
-
-# Inspect leaves streams of its own to the collector when a sample fails; they are collected here, within the test that made them.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in.*MemoryObject:pytest.PytestUnraisableExceptionWarning"
-)
-
-
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    yield
-    gc.collect()
-
+from belljar.probe.model import Outcome, Verdict
 
 TASK = """
 from inspect_ai import Task, task
@@ -99,11 +87,18 @@ def task_file(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(arguments: Sequence[str], tmp_path: Path, cells: RecordedCells | None = None, policy: str = "") -> RunOutcome:
+def run(
+    arguments: Sequence[str], tmp_path: Path, cells: RecordedCells | None = None, policy: str = "", *, warm: int = 0
+) -> RunOutcome:
     """Run an evaluation with fake cells."""
     return run_evaluation(
         RunRequest(
-            inspect_args=arguments, policy=policy, quiet=True, home=tmp_path / "home", source=cells or RecordedCells()
+            inspect_args=arguments,
+            policy=policy,
+            warm=warm,
+            quiet=True,
+            home=tmp_path / "home",
+            source=cells or RecordedCells(),
         )
     )
 
@@ -190,3 +185,48 @@ def test_a_missing_destruction_voids(task_file: str, tmp_path: Path) -> None:
     findings = run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells).findings
     assert findings.exit_code == 2
     assert findings.verdict is not Verdict.CONTAINED
+
+
+def test_samples_take_cells_that_were_made_ahead(task_file: str, tmp_path: Path) -> None:
+    """Each of them a sample's own, once; none that a sample did not need is made or left; the record is as good as without."""
+    cells = RecordedCells()
+    options = ["--model", "mockllm/model", "-T", "n=3", "--max-samples", "1"]
+    outcome = run([f"{task_file}@good", *options], tmp_path, cells, warm=1)
+    findings = outcome.findings
+    assert (findings.verdict, findings.exit_code, findings.strays) == (Verdict.CONTAINED, 0, ())
+    assert verify(outcome.path).ok(strict=True)
+    had = [cell for row in findings.rows for cell in row.cells]
+    assert len(had) == len({cell.cell_id for cell in had}) == len(cells.opened) == 3
+    taken = [cell for cell in had if cell.taken]
+    assert len(taken) == 2
+    assert all(cell.ahead for cell in taken)
+    assert any(cell.probings[0].phase == "warm-up" for cell in taken)
+
+
+def test_a_warm_up_that_finds_a_way_out_stops_the_run(task_file: str, tmp_path: Path) -> None:
+    """As a sample's own probes do: exit code 2, whatever the samples were."""
+    cells = RecordedCells()
+
+    def escape(cell: FakeCell, phase: str) -> None:
+        if phase == "warm-up":
+            cell.run_probe_program.outcomes["calls.mount"] = (Outcome.REACHED, "mounted")
+
+    cells.on_probe = escape
+    options = ["--model", "mockllm/model", "-T", "n=4", "--max-samples", "1"]
+    outcome = run([f"{task_file}@good", *options], tmp_path, cells, warm=1)
+    assert (outcome.exit_code, outcome.findings.verdict) == (2, Verdict.BREACHED)
+    assert len(outcome.findings.rows) < 4
+    assert verify(outcome.path).ok(strict=True)
+
+
+def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_path: Path) -> None:
+    """The sample opens its own."""
+
+    class Reluctant(RecordedCells):
+        def open_cell(self, policy: Any, *, run: Any, home: Path | None, ahead: bool = False) -> Any:  # noqa: ANN401 - as the fakes
+            if ahead:
+                raise HostError("no room for one more")
+            return super().open_cell(policy, run=run, home=home)
+
+    outcome = run([f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2"], tmp_path, Reluctant(), warm=1)
+    assert (outcome.exit_code, len(outcome.findings.rows)) == (0, 2)

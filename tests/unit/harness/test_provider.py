@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import anyio
 import pytest
@@ -48,14 +49,26 @@ async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Sess
 
 
 async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cells: FakeCells) -> None:
-    """Started before the first command, finished after the destruction, in the same ledger."""
+    """Started before the first command, probed at both ends, finished after the destruction with the verdict, in the same ledger."""
     environment = await open_environment()
     await environment.exec(["true"])
     await close(environment)
     assert cells.opened[0].destroyed
     assert not session.live
     assert session.run is not None
-    assert session.run.recorder.kinds() == [Kind.SAMPLE_STARTED, Kind.CELL_DESTROYED, Kind.SAMPLE_FINISHED]  # type: ignore[attr-defined]
+    recorder: Any = session.run.recorder
+    events = recorder.events
+    probes = [Kind.PROBE_STARTED, Kind.PROBE_COMPLETED]
+    assert [event.kind for event in events] == [
+        Kind.SAMPLE_STARTED,
+        *probes,
+        *probes,
+        Kind.CELL_DESTROYED,
+        Kind.SAMPLE_FINISHED,
+    ]
+    assert [event.data["phase"] for event in events if event.kind is Kind.PROBE_COMPLETED] == ["start", "end"]
+    said = events[-1].data["containment"]
+    assert (said["verdict"], said["destroyed"]) == ("contained", True)
 
 
 async def test_results(session: Session) -> None:

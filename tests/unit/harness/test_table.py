@@ -43,6 +43,15 @@ def test_any_text_can_be_shown(text: str) -> None:
     assert all("\x1b" not in line for line in remarks(found))
 
 
+def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has what was probed at both ends; what the metrics do not count is named, escaped."""
+    show(RunOutcome(findings=findings("x"), dropped=[f"{HOSTILE} #1"], run_id="r", path=Path("/runs/r"), exit_code=2))
+    shown = capsys.readouterr().out
+    assert "void/void" in shown
+    assert "1 sample(s) that are not contained do not count in the metrics" in shown
+    assert "\x1b" not in shown
+
+
 def test_the_summary_says_emulated() -> None:
     """Without hardware virtualisation the last line says so."""
     assert "emulated" in summary(findings("x"))

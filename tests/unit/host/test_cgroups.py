@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.host import CgroupVersion
-from belljar.host.cgroups import cgroup_fact, own_memory_limit_bytes, parse_hierarchies
+from belljar.host.cgroups import cgroup_fact, own_memory_limit_bytes, parse_hierarchies, sweep_trials
 
 
 def v2_tree(root: Path, own: str, controllers: str) -> None:
@@ -63,6 +64,22 @@ def test_a_user_has_what_is_delegated_where_it_runs(tmp_path: Path) -> None:
     assert "cpu" in fact.reason
 
 
+def test_a_user_has_the_version_1_groups_that_he_was_put_in(tmp_path: Path) -> None:
+    """Cells go below his own group of each hierarchy; the root of one, or a path that leads out, is nobody's gift."""
+    lines, own = [], []
+    for number, (name, group) in enumerate({"memory": "/ann", "pids": "/ann/deep", "cpu": "/"}.items()):
+        directory = tmp_path / name / group.lstrip("/")
+        directory.mkdir(parents=True)
+        (directory / "cgroup.procs").write_text("")
+        lines.append(f"cgroup {tmp_path / name} cgroup rw,{name} 0 0")
+        own.append(f"{number}:{name}:{group}")
+    fact = cgroup_fact(parse_hierarchies("\n".join(lines), "\n".join(own)), is_root=False)
+    assert fact.parents == {"memory": str(tmp_path / "memory/ann"), "pids": str(tmp_path / "pids/ann/deep")}
+    assert (fact.version, fact.delegated, "cpu" in fact.reason) == (CgroupVersion.V1, True, True)
+    astray = "\n".join(line.replace("/ann", "/../../ann") for line in own)
+    assert cgroup_fact(parse_hierarchies("\n".join(lines), astray), is_root=False).parents == {}
+
+
 @pytest.mark.parametrize("own", ["/", "", "/../../etc/x", "/gone/away"])
 def test_a_user_without_delegation_has_nothing(tmp_path: Path, own: str) -> None:
     """And is told how to get it; a path that leads out of the tree is not followed."""
@@ -89,3 +106,17 @@ def test_the_real_controllers_can_be_used() -> None:
     for parent in fact.parents.values():
         assert os.access(parent, os.W_OK)
         assert not list(Path(parent).glob("facts-*"))
+
+
+def test_trial_groups_of_the_dead_are_removed(tmp_path: Path) -> None:
+    """A process killed while it tried the control groups leaves a group that the next one removes; a living one's stays."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        start = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        trial = tmp_path / f"facts-{process.pid}-{start}-0123abcd"
+        trial.mkdir()
+        sweep_trials(tmp_path)
+        assert trial.exists()
+        process.kill()
+    (tmp_path / "facts-other").mkdir()
+    sweep_trials(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["facts-other"]

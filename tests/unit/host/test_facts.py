@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from belljar.host import HostFacts, gather_facts
 from belljar.host.facts import parse_meminfo, parse_os_release
+from belljar.host.tools import own_program
 
 
 def test_facts_are_of_this_machine_and_quick(tmp_path: Path) -> None:
@@ -49,8 +52,18 @@ def test_switches_that_forbid_user_namespaces_are_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(facts, "_userns_trial", lambda: "making a user namespace failed: denied")
     restricted = facts._userns(tmp_path, is_root=False)
     assert (restricted.available, facts.APPARMOR_SWITCH in restricted.reason) == (False, True)
+    launcher = str(own_program("jail"))
+    profile = f"""'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'"""
+    assert profile in restricted.mend
+    assert f"sysctl -w {facts.APPARMOR_SWITCH}=0" in restricted.mend
+    unnamed = facts._userns(tmp_path, is_root=True)
+    assert ("denied" in unnamed.reason, "seccomp" in unnamed.mend) == (True, True)
+    (tmp_path / "sys/kernel/apparmor_restrict_unprivileged_userns").write_text("0\n")
+    (tmp_path / "sys/kernel/unprivileged_userns_clone").write_text("0\n")
+    assert "kernel.unprivileged_userns_clone=1" in facts._userns(tmp_path, is_root=False).mend
     (tmp_path / "sys/user/max_user_namespaces").write_text("0\n")
-    assert "max_user_namespaces is 0" in facts._userns(tmp_path, is_root=True).reason
+    none = facts._userns(tmp_path, is_root=True)
+    assert ("max_user_namespaces is 0" in none.reason, "sysctl -w" in none.mend) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +89,42 @@ def test_any_text_is_no_error(text: str) -> None:
 def test_meminfo_is_in_bytes() -> None:
     """Its unit is 1024 bytes, whatever it is called."""
     assert parse_meminfo("MemTotal:  2 kB\nHugePages_Total: 3\nodd\n") == {"MemTotal": 2048, "HugePages_Total": 3}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "state"),
+    [
+        ("core\n", "file"),
+        ("/var/core.%p\n", "file"),
+        ("|/usr/lib/keep %P\n", "program"),
+        ("@/run/keep.sock\n", "server"),
+        ("", "file"),
+    ],
+)
+def test_where_core_dumps_go_is_read(pattern: str, state: str, tmp_path: Path) -> None:
+    """By the first character, as the kernel does."""
+    proc = tmp_path / "proc"
+    (proc / "sys/kernel").mkdir(parents=True)
+    (proc / "sys/kernel/core_pattern").write_text(pattern)
+    cores = gather_facts(tmp_path / "store", proc=proc).cores
+    assert (cores.state, cores.pattern) == (state, pattern.strip())
+
+
+def test_a_pattern_that_can_not_be_read_may_name_a_program(tmp_path: Path) -> None:
+    """It counts as if it did, and what is warned of says that nobody knows."""
+    cores = gather_facts(tmp_path / "store", proc=tmp_path / "proc").cores
+    assert cores.state == "program"
+    assert "core_pattern can't be read" in cores.pattern
+
+
+def test_a_hard_limit_of_no_core_dumps_is_seen(tmp_path: Path) -> None:
+    """It can't be raised to the one value at which a piped pattern's program is not started."""
+    code = "import pathlib, resource, sys; resource.setrlimit(resource.RLIMIT_CORE, (0, int(sys.argv[1]))); "
+    code += "from belljar.host import gather_facts; print(gather_facts(pathlib.Path(sys.argv[2])).cores.can_limit)"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code, most, str(tmp_path)], check=True, capture_output=True
+        ).stdout.split()
+        for most in ("0", "1")
+    ]
+    assert said == [[b"False"], [b"True"]]

@@ -56,6 +56,15 @@ def test_agent_is_init() -> None:
     assert (init.contents, init.mode) == (agent, 0o100755)
 
 
+def test_probe_program_is_there_or_not() -> None:
+    """The probe program is a file beside `/init`, to be run and not read by others, byte for byte; without one nothing is in its place."""
+    probe = unpack(build(ELF, [], probe=ELF + b"probe"))["p"]
+    assert (probe.contents, probe.mode) == (ELF + b"probe", 0o100711)
+    assert "p" not in unpack(build(ELF, []))
+    with pytest.raises(ValueError, match="not an ELF"):
+        build(ELF, [], probe=b"#!/bin/sh")
+
+
 def test_modules_keep_their_order() -> None:
     """Module files sort by name in the order given, which is the order of loading."""
     names = ["zeta", "alpha", "virtio-rng", *(f"m{i}" for i in range(20))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,24 @@ def test_removal(tmp_path: Path) -> None:
     (tmp_path / "held" / "file").touch()
     assert not cgroup.remove_group(tmp_path / "held")
     assert cgroup.remove_group(tmp_path / "never")
+
+
+def test_the_processors_quota_can_wait(tmp_path: Path) -> None:
+    """Made without it, and given it before the workload; other limits don't wait."""
+    parents = {name: tmp_path / name for name in ("cpu", "memory")}
+    for parent in parents.values():
+        parent.mkdir()
+    groups = cgroup.plan_groups(CELL, parents, parents=parents, unified=False)
+    cgroup.make_groups(groups, replace(LIMITS, cpu_quota_percent=None))
+    assert [path.name for path in tmp_path.glob("*/*/*")] == ["memory.limit_in_bytes"]
+    cgroup.limit_cpu(groups, LIMITS)
+    assert (groups.paths["cpu"] / "cpu.cfs_quota_us").read_text() == "150000"
+
+
+def test_version_1_bounds_what_sockets_hold(tmp_path: Path) -> None:
+    """Without a limit of their own they are not counted there at all: a cell could take the host's memory by datagrams that nobody reads."""
+    groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
+    groups.paths["memory"].mkdir()
+    (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").touch()
+    cgroup._limit(groups, "memory", LIMITS)
+    assert (groups.paths["memory"] / "memory.kmem.tcp.limit_in_bytes").read_text() == str(LIMITS.memory_max_bytes // 8)

@@ -43,6 +43,51 @@ def test_silence_is_told_as_such() -> None:
     assert "did not come up" in start_error("c-0123456789ab", "", "").what
 
 
+def test_an_end_without_a_step() -> None:
+    """Killed on the way in: that is what is said, not that it took long."""
+    assert "ended while it came up (signal 9" in start_error("c-0", "child 7\nended signal 9 cause itself\n", "").what
+
+
+@pytest.mark.parametrize(
+    ("line", "diagnosis", "words"),
+    [
+        ("failed step 21 runtime: status 1", "", "the OCI runtime ended with status 1, and said nothing"),
+        ("failed step 21 runtime: signal 9", "no room", "the OCI runtime ended with signal 9, and said: no room"),
+    ],
+)
+def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
+    """How it ended and what it said, or that it said nothing; and where more is to be had."""
+    error = start_error("c-0123456789ab", f"child 7\n{line}\n", diagnosis)
+    assert isinstance(error, CellError)
+    assert words in error.what
+    assert "doctor" in error.mend
+
+
+@pytest.mark.parametrize(
+    ("line", "mend"),
+    [
+        (
+            "failed step 4 identity and control groups: Operation not permitted: /usr/bin/newuidmap refused (status 0x100)",
+            "--add-subuids",
+        ),
+        ("failed step 4 identity and control groups: No such file or directory: /usr/bin/newgidmap", "uidmap"),
+        ("failed step 24 id-mapped trees: Invalid argument: /s/trees/a/root", "id-mapped mounts need"),
+        ("failed step 22 mounts: Operation not permitted: /proc", "systempaths=unconfined"),
+        (
+            "failed step 22 mounts: Operation not supported: the file system of an overlay's upper directory keeps no user attributes",
+            "Linux 6.6",
+        ),
+        ("failed step 23 lock mounts: No space left on device: unshare", "doctor"),
+    ],
+)
+def test_what_the_host_lacks_for_containers(line: str, mend: str) -> None:
+    """A `HostError` that says what this host lacks and what to do."""
+    error = start_error("c-0123456789ab", f"child 7\n{line}\n", "")
+    assert isinstance(error, HostError)
+    assert mend in error.mend
+    assert "ended while it came up" in start_error("c-0123456789ab", "", "", ended=True).what
+
+
 def test_what_is_shown_is_escaped() -> None:
     """A path can hold anything."""
     assert "\x1b" not in start_error("c-0", "failed step 10 files: No such file: /a\x1b[2J\n", "").what

@@ -6,7 +6,7 @@ import pytest
 
 from belljar.channel import Renewed, RenewedBit
 from belljar.errors import CellError
-from belljar.isolation.microvm.renewal import fresh_renewal, judge, renewed_names
+from belljar.isolation.renewal import fresh_renewal, judge, renewed_names
 
 ALL = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.BOOT_ID | RenewedBit.HOSTNAME
 

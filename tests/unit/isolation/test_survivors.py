@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.identity import hold_identity, hold_uid
+from belljar.isolation import kernel_objects, survivors
+from belljar.isolation.identity import hold_identity, hold_uids
 from belljar.isolation.journal import Journal, JournalEntry, new_cell_id, own_entry
 from belljar.isolation.process import identify, kill, namespaces_of
 from belljar.isolation.reap import list_cells, reap_now
-from belljar.isolation.survivors import find_survivors, remove_survivors
+from belljar.isolation.survivors import destroy_remains, find_survivors, look, remove_survivors
 
 
 @contextmanager
@@ -36,6 +38,93 @@ def entry(**fields: object) -> JournalEntry:
 def test_nothing_is_found_of_nothing() -> None:
     """A cell that left nothing."""
     assert find_survivors(entry()) == ()
+
+
+NOT_SEEN = OSError(1, "Operation not permitted")
+
+
+def refuse(*_: object, **__: object) -> None:
+    """A look that the kernel refuses."""
+    raise NOT_SEEN
+
+
+def test_what_the_cell_has_nothing_to_be_told_by_is_not_claimed() -> None:
+    """No namespace, uid, group or file of its own is known: those looks were not made, and that is said; the others prove it."""
+    destruction = destroy_remains(entry(), time.monotonic())
+    assert destruction.clean
+    missed = {what.partition(": ")[0] for what in destruction.not_checked}
+    assert {"processes in the cell's namespaces", "processes with the cell's uid", "control groups", "files"} <= missed
+    assert "processes started for the cell" in destruction.looked_for
+    assert not missed & set(destruction.looked_for)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("loop_devices", "loop devices over files of the store or named after the cell"),
+        ("tap_devices", "tap devices of the cell's uid or named after the cell"),
+        ("nft_tables", "nftables tables named after the cell"),
+        ("keyrings", "keys of the cell's uid that this user may see"),
+    ],
+)
+def test_a_look_that_was_refused_is_not_claimed(name: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is left out of what was looked for, and named with the reason; Belljar makes none of these, so it is no doubt about the rest."""
+    monkeypatch.setattr(kernel_objects, name, refuse)
+    destruction = destroy_remains(entry(host_uid=4_000_000_000), time.monotonic())
+    assert what not in destruction.looked_for
+    assert f"{what}: Operation not permitted" in destruction.not_checked
+    assert destruction.clean
+
+
+@pytest.mark.parametrize("blind", ["_processes", "_groups", "_mountinfo", "_is_there"])
+def test_without_a_look_that_is_needed_nothing_is_proven(
+    blind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes, control groups, mounts, files: not seen is not clean, though nothing was found."""
+    monkeypatch.setattr(survivors, blind, refuse)
+    mine = entry()
+    mine = replace(mine, cgroups=(tmp_path / mine.cell_id,), directories=(tmp_path / mine.cell_id,))
+    (tmp_path / "cgroup.procs").touch()
+    destruction = destroy_remains(mine, time.monotonic())
+    assert destruction.survivors == ()
+    assert destruction.unproven
+    assert set(destruction.unproven) <= set(destruction.not_checked)
+    assert not destruction.clean
+
+
+def test_a_group_is_not_missed_where_none_are_mounted(tmp_path: Path) -> None:
+    """That its directory isn't there says nothing when its parent is no control group now."""
+    mine = entry()
+    found = look(replace(mine, cgroups=(tmp_path / mine.cell_id,)))
+    assert [what.partition(":")[0] for what in found.unproven] == [
+        "control groups",
+        "processes and threads in the cell's control groups",
+    ]
+
+
+def test_files_behind_a_closed_door_are_not_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that may not be searched hides what is in it."""
+
+    def closed(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    mine = entry()
+    mine = replace(mine, directories=(tmp_path / mine.cell_id,))
+    monkeypatch.setattr(Path, "lstat", closed)
+    assert [what.partition(":")[0] for what in look(mine).unproven] == ["files"]
+
+
+def test_reaping_goes_on_until_everything_could_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that could not be looked for whole stays in the journal, and its reaping says why."""
+    dead = orphan(tmp_path)
+    with monkeypatch.context() as blind:
+        blind.setattr(survivors, "_mountinfo", refuse)
+        (reaped,) = reap_now(tmp_path)
+    assert reaped.remaining == ("not looked for: mounts named after the cell: Operation not permitted",)
+    assert [cell.cell_id for cell in list_cells(tmp_path)] == [dead.cell_id]
+    (reaped,) = reap_now(tmp_path)
+    assert reaped.remaining == ()
+    assert list_cells(tmp_path) == ()
 
 
 def test_a_process_started_for_the_cell() -> None:
@@ -126,11 +215,11 @@ def test_reaping_spares_who_has_the_numbers_now(tmp_path: Path) -> None:
 def test_a_uid_that_another_cell_has_is_not_looked_for(tmp_path: Path) -> None:
     """While it is locked by somebody it is not the orphan's any more; when it is free it is locked for the look."""
     with hold_identity(tmp_path) as held:
-        with hold_uid(tmp_path, held.own_uid) as free:
+        with hold_uids(tmp_path, held.own_uid) as free:
             assert not free
         with hold_identity(tmp_path) as other:
             assert other.own_uid != held.own_uid
-    with hold_uid(tmp_path, held.own_uid) as free:
+    with hold_uids(tmp_path, held.own_uid) as free:
         assert free
         with hold_identity(tmp_path) as next_cell:
             assert next_cell.own_uid != held.own_uid

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from belljar.plan.jail import (
+    IdRange,
     JailBind,
     JailFds,
     JailIdentity,
+    JailIds,
     JailLimits,
+    JailMount,
     JailSpec,
+    cell_ids,
     jail_argv,
     vmm_address_space_bytes,
     vmm_memory_max_bytes,
@@ -42,7 +48,7 @@ def test_golden() -> None:
         *(
             "--rlimit",
             "core",
-            "0",
+            "1",
             "--rlimit",
             "nofile",
             "256",
@@ -74,6 +80,80 @@ def test_only_a_template_may_write() -> None:
     assert "fsize" not in words
     assert words.count("--bind-writable") == 1
     assert "--bind" not in words
+
+
+RUNTIME = replace(
+    SPEC,
+    binds=(),
+    cgroups=(),
+    ids=JailIds(
+        uid_map=((0, 1000, 1), (1, 100000, 65536)),
+        gid_map=((0, 1001, 1), (1, 200000, 65536)),
+        newuidmap=Path("/u/newuidmap"),
+        newgidmap=Path("/u/newgidmap"),
+    ),
+    keep_capabilities=True,
+    init=True,
+    environment=(("PATH", "/usr/bin"),),
+    hostname="vm",
+)
+
+
+def test_golden_of_a_runtime() -> None:
+    """A runtime's jail: maps instead of one id, no limit that would break it, and what it is given."""
+    fds = JailFds(lifeline=5, status=6, kept=(), stdin=7)
+    assert jail_argv("/p/jail", RUNTIME, fds, ("/runc", "run")) == (
+        *("/p/jail", "--cell", "c-0123456789ab", "--root", "/s/vmm/k/root", "--owner", "42", "--privileged"),
+        *("--uid-map", "0", "1000", "1", "--uid-map", "1", "100000", "65536"),
+        *("--gid-map", "0", "1001", "1", "--gid-map", "1", "200000", "65536"),
+        *("--newuidmap", "/u/newuidmap", "--newgidmap", "/u/newgidmap"),
+        *("--lifeline", "5", "--status", "6", "--lifetime-ms", "1500", "--rlimit", "core", "1"),
+        *("--stdin", "7", "--hostname", "vm", "--env", "PATH=/usr/bin", "--keep-capabilities", "--init"),
+        *("--", "/runc", "run"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mount", "words"),
+    [
+        (JailMount(kind="bind", target="/b", source=Path("/s")), "--mount-bind /s /b read-only"),
+        (JailMount(kind="bind", target="/b", source=Path("/s"), writable=True), "--mount-bind /s /b writable"),
+        (JailMount(kind="tree", target="/t", source=Path("/s")), "--mount-tree /s /t"),
+        (JailMount(kind="tree", target="/t", source=Path("/s"), shift=(7, 8, 9)), "--mount-shifted-tree /s /t 7 8 9"),
+        (JailMount(kind="device", target="/d", source=Path("/dev/null")), "--mount-device /dev/null /d"),
+        (JailMount(kind="tmpfs", target="/c", size_bytes=4096, inodes=5), "--mount-tmpfs /c 4096 5 493 noexec"),
+        (
+            JailMount(kind="tmpfs", target="/c", size_bytes=1, inodes=2, mode=0o1777, executable=True),
+            "--mount-tmpfs /c 1 2 1023 exec",
+        ),
+        (JailMount(kind="proc", target="/proc"), "--mount-proc /proc"),
+        (JailMount(kind="sysfs", target="/sys"), "--mount-sysfs /sys"),
+        (JailMount(kind="cgroup", target="/sys/fs/cgroup"), "--mount-cgroup /sys/fs/cgroup"),
+        (JailMount(kind="overlay", target="/n", lower="/t", upper="/u", work="/w"), "--mount-overlay /n /t /u /w"),
+    ],
+)
+def test_each_mount(mount: JailMount, words: str) -> None:
+    """Every kind is told with all it needs, in the launcher's order."""
+    argv = jail_argv("/p/jail", replace(RUNTIME, mounts=(mount,)), JailFds(lifeline=5, status=6, kept=()), ("/r",))
+    assert f" {words} --rlimit" in " ".join(argv)
+
+
+def test_limits_that_were_given_hold() -> None:
+    """Given limits replace the built-in ones; no core is dumped in any case."""
+    spec = replace(RUNTIME, rlimits=(("nofile", 1024),), memory_by_rlimit=True)
+    words = jail_argv("/p/jail", spec, JailFds(lifeline=5, status=6, kept=()), ("/r",))
+    assert " ".join(words).count("--rlimit") == 3
+    assert "--rlimit core 1 --rlimit nofile 1024 --rlimit as" in " ".join(words)
+
+
+def test_a_cells_ids() -> None:
+    """0 is who starts it, 1 and on the workload's; an identity without a range has none."""
+    identity = JailIdentity(host_uid=7, host_gid=8, privileged=True, uids=IdRange(start=100), gids=IdRange(start=200))
+    ids = cell_ids(identity)
+    assert ids.uid_map == ((0, 7, 1), (1, 100, 65536))
+    assert ids.gid_map == ((0, 8, 1), (1, 200, 65536))
+    with pytest.raises(ValueError, match="no range"):
+        cell_ids(SPEC.identity)
 
 
 def test_the_bounds_hold_the_ram() -> None:

@@ -12,10 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import HostError, PolicyError
-from belljar.host import CgroupFact, CgroupVersion, HostFacts, KvmFact, KvmState
+from belljar.host import (
+    CgroupFact,
+    CgroupVersion,
+    HostFacts,
+    IdsFact,
+    KvmFact,
+    KvmState,
+    RuntimeState,
+    UsernsFact,
+)
 from belljar.plan import GUEST_OVERHEAD_MIB, ImageFacts, make_plan, render_plan
 from belljar.plan.jail import vmm_memory_max_bytes
-from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, load_preset
+from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
 
 RICH: dict[str, Any] = {
     "belljar": 1,
@@ -50,11 +59,23 @@ def ordinary(facts: HostFacts) -> HostFacts:
     return replace(emulated(facts), is_root=False, uid=1000, cgroup=group)
 
 
+def delegated(facts: HostFacts) -> HostFacts:
+    """An ordinary user with subordinate ids and a delegated group, whose runc was never tried."""
+    group = CgroupFact(
+        version=CgroupVersion.V2, parents=dict.fromkeys(("cpu", "memory", "pids"), "/c/own"), delegated=True
+    )
+    untried = tuple(replace(item, state=RuntimeState.UNPROVEN, reason="not yet") for item in facts.runtimes)
+    ids = IdsFact(available=True, uid_start=100_000, gid_start=100_000)
+    return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
+
+
 CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], bool]] = {
     "critical-kvm": (lambda: load_preset("critical").policy, lambda facts: facts, True),
     "high-emulated": (lambda: load_preset("high").policy, emulated, True),
     "rich-ordinary-user": (lambda: Policy.model_validate(RICH), ordinary, True),
     "low-without-image": (lambda: load_preset("low").policy, lambda facts: facts, False),
+    "medium-gvisor": (lambda: load_preset("medium").policy, lambda facts: facts, True),
+    "low-ordinary-user": (lambda: load_preset("low").policy, delegated, True),
 }
 
 
@@ -64,7 +85,14 @@ def test_plans_are_golden(case: str, facts: HostFacts, image: ImageFacts, golden
     policy, host, has_image = CASES[case]
     plan = make_plan(policy(), host(facts), image if has_image else None)
     golden(f"{case}.txt", "\n".join(render_plan(plan)) + "\n")
-    golden(f"{case}.json", json.dumps(plan.to_json(), indent=1) + "\n")
+    golden(f"{case}.json", json.dumps(_brief(plan.to_json()), indent=1) + "\n")
+
+
+def _brief(shown: dict[str, Any]) -> dict[str, Any]:
+    """Without the system call profile, which is data of its own with a reason for each line."""
+    if shown["oci"] is not None:
+        shown["oci"]["config"]["linux"]["seccomp"]["syscalls"] = "as seccomp.toml says"
+    return shown
 
 
 @pytest.mark.parametrize("risk", list(Risk))
@@ -81,11 +109,64 @@ def test_the_tier_is_never_less_than_the_risk_demands(
         assert refused.value.mend
         return
     plan = make_plan(policy, host, image)
-    assert plan.tier is Tier.MICROVM >= plan.demanded_tier
-    assert plan.emulated is (state is not KvmState.PROVEN)
-    assert plan.vm.accel == ("tcg" if plan.emulated else "kvm")
+    assert plan.tier is plan.demanded_tier is least_tier(risk)
+    if plan.tier is Tier.MICROVM:
+        assert plan.emulated is (state is not KvmState.PROVEN)
+        assert plan.machine.accel == ("tcg" if plan.emulated else "kvm")
     assert plan.emulated is any("no security boundary" in warning for warning in plan.warnings)
-    assert [layer.name for layer in plan.layers] == ["jail", "microvm", "container"]
+    assert [layer.name for layer in plan.layers] == LAYERS[plan.tier]
+
+
+LAYERS = {
+    Tier.CONTAINER: ["jail", "container", "workload"],
+    Tier.GVISOR: ["jail", "gvisor", "workload"],
+    Tier.MICROVM: ["jail", "microvm", "container"],
+}
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_plan_has_a_machine_or_a_container_never_both(tier: Tier, facts: HostFacts, image: ImageFacts) -> None:
+    """Who asks for the other is told."""
+    plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), facts, image)
+    assert ((plan.vm is None), (plan.guest is None), (plan.oci is None)) == (
+        (False, False, True) if tier is Tier.MICROVM else (True, True, False)
+    )
+    with pytest.raises(ValueError, match=f"the {tier} tier has no"):
+        _ = plan.container if tier is Tier.MICROVM else plan.machine
+
+
+def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
+    facts: HostFacts, image: ImageFacts
+) -> None:
+    """What was passed over, why, and its mend are in the plan; a policy that names its tier is refused instead."""
+    without_runc = replace(
+        facts,
+        runtimes=(replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing"), facts.runtimes[1]),
+    )
+    plan = make_plan(Policy(belljar=1, risk=Risk.LOW), without_runc, image)
+    assert plan.tier is Tier.GVISOR
+    assert any("stronger than container" in said and "it said nothing" in said for said in plan.warnings)
+    assert set(plan.passed_over) <= set(plan.warnings)
+    assert plan.passed_over
+    with pytest.raises(HostError, match="it said nothing"):
+        make_plan(Policy(belljar=1, risk=Risk.LOW, tier=Tier.CONTAINER), without_runc, image)
+    no_userns = replace(facts, userns=UsernsFact(available=False, reason="a switch"))
+    with pytest.raises(HostError, match="no tier that this risk allows") as refused:
+        make_plan(Policy(belljar=1, risk=Risk.LOW), no_userns, image)
+    assert [f"{tier}: " in refused.value.what for tier in Tier] == [True] * 3
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "pids"])
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
+def test_a_container_without_one_of_its_limits_is_refused(
+    tier: Tier, name: str, facts: HostFacts, image: ImageFacts
+) -> None:
+    """Never ignored: no machine around it would bound it otherwise."""
+    parents = {other: path for other, path in facts.cgroup.parents.items() if other != name}
+    host = replace(facts, cgroup=replace(facts.cgroup, parents=parents, reason=f"{name}: gone"))
+    with pytest.raises(HostError, match=f"need the control groups {name},") as refused:
+        make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), host, image)
+    assert refused.value.mend
 
 
 def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(facts: HostFacts, image: ImageFacts) -> None:
@@ -145,6 +226,41 @@ def test_without_control_groups_the_plan_says_what_holds_instead(facts: HostFact
     )
 
 
+@pytest.mark.parametrize("missing", ["cpu", "memory", "pids"])
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
+def test_a_limit_that_nothing_would_hold_refuses(tier: Tier, missing: str, facts: HostFacts, image: ImageFacts) -> None:
+    """A container has no machine around it: without any one of the controllers it isn't planned, and a tier that was left open goes to the machine."""
+    left = {name: parent for name, parent in facts.cgroup.parents.items() if name != missing}
+    host = replace(facts, cgroup=replace(facts.cgroup, parents=left, reason=f"no {missing} here"))
+    with pytest.raises(HostError, match=rf"limits need the control groups {missing},.*no {missing} here") as refused:
+        make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), host, image)
+    assert refused.value.mend
+    unsaid = make_plan(Policy(belljar=1, risk=Risk.LOW), host, image)
+    assert unsaid.tier is Tier.MICROVM
+    assert any(missing in warning for warning in unsaid.warnings)
+
+
+@pytest.mark.parametrize(
+    ("missing", "what", "held_by"),
+    [
+        ("memory", "this host's memory", "RLIMIT_AS"),
+        ("cpu", "processors", "the VM's shape"),
+        ("pids", "threads on this host", "RLIMIT_NPROC"),
+    ],
+)
+def test_a_machine_is_bounded_without_a_control_group(
+    missing: str, what: str, held_by: str, facts: HostFacts, image: ImageFacts
+) -> None:
+    """Each controller that a microVM lacks has something else that holds its limit, and the plan names it."""
+    left = {name: parent for name, parent in facts.cgroup.parents.items() if name != missing}
+    host = replace(facts, cgroup=replace(facts.cgroup, parents=left))
+    plan = make_plan(Policy(belljar=1, risk=Risk.HIGH), host, image)
+    assert missing not in plan.jail_controllers
+    (bound,) = (bound for bound in plan.bounds if bound.what == what)
+    assert held_by in " ".join(bound.enforced_by)
+    assert "no control group" in " ".join(bound.enforced_by)
+
+
 RESOURCES = st.builds(
     Resources,
     cpus=st.integers(1, 8),
@@ -163,18 +279,35 @@ def test_every_bound_lies_within_the_one_around_it(
     plan = make_plan(
         Policy(belljar=1, risk=Risk.HIGH, resources=resources), facts if hardware else emulated(facts), image
     )
-    assert plan.guest.memory_max_bytes == resources.memory_bytes + resources.disk_bytes
-    assert plan.guest.memory_max_bytes + (GUEST_OVERHEAD_MIB << 20) <= plan.vm.ram_mib << 20
+    assert plan.guest_limits.memory_max_bytes == resources.memory_bytes + resources.disk_bytes
+    assert plan.guest_limits.memory_max_bytes + (GUEST_OVERHEAD_MIB << 20) <= plan.machine.ram_mib << 20
     assert (
-        plan.vm.ram_mib << 20
+        plan.machine.ram_mib << 20
         < plan.jail.memory_max_bytes
-        == vmm_memory_max_bytes(plan.vm)
+        == vmm_memory_max_bytes(plan.machine)
         < plan.jail.address_space_bytes
     )
-    assert plan.guest.disk_inodes >= 16_384
-    assert plan.vm.ram_mib % 2 == 0
-    assert plan.vm.vcpus == resources.cpus
+    assert plan.guest_limits.disk_inodes >= 16_384
+    assert plan.machine.ram_mib % 2 == 0
+    assert plan.machine.vcpus == resources.cpus
     assert plan.limits == resources
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(resources=RESOURCES, tier=st.sampled_from([Tier.CONTAINER, Tier.GVISOR]))
+def test_a_containers_bounds_are_all_the_hosts(
+    resources: Resources, tier: Tier, facts: HostFacts, image: ImageFacts
+) -> None:
+    """Every resource of the policy is a control group's or a file system's, with room for what holds the cell and no processor more."""
+    plan = make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier, resources=resources), facts, image)
+    shape = plan.container
+    assert shape.memory_max_bytes == resources.memory_bytes + resources.disk_bytes < plan.jail.memory_max_bytes
+    assert (shape.disk_bytes, shape.processes) == (resources.disk_bytes, resources.processes)
+    assert shape.disk_inodes >= 16_384
+    assert plan.jail.cpu_quota_percent == 100 * resources.cpus
+    assert plan.jail.processes > resources.processes
+    assert plan.jail_controllers == ("cpu", "memory", "pids")
+    assert not plan.memory_by_rlimit
 
 
 def test_a_plan_is_a_function_of_what_it_is_given(facts: HostFacts, image: ImageFacts) -> None:

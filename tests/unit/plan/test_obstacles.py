@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from belljar.host import HostFacts, KvmFact, KvmState, UsernsFact
-from belljar.plan import hardware_obstacle, microvm_obstacles
+from belljar.host.facts import APPARMOR_SWITCH
+from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
+from belljar.host.tools import QEMU_MIN
+from belljar.plan import hardware_obstacle, tier_obstacles
+from belljar.plan.obstacles import LEAST_KERNEL
+from belljar.policy import Tier
 
 
 def test_a_good_host_has_none(facts: HostFacts) -> None:
     """A tool that only building images needs is no obstacle."""
-    assert microvm_obstacles(facts) == ()
+    assert tier_obstacles(Tier.MICROVM, facts) == ()
     assert hardware_obstacle(facts) is None
 
 
@@ -23,7 +29,7 @@ def test_a_good_host_has_none(facts: HostFacts) -> None:
 def test_a_vmm_that_will_not_do_is_named(path: str, version: str, told: str, facts: HostFacts) -> None:
     """Missing, too old, or of unknown age."""
     tool = replace(facts.tools[0], path=path, version=version, ok=False, mend="run `belljar setup`")
-    (obstacle,) = microvm_obstacles(replace(facts, tools=(tool,)))
+    (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(tool,)))
     assert told in obstacle.what
     assert obstacle.mend == "run `belljar setup`"
 
@@ -31,7 +37,7 @@ def test_a_vmm_that_will_not_do_is_named(path: str, version: str, told: str, fac
 def test_all_obstacles_are_told(facts: HostFacts) -> None:
     """`belljar doctor` shows them together; each is an error with its mend."""
     host = replace(facts, arch="aarch64", userns=UsernsFact(available=False, reason="a switch is off"))
-    found = microvm_obstacles(host)
+    found = tier_obstacles(Tier.MICROVM, host)
     assert ["x86_64" in found[0].what, "a switch is off" in found[1].what] == [True, True]
     assert all(obstacle.error().mend for obstacle in found)
 
@@ -43,3 +49,28 @@ def test_each_way_of_lacking_hardware_has_its_own_mend(state: KvmState, facts: H
     assert obstacle is not None
     assert ("belljar doctor`, which boots" in obstacle.mend) is (state is KvmState.UNPROVEN)
     assert "why" in obstacle.what
+
+
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
+@pytest.mark.parametrize("release", ["6.5.13-generic", "5.15.0", "strange"])
+def test_a_kernel_that_is_too_old_for_a_writable_layer(tier: Tier, release: str, facts: HostFacts) -> None:
+    """Named with the one that is needed; the microVM tier does not need it."""
+    old = replace(facts, kernel_release=release)
+    (obstacle,) = tier_obstacles(tier, old)
+    assert "needs Linux 6.6" in obstacle.what
+    assert (release if release == "strange" else release.rpartition(".")[0]) in obstacle.what
+    assert "microvm" in obstacle.mend
+    assert tier_obstacles(Tier.MICROVM, old) == ()
+
+
+def test_what_the_page_on_tiers_says_is_needed() -> None:
+    """The same versions, variable and switch as are checked."""
+    page = (Path(__file__).parents[3] / "docs/tiers.md").read_text()
+    needed = (
+        f"`runc` {RUNC_MIN} or",
+        f"`runsc` {RUNSC_MIN} or",
+        f"QEMU {QEMU_MIN} or",
+        "Linux {}.{} or".format(*LEAST_KERNEL),
+    )
+    said = (*needed, RUNTIME_VARIABLE, f"{APPARMOR_SWITCH} is 1", "half a minute" if REFUTED_FOR_S == 30 else "?")
+    assert [words for words in said if words not in page] == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy import PRESETS, load_policy, load_preset, parse_policy, resolve_policy
+from belljar.policy import PRESETS, Tier, load_policy, load_preset, parse_policy, resolve_policy, with_tier
 from belljar.policy.load import MAX_FILE_BYTES, examine
 from belljar.units import printable
 
@@ -254,3 +254,25 @@ def test_any_document_of_the_right_words_loads_or_is_refused(document: dict[str,
     import json
 
     load_or_refuse(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "told"),
+    [
+        ("belljar: 1\nrisk: medium\n", "container", "less than risk `medium` demands"),
+        ("belljar: 1\nrisk: low\ntier: microvm\n", "gvisor", "less than this policy demands, which is `microvm`"),
+        ("belljar: 1\nrisk: low\n", "vm", "no tier `vm`"),
+    ],
+)
+def test_a_tier_asked_for_is_never_below_what_the_policy_demands(text: str, asked: str, told: str) -> None:
+    """By its risk or by its author's word."""
+    with pytest.raises(PolicyError, match=told) as refused:
+        with_tier(parse_policy(text.encode(), source="mine", base=None), asked)
+    assert refused.value.mend
+
+
+def test_a_tier_asked_for_is_the_policys() -> None:
+    """Exactly that; without one the policy is as it was."""
+    loaded = parse_policy(b"belljar: 1\nrisk: low\n", source="mine", base=None)
+    assert [with_tier(loaded, tier).policy.tier for tier in (None, "", *Tier)] == [None, None, *Tier]
+    assert with_tier(loaded, "gvisor").text == loaded.text

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
+from belljar.probe.model import Verdict
 from belljar.report.cells import Action, CellFindings, Operation, gather_cells
-from belljar.report.reconcile import Call, reconcile, silent_commands
-from belljar.report.samples import RunFindings, Transcript, Verdict, as_json, find_rows
+from belljar.report.reconcile import Call, reconcile
+from belljar.report.samples import RunFindings, Transcript, as_json, find_rows
 
 
 def line(
@@ -35,9 +39,27 @@ def line(
 
 
 SIZES: dict[str, Any] = {"stderr_bytes": 0, "stdout_dropped_bytes": 0, "stderr_dropped_bytes": 0, "duration_ms": 1.0}
+PROBED: dict[str, Any] = {
+    "which": "quick",
+    "user": "",
+    "verdict": "contained",
+    "probes": 3,
+    "digest": "0" * 64,
+    "duration_ms": 80.0,
+    "problem": "",
+}
+
+
+def probed(phase: str, **data: Any) -> list[Line]:
+    """The two lines of one run of the probes."""
+    said = {**PROBED, "phase": phase, **data}
+    return [line(Kind.PROBE_STARTED, phase=phase, which="quick", user=""), line(Kind.PROBE_COMPLETED, **said)]
+
+
 STORY = [
     line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[]),
     line(Kind.SAMPLE_STARTED, sample="s", epoch=2, task="t", uuid="u1", second=1),
+    *probed("start"),
     line(Kind.EXEC_STARTED, op=1, argv=["echo", "a b"], user="u", pty=False),
     line(
         Kind.EXEC_COMPLETED,
@@ -54,6 +76,7 @@ STORY = [
     line(Kind.EXEC_TIMED_OUT, op=3, timeout_s=1.0, stdout_bytes=3, **SIZES),
     line(Kind.LIMIT_HIT, limit="exec_timeout"),
     line(Kind.EXEC_STARTED, op=4, argv=["bash"], user="u", pty=True),
+    *probed("end"),
     line(Kind.CELL_DESTROYED, clean=True, survivors=[], duration_ms=1.0, second=30),
     line(Kind.SAMPLE_FINISHED, sample="s", epoch=2, outcome="completed", second=31),
     line(Kind.RUN_STARTED, None),
@@ -78,7 +101,6 @@ def test_what_the_transcript_hides() -> None:
     assert [operation.what for operation in difference.terminal] == ["bash"]
     assert [operation.what for operation in difference.silent] == ["f"]
     assert (difference.shortened, difference.missing_bytes, difference.hidden) == (1, 3, 3)
-    assert silent_commands(difference) == {"write_file f": 1}
 
 
 def test_of_two_equal_calls_the_one_that_returned_is_in_the_transcript() -> None:
@@ -115,14 +137,59 @@ def test_a_call_that_never_reached_the_cell_voids() -> None:
     assert "never reached" in findings.rows[0].reasons[0]
 
 
-def test_survivors_and_scorers_mean_breached() -> None:
-    """Breached is worse than void, and than an error."""
+def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
+    """A survivor of the destruction voids the sample, which is worse than an error; a scorer's breach is worse still."""
     left = line(Kind.CELL_DESTROYED, clean=False, survivors=["process 7"], duration_ms=1.0)
     findings = judged(*STORY[:-3], left, error="too")
-    assert findings.verdict is Verdict.BREACHED
+    assert findings.verdict is Verdict.VOID
     assert "process 7" in findings.rows[0].reasons[0]
     assert findings.exit_code == 2
     assert judged(*STORY, lowered=Verdict.BREACHED).verdict is Verdict.BREACHED
+
+
+def test_a_destruction_that_could_not_be_looked_at_means_void() -> None:
+    """Nothing was found, and not everything could be seen: void, with what was not looked for."""
+    missed = ["mounts named after the cell: Permission denied"]
+    unseen = line(Kind.CELL_DESTROYED, clean=False, survivors=[], not_checked=missed, duration_ms=1.0)
+    findings = judged(*STORY[:-3], unseen)
+    assert findings.verdict is Verdict.VOID
+    assert "not looked for: mounts named after the cell: Permission denied" in findings.rows[0].reasons[0]
+    assert findings.exit_code == 2
+
+
+BREACH: dict[str, Any] = {
+    "verdict": "breached",
+    "findings": [{"name": "files.canary", "verdict": "breached", "seen": "it was read"}],
+}
+
+
+@pytest.mark.parametrize("phase", ["start", "end"])
+@pytest.mark.parametrize(
+    ("lines", "verdict", "reason"),
+    [
+        (lambda _: [], Verdict.VOID, "it was not probed"),
+        (lambda phase: probed(phase)[:1], Verdict.VOID, "cut off"),
+        (lambda phase: probed(phase, verdict="void", problem="dead"), Verdict.VOID, "dead"),
+        (lambda phase: probed(phase)[1:], Verdict.VOID, "void"),
+        (lambda phase: probed(phase, **BREACH), Verdict.BREACHED, "files.canary: it was read"),
+        (lambda phase: probed(phase) + probed("", **BREACH), Verdict.BREACHED, "files.canary"),
+    ],
+)
+def test_the_worst_of_both_ends_decides(
+    phase: str, lines: Callable[[str], list[Line]], verdict: Verdict, reason: str
+) -> None:
+    """Probes that are missing, cut off, void, without a start or breached, at either end: the sample's verdict, with the reason, and exit code 2."""
+    rest = [each for each in STORY if each.data.get("phase") != phase]
+    findings = judged(*rest[:-3], *lines(phase), *rest[-3:])
+    assert (findings.verdict, findings.exit_code) == (verdict, 2)
+    assert any(reason in said for said in findings.rows[0].reasons)
+    assert verdict.value in findings.rows[0].probed or verdict is Verdict.BREACHED
+
+
+def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
+    """A cell whose sample is not in the log can't hide a breach."""
+    stray = find_rows([], gather_cells([*STORY[:2], *probed("start", **BREACH), *STORY[-3:]]))
+    assert (stray.verdict, stray.exit_code) == (Verdict.BREACHED, 2)
 
 
 def test_errors_and_strays() -> None:
@@ -154,3 +221,33 @@ def test_as_json_says_it_all() -> None:
         "shortened": 0,
         "missing_bytes": 0,
     }
+
+
+def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
+    """It counts only when its end is not clean, its warm-up found a way out, or something was done in it; a making that failed proves nothing and leaves nothing."""
+    planned = line(Kind.CELL_PLANNED, "c9", tier="microvm", emulated=True, policy_sha256="", layers=[], ahead=True)
+    gone = line(Kind.CELL_DESTROYED, "c9", clean=True, survivors=[], duration_ms=1.0)
+    left = line(Kind.CELL_DESTROYED, "c9", clean=False, survivors=["a process"], duration_ms=1.0)
+    failed = line(Kind.CELL_FAILED, "c9", error="HostError", reason="no room")
+    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+
+    def found(*lines: Line) -> RunFindings:
+        return find_rows([transcript], gather_cells([*STORY, *lines]))
+
+    assert (found(planned, gone).exit_code, len(found(planned, gone).spares)) == (found().exit_code, 1)
+    assert as_json(found(planned, gone))["spare_cells"] == ["c9"]
+    assert as_json(found(planned, gone))["stray_cells"] == []
+    assert not found(planned, failed).problems
+    assert found(planned, left).problems
+    assert found(planned).problems
+    assert not found(planned, line(Kind.CELL_TAKEN, "c9", waited_ms=1.0, age_ms=1.0), gone).spares
+
+
+def test_a_taken_cell_lasts_from_its_taking() -> None:
+    """The time on the shelf is not the sample's."""
+    story = [
+        line(Kind.CELL_PLANNED, tier="microvm", emulated=True, policy_sha256="", layers=[], ahead=True),
+        line(Kind.CELL_TAKEN, second=30, waited_ms=1.0, age_ms=1.0),
+        line(Kind.CELL_DESTROYED, second=40, clean=True, survivors=[], duration_ms=1.0),
+    ]
+    assert gather_cells(story)["c1"].lasted_s == 10

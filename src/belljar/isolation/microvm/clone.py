@@ -5,25 +5,26 @@ A restored guest has its template's randomness, clock and names until RENEW is a
 
 from __future__ import annotations
 
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import anyio
 
 from belljar.channel import GuestClient
-from belljar.errors import BelljarError, CellError
+from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image, Kernel
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.journal import new_cell_id
-from belljar.isolation.microvm.renewal import fresh_renewal, judge, now_ns, renewed_names
+from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
 from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
+from belljar.isolation.renewal import fresh_renewal, judge, now_ns, renewed_names
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailBind
 from belljar.plan.model import Plan
@@ -70,6 +71,26 @@ class LiveVm:
         """Why the cell is dead, as the host saw it; empty while its VMM runs. May wait half a second for the supervisor's word."""
         return cause_of_death(self._vmm, self._lifetime_s)
 
+    def death_limit(self) -> str | None:
+        """The limit that the cell died of, as the host saw it: `lifetime`, or `memory` when its VMM was killed for that; else None."""
+        return death_limit(self._vmm)
+
+    def oom_kills(self) -> int:
+        """How often the host's kernel killed in the VMM's memory group: that is the VMM's own end."""
+        return self._vmm.count_oom_kills()
+
+    def refused_forks(self) -> int:
+        """How often the host's kernel refused the VMM a thread."""
+        return self._vmm.jailed.count_refused_forks()
+
+    def processes_full(self) -> bool:
+        """False: the host can't see the guest's processes."""
+        return False
+
+    def disk_full(self) -> bool:
+        """False: the host can't see into the guest's file systems."""
+        return False
+
     async def wait_dead(self) -> str:
         """Until the VMM has ended; the cause of death."""
         if self._vmm.jail is not None:
@@ -79,14 +100,12 @@ class LiveVm:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """Kill the VM, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
         if self._vmm.destruction is None:
-            with anyio.CancelScope(shield=True):
-                self._record(Kind.CELL_DESTROYING, {"reason": reason})
-                await self.client.aclose()
-                record_destroyed(self._recorder, self.cell_id, await self._vmm.destroy())
+            return await destroy_on_record(self._recorder, self.cell_id, reason, self._end)
         return await self._vmm.destroy()
 
-    def _record(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
-        self._recorder.record(Event(kind=kind, cell_id=self.cell_id, data=data))
+    async def _end(self) -> Destruction:
+        await self.client.aclose()
+        return await self._vmm.destroy()
 
 
 @asynccontextmanager
@@ -112,39 +131,22 @@ async def open_vm(
     No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
     """
     cell_id = cell_id or new_cell_id()
-    recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell_id, data=planned))
-    try:
-        vm = await _clone(plan, image, kernel, home, recorder, cell_id)
-    except BaseException as exc:
-        _record_failed(recorder, cell_id, exc)
-        raise
-    try:
+    async with recorded_lifetime(
+        recorder, cell_id, planned, partial(_clone, plan, image, kernel, home, recorder, cell_id)
+    ) as vm:
         yield vm
-    finally:
-        await vm.destroy()
 
 
-def _record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> None:
-    reason = (
-        error.what
-        if isinstance(error, BelljarError)
-        else "cancelled"
-        if not isinstance(error, Exception)
-        else repr(error)
-    )
-    recorder.record(
-        Event(kind=Kind.CELL_FAILED, cell_id=cell_id, data={"error": type(error).__name__, "reason": reason})
-    )
-
-
-async def _clone(plan: Plan, image: Image, kernel: Kernel, home: Path, recorder: Recorder, cell_id: str) -> LiveVm:
-    """One clone; if its template does not restore, the template is made again and one more."""
-    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder)
+async def _clone(
+    plan: Plan, image: Image, kernel: Kernel, home: Path, recorder: Recorder, cell_id: str, held: ExitStack
+) -> LiveVm:
+    """One clone; if its template does not restore, the template is made again and one more. What it is cloned from is held."""
+    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, held=held)
     try:
         return await _clone_of(template, plan, image, home, recorder, cell_id)
     except RestoreError as exc:
         rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
-    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, rejection=rejection)
+    template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, rejection=rejection, held=held)
     return await _clone_of(template, plan, image, home, recorder, cell_id)
 
 
@@ -157,7 +159,7 @@ async def _clone_of(
         cell_id=cell_id,
         kind="cell",
         role=Role.CLONE,
-        shape=plan.vm,
+        shape=plan.machine,
         limits=plan.jail,
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
@@ -169,20 +171,24 @@ async def _clone_of(
     try:
         await _restore(vmm, template)
         await _renew(vmm, client, recorder, plan.jail.lifetime_s)
+        vmm.timings_ms["total"] = (time.monotonic() - started) * 1000
+        _record_cloned(recorder, vmm, template)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await client.aclose()
             record_destroyed(recorder, cell_id, await vmm.destroy())
         raise
-    vmm.timings_ms["total"] = (time.monotonic() - started) * 1000
+    return LiveVm(plan, vmm, client, recorder)
+
+
+def _record_cloned(recorder: Recorder, vmm: JailedVmm, template: Template) -> None:
     timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in vmm.timings_ms.items()}
     data: dict[str, JsonValue] = {
         "template": template.key,
         "duration_ms": round(vmm.timings_ms["total"], 1),
         "timings_ms": timings,
     }
-    recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=cell_id, data=data))
-    return LiveVm(plan, vmm, client, recorder)
+    recorder.record(Event(kind=Kind.CELL_CLONED, cell_id=vmm.spec.cell_id, data=data))
 
 
 async def _restore(vmm: JailedVmm, template: Template) -> None:
@@ -241,17 +247,6 @@ async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifeti
     vmm.timings_ms["renew"] = (time.monotonic() - started) * 1000
 
 
-def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:
-    """The destruction's proof, on record."""
-    data: dict[str, JsonValue] = {
-        "clean": destruction.clean,
-        "survivors": list(destruction.survivors),
-        "checked": list(destruction.looked_for),
-        "duration_ms": round(destruction.duration_ms, 1),
-    }
-    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id=cell_id, data=data))
-
-
 class Ended(Protocol):
     """What the cause of death is read from."""
 
@@ -289,13 +284,16 @@ def cause_of_death(vmm: Ended, lifetime_s: float) -> str:
         return f"the guest's kernel panicked: {panic}"
     if end.signal is not None:
         memory = " (out of memory in its control group)" if vmm.count_oom_kills() else ""
-        return f"the VMM was killed by signal {_signal_name(end.signal)}{memory}"
+        return f"the VMM was killed by signal {signal_name(end.signal)}{memory}"
     said = vmm.diagnosis()
     return f"the guest shut down or the VMM ended with status {end.status}{': ' + said if said else ''}"
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
+def death_limit(vmm: Ended) -> str | None:
+    """The limit that ended it, from what the host saw; None while it runs or when it was none."""
+    end = vmm.end()
+    if end is None:
+        return None
+    if end.cause == "lifetime":
+        return "lifetime"
+    return "memory" if end.signal is not None and end.cause == "itself" and vmm.count_oom_kills() else None

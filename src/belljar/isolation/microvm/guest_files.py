@@ -1,4 +1,4 @@
-"""What a guest is booted from: the initramfs, made of the package's agent and the kernel's modules, and the digests that go into a template's key."""
+"""What a guest is booted from: the initramfs, made of the package's agent, its probe program and the kernel's modules, and the digests that go into a template's key."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ _EMPTY_DISK: Final = (
 )
 """`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has to come up needs a disk, but nothing on it."""
 _DISK_BYTES: Final = 4096
-_LAYOUT: Final = 1
+_LAYOUT: Final = 2
 """Raised when `image.initramfs` lays the same parts out differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestParts:
-    """The agent and the modules. `digest` covers both: an initramfs is a pure function of them."""
+    """The agent, the probe program and the modules. `digest` covers them all: an initramfs is a pure function of them."""
 
     agent: bytes
+    probe: bytes
     modules: tuple[tuple[str, bytes], ...]
     digest: str
 
     def initramfs(self) -> bytes:
         """The archive. Raises `HostError` when a part is damaged."""
         try:
-            return initramfs.build(self.agent, self.modules)
+            return initramfs.build(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
             raise HostError(
                 f"the guest's initramfs can't be made: {exc}", where="initramfs", mend="run `belljar setup`"
@@ -45,24 +46,24 @@ class GuestParts:
 
 
 def read_guest_parts(kernel: Kernel) -> GuestParts:
-    """For this kernel, with this package's agent. Raises `HostError` when a part is missing."""
-    agent_path = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
+    """For this kernel, with this package's programs. Raises `HostError` when a part is missing."""
+    bin_dir = Path(belljar.__file__).parent / "_bin"
     try:
-        agent = agent_path.read_bytes()
+        agent, probe = ((bin_dir / f"{name}-{platform.machine()}").read_bytes() for name in ("agent", "probe"))
         modules = tuple((_NUMBERED.sub("", path.stem, count=1), path.read_bytes()) for path in kernel.modules)
     except OSError as exc:
         mend = (
             "install the package again; its build compiles it"
-            if exc.filename == str(agent_path)
+            if Path(str(exc.filename)).parent == bin_dir
             else "run `belljar setup`"
         )
         raise HostError(
             f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), mend=mend
         ) from exc
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
-    for name, contents in (("init", agent), *modules):
+    for name, contents in (("init", agent), ("p", probe), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)
-    return GuestParts(agent=agent, modules=modules, digest=digest.hexdigest())
+    return GuestParts(agent=agent, probe=probe, modules=modules, digest=digest.hexdigest())
 
 
 def empty_disk() -> bytes:

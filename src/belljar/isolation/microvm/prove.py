@@ -19,6 +19,7 @@ from belljar.channel import GuestClient
 from belljar.errors import BelljarError, CellError
 from belljar.host.kvm import KvmProof, ProveKvm
 from belljar.image import Kernel
+from belljar.image.scratch import owned_name
 from belljar.isolation.journal import new_cell_id
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
@@ -57,7 +58,7 @@ async def boots_under(accel: Accel, kernel: Kernel, *, home: Path, deadline_s: f
     """
     started = time.monotonic()
     cell_id = new_cell_id()
-    scratch = home / "tmp" / f"proof-{cell_id}"
+    scratch = home / "tmp" / owned_name(what=f"proof-{cell_id}")
     try:
         reason = await _try(accel, kernel, home, cell_id, scratch, deadline_s)
     finally:

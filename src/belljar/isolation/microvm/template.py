@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,15 @@ from belljar.channel import GuestClient
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
+from belljar.image.scratch import MAKING, owned_name, sweep
+from belljar.isolation.claims import claimed
 from belljar.isolation.journal import new_cell_id
 from belljar.isolation.microvm import memory_file
 from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.process import cpu_ticks
+from belljar.isolation.program_root import file_stamp
 from belljar.plan.jail import JailBind
 from belljar.plan.model import Plan
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Accel, Role
@@ -44,7 +47,12 @@ from belljar.plan.template import TemplateInputs, template_key
 
 Verify: TypeAlias = Literal["stamp", "full"]
 BOOT_DEADLINE_S: Final = 180.0
-PRELOADED: Final = ("/bin/sh", "/usr/bin/env", "/usr/bin/bash", "/usr/bin/true", "/usr/bin/cat", "/usr/bin/ls")
+PRELOADED: Final = (
+    *("/bin/sh", "/usr/bin/env", "/usr/bin/bash", "/usr/bin/true", "/usr/bin/cat", "/usr/bin/ls", "/usr/bin/echo"),
+    *("/lib64/ld-linux-x86-64.so.2", "/lib/x86_64-linux-gnu/libc.so.6", "/etc/ld.so.cache"),
+    *("/etc/passwd", "/etc/group", "/root", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"),
+)
+"""Files and directories of the image that the guest's kernel has at hand in the snapshot; absent ones are passed over."""
 _BUILD_LIFETIME_S: Final = 600.0
 _CONFIGURE_DEADLINE_S: Final = 120.0
 _IDLE_WINDOW_S: Final = 0.25
@@ -101,10 +109,12 @@ async def ensure_template(
     recorder: Recorder,
     verify: Verify = "stamp",
     rejection: Rejection | None = None,
+    held: ExitStack | None = None,
 ) -> Template:
     """The template for this plan, made if there is none, made again if it fails its check. Two processes that want the same one make it once.
 
     Args:
+        held: nobody prunes it until this closes. Without, it may be gone when the call returns.
         verify: `full` digests the memory whatever its stamp says.
         rejection: a template that failed to restore, and must not be used again.
 
@@ -112,37 +122,61 @@ async def ensure_template(
         HostError: no space, QEMU or a part of the guest missing. CellError: the guest did not come up. Nothing half made is left.
     """
     job = await anyio.to_thread.run_sync(_find_job, plan, image, kernel, home)
-    template, why = await anyio.to_thread.run_sync(_load, job, verify, rejection)
+    with ExitStack() as briefly:
+        return await _ensure(job, recorder, verify, rejection, held if held is not None else briefly)
+
+
+async def _ensure(
+    job: _Job, recorder: Recorder, verify: Verify, rejection: Rejection | None, held: ExitStack
+) -> Template:
+    template, why = await anyio.to_thread.run_sync(_claim_and_load, job, verify, rejection, held)
     if template is not None:
         return template
-    async with _locked(home, f"template-{job.key[:16]}"):
+    async with _locked(job.home, lock_name(job.key)):
         # Another process may have been quicker.
-        template, why = await anyio.to_thread.run_sync(_load, job, verify, rejection)
+        template, why = await anyio.to_thread.run_sync(_claim_and_load, job, verify, rejection, held)
         if template is not None:
             return template
         if why:
             recorder.record(Event(kind=Kind.TEMPLATE_REJECTED, data={"key": job.key, "reason": why}))
             await anyio.to_thread.run_sync(partial(shutil.rmtree, job.directory, ignore_errors=True))
-        return await _build(job, recorder)
+        template = await _build(job, recorder)
+        held.enter_context(claimed(job.directory))
+        return template
 
 
-def template_of(plan: Plan, image: Image, kernel: Kernel, *, home: Path) -> str:
-    """The key of the plan's template, whether it exists or not. Blocking. Raises `HostError`."""
-    return _find_job(plan, image, kernel, home).key
+def lock_name(key: str) -> str:
+    """The lock of whoever makes, or removes, the template."""
+    return f"template-{key[:16]}"
+
+
+def _claim_and_load(
+    job: _Job, verify: Verify, rejection: Rejection | None, held: ExitStack
+) -> tuple[Template | None, str]:
+    """As `_load`, of what nobody can take out; the claim is dropped unless it is used."""
+    with ExitStack() as claim:
+        try:
+            claim.enter_context(claimed(job.directory))
+        except FileNotFoundError:  # or being taken out: whoever does holds the lock
+            return None, ""
+        template, why = _load(job, verify, rejection)
+        if template is not None:
+            held.push(claim.pop_all())
+    return template, why
 
 
 def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
     guest = read_guest_parts(kernel)
-    root = ensure_vmm_root(home, plan.vm.accel)
+    root = ensure_vmm_root(home, plan.machine.accel)
     inputs = TemplateInputs(
         image_digest=image.digest,
         kernel_digest=kernel.digest,
         initramfs_digest=guest.digest,
         vmm_version=root.version,
         vmm_digest=root.digest,
-        host_cpu=_host_cpu(plan.vm.accel),
-        shape=plan.vm,
-        guest=plan.guest,
+        host_cpu=_host_cpu(plan.machine.accel),
+        shape=plan.machine,
+        guest=plan.guest_limits,
         preload=PRELOADED,
     )
     return _Job(
@@ -182,7 +216,7 @@ def _load(job: _Job, verify: Verify, rejection: Rejection | None = None) -> tupl
         return None, f"it can't be read: {exc}"
     if why:
         return None, why
-    template = Template(key=job.key, memory=memory, state=state, root=job.root, memory_stamp=tuple(_stamp(memory)))
+    template = Template(key=job.key, memory=memory, state=state, root=job.root, memory_stamp=tuple(file_stamp(memory)))
     if rejection is not None and rejection.template.memory_stamp == template.memory_stamp:
         return None, rejection.reason
     return template, ""
@@ -193,11 +227,11 @@ def _fault(job: _Job, description: Mapping[str, Any], state: bytes, memory: Path
         return "it was made from other inputs"
     if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
         return "the device state is not the one that was saved"
-    if memory.stat().st_size != job.plan.vm.ram_mib * _MIB:
+    if memory.stat().st_size != job.plan.machine.ram_mib * _MIB:
         return "the memory has another size"
-    if verify == "stamp" and _stamp(memory) == description["memory_stamp"]:
+    if verify == "stamp" and file_stamp(memory) == description["memory_stamp"]:
         return ""
-    before = _stamp(memory)
+    before = file_stamp(memory)
     if memory_file.digest(memory) != description["memory_digest"]:
         return "the memory is not the one that was saved"
     if before != description["memory_stamp"]:
@@ -218,17 +252,12 @@ def _json(description: Mapping[str, Any]) -> bytes:
     return json.dumps(description, sort_keys=True, indent=1).encode()
 
 
-def _stamp(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
 # ---- making one
 
 
 async def _build(job: _Job, recorder: Recorder) -> Template:
     cell_id = new_cell_id()
-    scratch = job.home / "templates" / f".making-{cell_id}"
+    scratch = job.home / "templates" / owned_name(MAKING, cell_id)
     recorder.record(Event(kind=Kind.TEMPLATE_BUILDING, cell_id=cell_id, data={"key": job.key}))
     started = time.monotonic()
     try:
@@ -257,9 +286,10 @@ async def _build(job: _Job, recorder: Recorder) -> Template:
 
 def _prepare(job: _Job, scratch: Path) -> None:
     scratch.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+    sweep(scratch.parent, prefix=MAKING)
     scratch.mkdir(mode=0o711)
     write_read_only(scratch / "initrd", job.guest.initramfs())
-    memory_file.allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
+    memory_file.allot(scratch / "memory", job.plan.machine.ram_mib * _MIB)
 
 
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
@@ -276,7 +306,7 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
         cell_id=cell_id,
         kind="template",
         role=Role.TEMPLATE,
-        shape=plan.vm,
+        shape=plan.machine,
         limits=limits,
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
@@ -300,10 +330,10 @@ async def _bring_guest_up(guest: GuestClient, plan: Plan) -> None:
     await guest.wait_ready(timeout_s=BOOT_DEADLINE_S)
     await guest.hello()
     await guest.configure(
-        memory_max_bytes=plan.guest.memory_max_bytes,
-        disk_bytes=plan.guest.disk_bytes,
-        disk_inodes=plan.guest.disk_inodes,
-        processes=plan.guest.processes,
+        memory_max_bytes=plan.guest_limits.memory_max_bytes,
+        disk_bytes=plan.guest_limits.disk_bytes,
+        disk_inodes=plan.guest_limits.disk_inodes,
+        processes=plan.guest_limits.processes,
         hostname="localhost",
         warm_paths=PRELOADED,
         timeout_s=_CONFIGURE_DEADLINE_S,
@@ -401,7 +431,7 @@ def _finish(job: _Job, scratch: Path, state: bytes) -> None:
         "inputs": job.inputs.document(),
         "state_sha256": hashlib.sha256(state).hexdigest(),
         "memory_digest": digest,
-        "memory_stamp": _stamp(memory),
+        "memory_stamp": file_stamp(memory),
     }
     write_read_only(scratch / "template.json", _json(description))
     shutil.rmtree(job.directory, ignore_errors=True)

@@ -6,10 +6,9 @@ A template's maker, a clone and a proof of an accelerator are each one `JailedVm
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,14 +17,13 @@ import anyio
 import anyio.to_thread
 
 from belljar.errors import CellError, HostError
-from belljar.isolation import cgroup
-from belljar.isolation.identity import HeldIdentity, hold_identity
-from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz, start_jail
-from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.isolation.identity import hold_identity
+from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz
+from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.journal import EntryKind
 from belljar.isolation.microvm.console import Console
 from belljar.isolation.microvm.qmp import Qmp
 from belljar.isolation.microvm.vmm_root import VmmRoot
-from belljar.isolation.reap import destroy_remains
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
@@ -131,17 +129,18 @@ class JailedVmm:
     def __init__(self, spec: VmmSpec, home: Path) -> None:
         self.spec = spec
         self.timings_ms: dict[str, float] = {}
-        self.destruction: Destruction | None = None
-        self.jail: Jail | None = None
-        self.oom_kills = 0
-        self._journal = Journal(home)
-        self._entry: JournalEntry | None = None
+        mine = Belongings(
+            cell_id=spec.cell_id,
+            kind=spec.kind,
+            limits=spec.limits,
+            controllers=spec.controllers,
+            directories=spec.directories,
+        )
         with ExitStack() as undo:
-            self._identity: HeldIdentity = undo.enter_context(hold_identity(home))
             self._ends = _Ends(spec)
             undo.callback(self._ends.close)
-            self._groups = cgroup.plan_groups(spec.cell_id, spec.controllers)
-            self._held = undo.pop_all()
+            self.jailed = Jailed(mine, home, hold_identity(home), let_go=self._ends.close)
+            undo.pop_all()
         self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
         self.agent, self.state, self.console = self._ends.agent, self._ends.state, self._ends.console
         self.state_fd = self._ends.fds.state
@@ -156,13 +155,23 @@ class JailedVmm:
         self.timings_ms["prepare"] = (made - started) * 1000
         self.timings_ms["vmm_start"] = (time.monotonic() - made) * 1000
 
+    @property
+    def destruction(self) -> Destruction | None:
+        """What its end found, once it has ended."""
+        return self.jailed.destruction
+
+    @property
+    def jail(self) -> Jail | None:
+        """Its jail, once it was started."""
+        return self.jailed.jail
+
     def end(self) -> JailEnd | None:
         """How the VMM ended, if it has, as far as its supervisor has said. Does not wait."""
-        return None if self.jail is None else self.jail.read_status()
+        return self.jailed.end()
 
     def last_word(self, patience_s: float) -> JailEnd | None:
-        """As `end`, but waits a moment: a VMM's sockets close a little before its supervisor can say how it ended. Blocking."""
-        return None if self.jail is None else self.jail.last_word(patience_s)
+        """As `end`, but waits a moment. Blocking."""
+        return self.jailed.last_word(patience_s)
 
     def panic(self) -> str:
         """What the guest's kernel panicked of, escaped; empty when it did not."""
@@ -170,48 +179,23 @@ class JailedVmm:
 
     def diagnosis(self) -> str:
         """What launcher and VMM wrote on standard error, escaped and bounded."""
-        return "" if self.jail is None else self.jail.diagnosis()
+        return self.jailed.diagnosis()
 
     def count_oom_kills(self) -> int:
         """How often the kernel killed in the cell's memory group, now or, after its end, until then."""
-        memory = self._groups.paths.get("memory")
-        if memory is not None and memory.exists():
-            self.oom_kills = cgroup.out_of_memory_kills(memory)
-        return self.oom_kills
+        return self.jailed.count_oom_kills()
 
     async def destroy(self) -> Destruction:
         """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
-        if self.destruction is not None:
-            return self.destruction
-        with anyio.CancelScope(shield=True):
-            started = time.monotonic()
-            if self.jail is not None:
-                await self.jail.end()
-            self.destruction = destruction = await anyio.to_thread.run_sync(self._unmake, started)
-        return destruction
+        return await self.jailed.destroy()
 
     def _make(self) -> None:
-        spec, identity = self.spec, self._identity
-        self._entry = own_entry(
-            spec.cell_id,
-            spec.kind,
-            cgroups=self._groups.directories,
-            directories=spec.directories,
-            host_uid=identity.own_uid,
-        )
-        try:
-            self._journal.write(self._entry)
-        except OSError as exc:
-            raise HostError(
-                f"the journal can't be written: {exc.strerror}",
-                where=str(self._journal.directory),
-                mend="free some space, or mend the store's owner",
-            ) from exc
-        cgroup.make_groups(self._groups, spec.limits)
-        if identity.jail.privileged:
-            for bind in spec.binds:
+        self.jailed.make()
+        identity = self.jailed.identity.jail
+        if identity.privileged:
+            for bind in self.spec.binds:
                 if bind.writable:
-                    os.chown(bind.source, identity.jail.host_uid, identity.jail.host_gid)
+                    os.chown(bind.source, identity.host_uid, identity.host_gid)
 
     def _start(self) -> None:
         spec = self.spec
@@ -220,9 +204,9 @@ class JailedVmm:
             owner_pid=os.getpid(),
             root=spec.root.root,
             binds=spec.binds,
-            identity=self._identity.jail,
+            identity=self.jailed.identity.jail,
             limits=spec.limits,
-            cgroups=self._groups.directories,
+            cgroups=self.jailed.groups.directories,
             memory_by_rlimit=spec.memory_by_rlimit,
         )
         argv = qemu_argv(
@@ -234,39 +218,14 @@ class JailedVmm:
             counter_khz=0 if spec.role is Role.CLONE else measure_counter_khz(),
         )
         try:
-            self.jail = start_jail(jail, argv, kept=self._ends.inherited, hold=self._identity.lock_fd)
+            self.jailed.start(jail, argv, kept=self._ends.inherited)
         finally:
             self._ends.close_inherited()
 
     async def _wait_up(self) -> None:
-        jail = self.jail
-        if jail is None or self._entry is None:
-            raise RuntimeError("the VMM was not started")
-        await jail.wait_running()
-        self._entry = self._journal.update(
-            self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
-        )
+        await self.jailed.wait_running()
         try:
             await self.qmp.greet()
         except CellError as exc:
-            said = jail.diagnosis()
+            said = self.diagnosis()
             raise CellError(f"the VMM did not start: {said or exc.what}", where=exc.where) from exc
-
-    def _unmake(self, started: float) -> Destruction:
-        self.count_oom_kills()
-        for directory in self._groups.directories:
-            if not cgroup.processes_in(directory):
-                cgroup.remove_group(directory)
-        for directory in self.spec.directories:
-            shutil.rmtree(directory, ignore_errors=True)
-        self._ends.close()
-        # Uid and namespaces stay this cell's until the look is over: another cell could have their numbers at once.
-        with self._held:
-            if self._entry is None:
-                return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
-            destruction = destroy_remains(self._entry, started)
-            if self.jail is not None:
-                self.jail.release_namespaces()
-            with suppress(OSError):
-                self._journal.remove(self.spec.cell_id)
-        return destruction

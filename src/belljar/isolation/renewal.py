@@ -13,8 +13,10 @@ from belljar.errors import CellError
 from belljar.units import printable
 
 SEED_BYTES: Final = 256
-NEEDED: Final = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
+NEEDED_OF_CLONE: Final = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
 """A clone without these is a copy. The boot id is renewed where the guest's kernel lets it."""
+NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
+"""Randomness and clock are its kernel's own; a machine id is made new where the image has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +49,15 @@ def renewed_names(renewed: Renewed) -> list[str]:
     return [bit.name.lower() for bit in RenewedBit if bit in renewed.done and bit.name is not None]
 
 
-def judge(renewed: Renewed, *, where: str) -> None:
+def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE) -> None:
     """Raises `CellError` when the guest did not do what makes it a new machine: such a clone must not run."""
     missing = [
-        bit.name.lower() for bit in RenewedBit if bit in NEEDED and bit not in renewed.done and bit.name is not None
+        bit.name.lower() for bit in RenewedBit if bit in needed and bit not in renewed.done and bit.name is not None
     ]
     if missing:
         detail = f" ({printable(renewed.detail, max_chars=300)})" if renewed.detail else ""
         raise CellError(
-            f"the restored guest did not renew its {', '.join(missing)}{detail}",
+            f"the guest did not renew its {', '.join(missing)}{detail}",
             where=where,
             mend="the cell was destroyed; nothing ran in it",
         )

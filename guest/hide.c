@@ -1,0 +1,120 @@
+/* Contained mode's start: this process came by files that somebody bound into the container, and by arguments that everyone in it can read. */
+#include "agent.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+static const char NAME[] = "init";
+static int stash[2] = {-1, -1};
+
+/* A descriptor on its way through a socket is in nobody's table: gVisor lets every process open every other's descriptors through /proc. */
+static bool stash_send(int fd)
+{
+    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
+    char byte = 0;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    control.head.cmsg_level = SOL_SOCKET, control.head.cmsg_type = SCM_RIGHTS, control.head.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    return sendmsg(stash[1], &message, MSG_NOSIGNAL | MSG_DONTWAIT) == 1;
+}
+
+static int stash_receive(void)
+{
+    union { struct cmsghdr head; char room[CMSG_SPACE(sizeof(int))]; } control = {0};
+    char byte;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    int fd = -1;
+    if (recvmsg(stash[0], &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) == 1 && message.msg_controllen >= CMSG_LEN(sizeof(int)))
+        memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
+    return fd;
+}
+
+static void stash_probe(int fd)
+{
+    if (fd < 0)
+        return;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, stash) != 0 || !stash_send(fd))
+        fatal("probe program", errno);
+    close(fd);
+}
+
+int borrow_probe(void)
+{
+    int fd = stash[0] < 0 ? -1 : stash_receive();
+    if (fd >= 0 && !stash_send(fd))
+        fatal("probe program", errno);
+    return fd;
+}
+
+bool in_sentry;
+
+/* A place holder is an empty file, under gVisor an empty directory; what can't be unmounted stays and can't be removed either. */
+static void take_away(const char *path)
+{
+    if (umount2(path, MNT_DETACH) == 0 && unlink(path) != 0)
+        rmdir(path);
+}
+
+/* /proc/PID/cmdline is everybody's: the kernel shows what is in this memory, up to the first NUL when the last byte isn't one. */
+static void forget_arguments(int argc, char **argv)
+{
+    char *begin = argv[0], *end = argv[argc - 1] + strlen(argv[argc - 1]);
+    memset(begin, 0, (size_t)(end - begin));
+    if ((size_t)(end - begin) > sizeof NAME) {
+        memcpy(begin, NAME, sizeof NAME);
+        *end = 1;
+    }
+    for (char **variable = environ; *variable != NULL; variable++)
+        memset(*variable, 0, strlen(*variable));
+    *environ = NULL;
+}
+
+/* Some runtimes put more than the usual devices there. */
+static void remove_other_devices(void)
+{
+    static const char *const usual[] = {"null", "zero", "full", "random", "urandom", "tty", "console"};
+    struct stat s;
+    int dev = open("/dev", O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *list = dev < 0 ? NULL : fdopendir(dev);
+    for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;) {
+        bool keep = fstatat(dev, entry->d_name, &s, AT_SYMLINK_NOFOLLOW) != 0 || !(S_ISCHR(s.st_mode) || S_ISBLK(s.st_mode));
+        for (size_t i = 0; i < sizeof usual / sizeof *usual; i++)
+            keep |= strcmp(entry->d_name, usual[i]) == 0;
+        if (!keep)
+            unlinkat(dev, entry->d_name, 0);
+    }
+    if (list != NULL && unlinkat(dev, "net/tun", 0) == 0)
+        unlinkat(dev, "net", AT_REMOVEDIR);
+    if (list != NULL)
+        closedir(list);
+}
+
+/* gVisor's /dev/tty can't be opened, not even by who has a terminal. What a process on a terminal has as its input is nearly always that. */
+static void mend_terminal(void)
+{
+    int fd = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    if (fd >= 0 || errno != EIO)
+        return;
+    in_sentry = true;
+    if (unlink("/dev/tty") == 0 && symlink("/proc/self/fd/0", "/dev/tty") != 0)
+        fatal("/dev/tty", errno);
+}
+
+void hide(int argc, char **argv)
+{
+    mend_terminal();
+    if (argc > 4)
+        stash_probe(open(argv[4], O_PATH | O_CLOEXEC)); /* it may be run, not read */
+    for (int i = 3; i < argc; i++)
+        take_away(argv[i]);
+    remove_other_devices();
+    forget_arguments(argc, argv);
+    prctl(PR_SET_NAME, NAME);
+}

@@ -1,0 +1,99 @@
+"""A cell between its pool and its taker: who asked for it, what becomes of it, and its way back."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import anyio
+
+from belljar.cell.cell import Cell
+from belljar.cell.stock import fresh_for_s
+from belljar.cell.workshop import Workshop, promised
+from belljar.errors import BelljarError
+
+
+class Waste(StrEnum):
+    """Why a cell that was made ahead is destroyed without ever having been taken; the words are the record's."""
+
+    STALE = "it was made ahead and waited too long"
+    UNUSED = "it was made ahead and nobody took it"
+    DEAD = "it was made ahead and died before anyone took it"
+    VOID = "it was made ahead and its warm-up was void"
+    BREACHED = "it was made ahead and its warm-up found a way out"
+
+
+class Ticket(Future["Lease | None"]):
+    """Somebody wants a cell. Its result is a lease, or None: there is none to be had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_s = time.monotonic()
+
+    def answer(self, lease: Lease | None) -> None:
+        """Answer whoever still wants to know."""
+        if not self.done() and self.set_running_or_notify_cancel():
+            self.set_result(lease)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Spare:
+    """One cell of a pool. Belongs to the workshop's thread, but for `ended`."""
+
+    made_s: float = field(default_factory=time.monotonic)
+    cell: Cell | None = None
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    called: anyio.Event = field(default_factory=anyio.Event)
+    returned: anyio.Event = field(default_factory=anyio.Event)
+    ended: Future[None] = field(default_factory=Future)
+    reason: Waste | None = None
+    ticket: Ticket | None = None
+    warmed: bool = False
+    leased: bool = False
+
+    def left_s(self) -> float:
+        """How much longer it may be given out."""
+        lifetime_s = 0.0 if self.cell is None else self.cell.plan.limits.lifetime_s
+        return fresh_for_s(made_s=self.made_s, now_s=time.monotonic(), lifetime_s=lifetime_s)
+
+    def call(self, *, reason: Waste | None = None, ticket: Ticket | None = None) -> None:
+        """Tell its keeper what becomes of it: it is thrown away for a reason, or given out."""
+        self.reason, self.ticket = reason, ticket
+        self.called.set()
+
+
+class Lease:
+    """A cell that was given out, until it is given back. Belongs to the taker's event loop."""
+
+    def __init__(self, cell: Cell, spare: Spare, workshop: Workshop) -> None:
+        self.cell = cell
+        self._spare = spare
+        self._workshop = workshop
+
+    async def give_back(self) -> None:
+        """Destroy the cell here, where whoever still waits on it waits, and let its keeper go. Shielded.
+
+        Raises what leaving `open_cell` raises: `ContainmentBreach`, `HostError`.
+        """
+        with anyio.CancelScope(shield=True):
+            try:
+                await self.cell.destroy()
+            finally:
+                self._workshop.post(self._spare.returned.set)
+                await promised(self._spare.ended)
+
+
+async def undo(ticket: Ticket) -> None:
+    """Whoever asked is gone: nobody is served, or what was served goes back."""
+    if ticket.cancel():
+        return
+    with anyio.CancelScope(shield=True):
+        try:
+            lease = await promised(ticket)
+        except BelljarError:  # it was the answer, and is on its way
+            return
+        if lease is not None:
+            await lease.give_back()

@@ -1,0 +1,429 @@
+"""A pool of warmed cells: made, renewed and probed once *ahead* of whoever will take them, so that taking one costs milliseconds.
+
+The work is moved, not saved. A pooled cell is a cell like any other in journal, ledger and proof; it serves one taker, once. It is held by a task in the
+pool's own thread (`workshop`), from `open_cell`'s entry to its exit; its taker works in it from his own event loop, ends it there, and gives it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import anyio
+
+from belljar.cell.cell import Cell
+from belljar.cell.lease import Lease, Spare, Ticket, Waste, undo
+from belljar.cell.open import open_cell
+from belljar.cell.runs import start_run
+from belljar.cell.stock import (
+    DEFAULT_SIZE,
+    MAX_SIZE,
+    is_worth_replacing,
+    may_claim,
+    oldest_fresh,
+    should_make,
+)
+from belljar.cell.workshop import Workshop, async_workshop, promised
+from belljar.errors import CellError, ContainmentBreach
+from belljar.events import Actor, Event, Kind, Recorder
+from belljar.host.home import belljar_home
+from belljar.ledger import RunDirectory
+from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.probe.model import ProbeReport, Verdict
+from belljar.probe.run import WARM_UP, breach_of, probe_cell
+
+HEAD_START_S: Final = 0.25
+"""For whoever has just got a cell: what he does first is not slowed down by the making of the next."""
+_CLAIM_PATIENCE_S: Final = 10.0
+_ANSWER_PATIENCE_S: Final = 2.0
+_END_PATIENCE_S: Final = 10.0
+
+
+class OpenCell(Protocol):
+    """How a pool opens a cell: `open_cell` of one policy."""
+
+    def __call__(self, *, ahead: bool) -> AbstractAsyncContextManager[Cell]:
+        """A fresh cell; leaving the block destroys it, with proof."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """What one pool is to hold.
+
+    Attributes:
+        open: one cell of the pool's plan; called in the pool's thread, and in the taker's when nothing is ready.
+        warm_up: the quick probes in it, recorded.
+        recorder: where it is recorded who took what; used from two threads.
+        size: how many cells stand ready at most.
+        admit: asked before each making, with how many stand ready: is one more wanted, and room for it? In the pool's thread.
+        on_breach: told of a warm-up that found a way out. In the pool's thread.
+    """
+
+    open: OpenCell
+    warm_up: Callable[[Cell], Awaitable[ProbeReport]]
+    recorder: Recorder
+    size: int = DEFAULT_SIZE
+    admit: Callable[[int], bool] = lambda _ready: True
+    on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What became of a pool's cells."""
+
+    made: int = 0
+    taken: int = 0
+    failed: int = 0
+    void: int = 0
+    dead: int = 0
+    stale: int = 0
+    unused: int = 0
+
+    def thrown_away(self, reason: Waste) -> None:
+        """One was destroyed that nobody had."""
+        self.void += reason in {Waste.VOID, Waste.BREACHED}
+        self.dead += reason is Waste.DEAD
+        self.stale += reason is Waste.STALE
+        self.unused += reason is Waste.UNUSED
+
+
+class Pool:
+    """Warmed cells of one plan. Made by `open_pool`, or with a workshop that several share."""
+
+    def __init__(self, supply: Supply, workshop: Workshop) -> None:
+        self.counts = Counts()
+        self.troubles: list[Exception] = []
+        self.breach: ContainmentBreach | None = None
+        self._supply = supply
+        self._workshop = workshop
+        self._ready: list[Spare] = []
+        self._keepers: list[Spare] = []
+        self._claims: deque[Ticket] = deque()
+        self._listeners: deque[Future[int]] = deque()
+        self._filling = False
+        self._making = False
+        self._ending: anyio.Event | None = None
+        workshop.post(self._begin)
+
+    # ---- the taker's side, in any event loop
+
+    @asynccontextmanager
+    async def cell(self) -> AsyncIterator[Cell]:
+        """A cell of its own, as `open_cell` gives one: from the shelf, or from the making, or else opened now. Another is made in its place.
+
+        Raises as `open_cell`; and `ContainmentBreach` when a warm-up of this pool found a way out.
+        """
+        lease = await self._take()
+        if lease is None:
+            async with self._supply.open(ahead=False) as cell:
+                self.refill(after_s=HEAD_START_S)
+                yield cell
+            return
+        try:
+            lease.cell.change_loop()
+            self.refill(after_s=HEAD_START_S)
+            yield lease.cell
+        finally:
+            await lease.give_back()
+
+    def refill(self, *, after_s: float = 0.0) -> None:
+        """Have the shelf filled up, a moment later if need be. From any thread; never waits."""
+        self._workshop.post(partial(self._fill, after_s))
+
+    async def filled(self) -> int:
+        """Wait until none is in the making; how many cells stand ready then. In any event loop."""
+        answer: Future[int] = Future()
+        return await promised(answer) if self._workshop.post(partial(self._tell, answer)) else 0
+
+    async def _take(self) -> Lease | None:
+        ticket = Ticket()
+        if not self._workshop.post(partial(self._serve, ticket)):
+            return None
+        try:
+            with anyio.move_on_after(_CLAIM_PATIENCE_S):
+                return await promised(ticket)
+            return None if ticket.cancel() else await promised(ticket)
+        except BaseException:
+            await undo(ticket)
+            raise
+
+    # ---- the workshop's side, in its thread
+
+    def _begin(self) -> None:
+        self._ending = anyio.Event()
+        self._workshop.at_end(self._end)
+
+    def _is_ended(self) -> bool:
+        return self._ending is None or self._ending.is_set() or self.breach is not None
+
+    def _serve(self, ticket: Ticket) -> None:
+        """Answer a ticket, or have its answer made."""
+        if self.breach is not None:
+            if ticket.set_running_or_notify_cancel():  # each gets an error of his own: it comes to hold what he did
+                ticket.set_exception(
+                    ContainmentBreach(self.breach.what, where=self.breach.where, mend=self.breach.mend)
+                )
+            return
+        index = None if self._is_ended() else oldest_fresh([spare.left_s() for spare in self._ready])
+        if index is not None:
+            self._ready.pop(index).call(ticket=ticket)
+        elif not self._is_ended() and may_claim(making=self._making, claimed=self._waiting()):
+            self._claims.append(ticket)
+        else:
+            ticket.answer(None)
+
+    def _waiting(self) -> int:
+        """How many still wait for what is in the making."""
+        self._claims = deque(ticket for ticket in self._claims if not ticket.cancelled())
+        return len(self._claims)
+
+    def _tell(self, answer: Future[int]) -> None:
+        if self._filling:
+            self._listeners.append(answer)
+        else:
+            answer.set_result(len(self._ready))
+
+    def _fill(self, after_s: float = 0.0) -> None:
+        if not self._filling and not self._is_ended():
+            self._filling = True
+            self._making = not after_s and not self._workshop.bench.locked()
+            self._workshop.spawn(partial(self._fill_up, after_s))
+
+    async def _fill_up(self, after_s: float) -> None:
+        """Make cells, one after another, until the shelf is full or one fails: the next who takes one will have it tried again."""
+        try:
+            await self._pause(after_s)
+            async with self._workshop.bench:
+                self._making = True
+                while self._should_make():
+                    spare = Spare()
+                    self._keepers.append(spare)
+                    self._workshop.spawn(partial(self._keep, spare))
+                    await spare.settled.wait()
+                    if spare.cell is None or spare.reason:
+                        break
+        except Exception as error:  # noqa: BLE001 - nothing that goes wrong here ends the cells that are out
+            self.troubles.append(error)
+        finally:
+            self._filling = self._making = False
+            while self._claims:
+                self._serve(self._claims.popleft())
+            while self._listeners:
+                self._tell(self._listeners.popleft())
+
+    async def _pause(self, seconds: float) -> None:
+        """Not longer than the pool lasts."""
+        if seconds and self._ending is not None:
+            with anyio.move_on_after(seconds):
+                await self._ending.wait()
+
+    def _should_make(self) -> bool:
+        ready, claimed = len(self._ready), self._waiting()
+        wanted = should_make(size=self._supply.size, ready=ready, claimed=claimed, ended=self._is_ended())
+        return wanted and self._supply.admit(ready)
+
+    async def _keep(self, spare: Spare) -> None:
+        """One cell's whole life, in one task."""
+        error: Exception | None = None
+        try:
+            with spare.scope:
+                async with self._supply.open(ahead=True) as cell:
+                    spare.cell = cell
+                    self.counts.made += 1
+                    await self._hold(spare, cell)
+        except Exception as failure:  # noqa: BLE001 - told to whom it concerns: the taker, the pool's owner, or the record alone
+            error = failure
+        finally:
+            self._close(spare, error)
+
+    async def _hold(self, spare: Spare, cell: Cell) -> None:
+        while spare.reason is None:
+            # Whoever waits for it already probes it himself: warmed first, it would only come later.
+            if not spare.warmed and not self._waiting():
+                spare.warmed = True
+                spare.reason = self._fault(await self._supply.warm_up(cell), cell)
+                continue
+            self._offer(spare)
+            await self._stand(spare, cell)
+            if spare.ticket is not None and await self._give(spare, cell, spare.ticket):
+                await self._until_returned(spare, cell)
+                return
+        if spare.reason is Waste.DEAD:
+            await _answers(cell)  # that it does not, and why, is on record then
+        await cell.destroy(reason=spare.reason)
+
+    async def _give(self, spare: Spare, cell: Cell, ticket: Ticket) -> bool:
+        """Give it out if it lives; else its ticket is served otherwise."""
+        if not self._is_ended() and await _answers(cell):
+            return self._hand_over(spare, cell, ticket)
+        spare.reason = Waste.UNUSED if self._is_ended() else Waste.DEAD
+        self._serve(ticket)
+        return False
+
+    def _fault(self, report: ProbeReport, cell: Cell) -> Waste | None:
+        """Why a cell is not given out after its warm-up; None when it may be."""
+        if report.verdict is Verdict.CONTAINED:
+            return None
+        breach = breach_of(report, cell.id)
+        if breach is None:
+            return Waste.VOID
+        self.breach = self.breach or breach
+        self._supply.on_breach(breach)
+        return Waste.BREACHED
+
+    def _offer(self, spare: Spare) -> None:
+        """To whoever waits for it, else to the shelf."""
+        spare.called, spare.ticket = anyio.Event(), None
+        if self._is_ended():
+            spare.call(reason=Waste.UNUSED)
+        elif self._waiting():
+            spare.call(ticket=self._claims.popleft())
+        else:
+            self._ready.append(spare)
+        spare.settled.set()
+
+    async def _stand(self, spare: Spare, cell: Cell) -> None:
+        """Until it is called for, or can't be given out any more."""
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(self._watch, spare, cell)
+            with anyio.move_on_after(max(0.0, spare.left_s())):
+                await spare.called.wait()
+            self._withdraw(spare, Waste.STALE)
+            await spare.called.wait()
+            watching.cancel_scope.cancel()
+        if spare.reason is Waste.STALE and is_worth_replacing(cell.plan.limits.lifetime_s):
+            self._fill()
+
+    async def _watch(self, spare: Spare, cell: Cell) -> None:
+        await cell.wait_dead()
+        self._withdraw(spare, Waste.DEAD)
+
+    def _withdraw(self, spare: Spare, reason: Waste) -> None:
+        """Throw away what stands on the shelf; what was called for already is its caller's."""
+        if spare in self._ready:
+            self._ready.remove(spare)
+            spare.call(reason=reason)
+
+    def _hand_over(self, spare: Spare, cell: Cell, ticket: Ticket) -> bool:
+        """Give it out, on record first. False when nobody wants it any more."""
+        if not ticket.set_running_or_notify_cancel():
+            return False
+        now_s = time.monotonic()
+        data = {"waited_ms": _ms(now_s - ticket.asked_s), "age_ms": _ms(now_s - spare.made_s)}
+        try:
+            self._supply.recorder.record(Event(kind=Kind.CELL_TAKEN, cell_id=cell.id, data=data))
+        except BaseException as error:
+            ticket.set_exception(error)
+            raise
+        self.counts.taken += 1
+        spare.leased = True
+        ticket.set_result(Lease(cell, spare, self._workshop))
+        return True
+
+    async def _until_returned(self, spare: Spare, cell: Cell) -> None:
+        """Until it is given back; when the pool ends before that, its operations are ended, and soon the cell."""
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(self._recall, cell, waiting.cancel_scope)
+            await spare.returned.wait()
+            waiting.cancel_scope.cancel()
+
+    async def _recall(self, cell: Cell, waiting: anyio.CancelScope) -> None:
+        if self._ending is not None:
+            await self._ending.wait()
+        cell.hang_up()
+        await anyio.sleep(_END_PATIENCE_S)
+        waiting.cancel()
+
+    def _close(self, spare: Spare, error: Exception | None) -> None:
+        """It is gone: tell its taker how that went, else its pool."""
+        self._keepers.remove(spare)
+        if spare.ticket is not None:
+            spare.ticket.answer(None)
+        if spare.cell is None:
+            self.counts.failed += error is not None
+        elif not spare.leased:
+            spare.reason = spare.reason or Waste.UNUSED
+            self.counts.thrown_away(spare.reason)
+            self.troubles += [error] if error is not None else []
+        spare.settled.set()
+        if error is None:
+            spare.ended.set_result(None)
+        else:
+            spare.ended.set_exception(error)
+
+    def _end(self) -> None:
+        """Nothing more is made or given out; what nobody took goes."""
+        if self._ending is not None:
+            self._ending.set()
+        while self._claims:
+            self._claims.popleft().answer(None)
+        for spare in list(self._keepers):
+            if not spare.settled.is_set():
+                spare.scope.cancel()
+            self._withdraw(spare, Waste.UNUSED)
+
+
+@asynccontextmanager
+async def open_pool(
+    policy: LoadedPolicy | str | Path | None = None,
+    *,
+    size: int = DEFAULT_SIZE,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+) -> AsyncIterator[Pool]:
+    """A pool of `size` warmed cells of one policy; `pool.cell()` takes one, as `open_cell` opens one, only sooner. Works under asyncio and trio.
+
+    A cell that can't be made ahead fails nothing: it is on record, and who needs one opens it himself. One that died, was not found contained by its
+    warm-up, or has waited for more than a twentieth of its lifetime is not given out. What nobody took is destroyed, with proof, when the block is left; so is,
+    ten seconds later, what was not given back by then.
+
+    Args:
+        policy, run, home, actor: as `open_cell`'s. All cells of the pool share the run directory.
+        size: how many stand ready, 1 to 16. Each uses memory as a running cell does.
+
+    Raises:
+        ContainmentBreach, HostError: when the block is left: a warm-up found a way out, or the end of a cell that nobody took left something, or could not be proven.
+    """
+    if not 1 <= size <= MAX_SIZE:
+        raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")
+    home = home or belljar_home()
+    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
+    if run is None:
+        with start_run("pool", loaded.source, [], home=home) as own:
+            async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:
+                yield pool
+        return
+    supply = Supply(
+        open=partial(open_cell, loaded, run=run, home=home, actor=actor),
+        warm_up=partial(probe_cell, recorder=run.recorder, phase=WARM_UP, actor=Actor.BELLJAR),
+        recorder=run.recorder,
+        size=size,
+    )
+    async with async_workshop() as workshop:
+        pool = Pool(supply, workshop)
+        pool.refill()
+        yield pool
+    for trouble in (pool.breach, *pool.troubles):
+        if trouble is not None:
+            raise trouble
+
+
+async def _answers(cell: Cell) -> bool:
+    try:
+        await cell.ping(timeout_s=_ANSWER_PATIENCE_S)
+    except CellError:
+        return False
+    return True
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,80 @@
+"""A sample's containment as far as its own cell can say: probes at both ends, and the destruction. And its way into Inspect's sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from belljar.events import JsonValue
+from belljar.probe.model import ProbeReport, Verdict, worst
+
+if TYPE_CHECKING:
+    from belljar.harness.identity import SampleIdentity
+
+KEY: Final = "containment"
+"""Key of the sample's metadata in Inspect's log."""
+SCORE_KEY: Final = "containment_verdict"
+"""Key of each score's metadata there. Not `containment`: with that a *scorer* makes a verdict worse."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Containment:
+    """What is known so far. `clean`: the destruction found nothing left; None as long as it was not looked for."""
+
+    start: ProbeReport | None = None
+    end: ProbeReport | None = None
+    clean: bool | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of both ends and the destruction; what is missing is void."""
+        ends = [report.verdict if report is not None else Verdict.VOID for report in (self.start, self.end)]
+        return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
+
+    def data(self) -> dict[str, JsonValue]:
+        """As JSON values, for the ledger and for Inspect's log."""
+        return {
+            "verdict": self.verdict.value,
+            "start": _brief(self.start),
+            "end": _brief(self.end),
+            "destroyed": self.clean is True,
+        }
+
+
+def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
+    if report is None:
+        return {"verdict": Verdict.VOID.value, "problem": "it was not probed"}
+    breaches: list[JsonValue] = [f"{each.name}: {each.seen}" for each in report.of(Verdict.BREACHED)]
+    return {
+        "verdict": report.verdict.value,
+        "probes": len(report.findings),
+        "digest": report.digest,
+        "duration_ms": round(report.duration_ms, 3),
+        "problem": report.problem,
+        "breaches": breaches,
+    }
+
+
+def bind(containment: Containment, who: SampleIdentity) -> None:
+    """Put the verdict into the sample that Inspect is ending in this context: its metadata, and each score's.
+
+    Inspect makes the logged sample after the sandbox is cleaned up, from the very state and scores that are changed here. Outside of
+    that sample (cells that were held, direct use of the provider) there is nothing to bind to; the ledger has it.
+    """
+    from inspect_ai.solver._task_state import sample_state
+
+    state = sample_state()
+    if state is None or not who.uuid or state.uuid != who.uuid:
+        return
+    data: dict[str, Any] = containment.data()
+    state.metadata[KEY] = data
+    for score in (state.scores or {}).values():
+        score.metadata = {**(score.metadata or {}), SCORE_KEY: data["verdict"]}
+
+
+def tell_transcript(phase: str, report: ProbeReport) -> None:
+    """Say in the sample's transcript that its cell was probed, and what came of it."""
+    from inspect_ai.log import transcript
+
+    said: dict[str, Any] = {"phase": phase, **_brief(report)}
+    transcript().info(said, source="belljar probes")

@@ -1,0 +1,103 @@
+"""The verdicts of a run, written into Inspect's log: a score for each sample, and metrics over the contained ones alone if that is demanded.
+
+The log's own rules of editing are used, so that it says who changed what and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from inspect_ai.log import (
+    EvalLog,
+    EvalSample,
+    MetadataEdit,
+    ProvenanceData,
+    edit_eval_log,
+    edit_score,
+    invalidate_samples,
+    list_eval_logs,
+    read_eval_log,
+    recompute_metrics,
+    write_eval_log,
+)
+from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, ScoreEdit
+
+from belljar.probe.model import Verdict
+from belljar.report.samples import Row, RunFindings
+
+SCORE: Final = "containment"
+_AUTHOR: Final = "belljar"
+_VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BREACHED: INCORRECT}
+
+
+def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bool) -> list[str]:
+    """Write the verdicts into every log of a run. Returns the samples, `id #epoch`, that its metrics no longer count.
+
+    Args:
+        require_contained: metrics are computed again over the contained samples; the others are marked invalid.
+    """
+    rows = {row.transcript.uuid: row for row in findings.rows}
+    dropped: list[str] = []
+    for info in list_eval_logs(str(log_dir), descending=False):
+        log = _bound(read_eval_log(info), rows)
+        if require_contained:
+            log, left_out = _only_contained(log, rows)
+            dropped += left_out
+        write_eval_log(log, info.name)
+    return dropped
+
+
+def _bound(log: EvalLog, rows: Mapping[str, Row]) -> EvalLog:
+    judged = [(sample, rows[sample.uuid]) for sample in log.samples or [] if sample.uuid and sample.uuid in rows]
+    for sample, row in judged:
+        edit = ScoreEdit(
+            value=_VALUES[row.verdict],
+            answer=row.verdict.value,
+            explanation="; ".join(row.reasons) or "every piece of evidence is there",
+            metadata={"cells": [cell.cell_id for cell in row.cells], "probes": row.probed, "destroyed": row.destroyed},
+            provenance=_provenance("the ledger's verdict"),
+        )
+        edit_score(log, sample.id, _free_name(sample), edit, recompute_metrics=False, epoch=sample.epoch)
+    counts = {verdict.value: sum(row.verdict is verdict for _, row in judged) for verdict in Verdict}
+    return edit_eval_log(log, [MetadataEdit(metadata_set={SCORE: counts})], _provenance("verdicts of the samples"))
+
+
+def _free_name(sample: EvalSample) -> str:
+    """A scorer of the task's own may have this name; its score is its author's."""
+    return SCORE if SCORE not in (sample.scores or {}) else f"{_AUTHOR}_{SCORE}"
+
+
+def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
+    """The log with metrics over the contained samples, and the names of those left out."""
+    samples = log.samples or []
+    out = [sample for sample in samples if not _contained(sample, rows)]
+    if not out:
+        return log, []
+    if log.results is not None:
+        kept = log.model_copy(update={"samples": [_as_scored(each) for each in samples if _contained(each, rows)]})
+        recompute_metrics(kept)
+        log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})
+    marked = [sample.uuid for sample in out if sample.uuid]
+    log = invalidate_samples(log, marked, _provenance("not contained: it does not count in the metrics"))
+    return log, [f"{sample.id} #{sample.epoch}" for sample in out]
+
+
+def _contained(sample: EvalSample, rows: Mapping[str, Row]) -> bool:
+    row = rows.get(sample.uuid or "")
+    return row is not None and row.verdict is Verdict.CONTAINED
+
+
+def _as_scored(sample: EvalSample) -> EvalSample:
+    """The sample with its scorers' scores only: ours has no metric."""
+    mine = _mine(sample.scores or {})
+    return sample.model_copy(update={"scores": {n: s for n, s in (sample.scores or {}).items() if n not in mine}})
+
+
+def _mine(scores: Mapping[str, Any]) -> Sequence[str]:
+    return [f"{_AUTHOR}_{SCORE}" if f"{_AUTHOR}_{SCORE}" in scores else SCORE]
+
+
+def _provenance(reason: str) -> ProvenanceData:
+    return ProvenanceData(author=_AUTHOR, reason=reason)

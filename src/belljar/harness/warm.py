@@ -1,0 +1,169 @@
+"""`belljar run --warm N`: pools of cells made ahead, one for each plan of the run that is used more than once.
+
+A pool begins when a sample of its plan has a cell of its own, and makes no more cells than the run has samples left for it, nor than memory carries.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from belljar.harness.capacity import host_cpus_and_memory, room_for_one_more
+from belljar.harness.config import BelljarConfig, as_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from inspect_ai import Task
+    from pydantic import BaseModel
+
+    from belljar.cell import Cell, Pool
+    from belljar.cell.workshop import Workshop
+    from belljar.harness.session import Session
+    from belljar.policy import LoadedPolicy
+    from belljar.probe.model import ProbeReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shelf:
+    """A pool and the policy of its cells."""
+
+    policy: LoadedPolicy
+    pool: Pool
+
+
+class WarmCells:
+    """The pools of one run. Used from the evaluation's event loop, and asked for room by the pools' thread.
+
+    Args:
+        size: cells that stand ready for each plan.
+        expected: samples of the run by configuration.
+    """
+
+    def __init__(
+        self, session: Session, workshop: Workshop, *, size: int, expected: Mapping[BelljarConfig, int]
+    ) -> None:
+        self._session = session
+        self._workshop = workshop
+        self._size = size
+        self._left = Counter(expected)
+        self._in_use = 0
+        self._guard = threading.Lock()
+        self._shelves: dict[BelljarConfig, _Shelf] = {}
+
+    def cell(self, config: BaseModel | str | None, policy: LoadedPolicy) -> AbstractAsyncContextManager[Cell]:
+        """A sample's cell: from its plan's pool, if it has one. A policy that is not the pool's own (its file was changed meanwhile) gets a cell of its own."""
+        ours = as_config(config)
+        shelf = self._shelves.get(ours)
+        if shelf is None:
+            return self._counted(ours, self._first(ours, policy))
+        if shelf.policy != policy:
+            return self._counted(ours, self._open(policy))
+        return self._counted(ours, shelf.pool.cell())
+
+    def troubles(self) -> list[Exception]:
+        """What the ends of cells that nobody took left, or could not prove. Complete when the workshop is closed."""
+        return [trouble for shelf in self._shelves.values() for trouble in shelf.pool.troubles]
+
+    @asynccontextmanager
+    async def _counted(self, config: BelljarConfig, opened: AbstractAsyncContextManager[Cell]) -> AsyncIterator[Cell]:
+        self._count(config, left=-1, in_use=1)
+        try:
+            async with opened as cell:
+                yield cell
+        finally:
+            self._count(config, left=0, in_use=-1)
+
+    def _count(self, config: BelljarConfig, *, left: int, in_use: int) -> None:
+        with self._guard:
+            self._left[config] += left
+            self._in_use += in_use
+
+    @asynccontextmanager
+    async def _first(self, config: BelljarConfig, policy: LoadedPolicy) -> AsyncIterator[Cell]:
+        """A cell of its own; when it stands, its plan is known to work, and is worth a pool."""
+        from belljar.cell.pool import HEAD_START_S
+
+        async with self._open(policy) as cell:
+            if config not in self._shelves:
+                self._shelves[config] = _Shelf(policy=policy, pool=self._pool(config, policy))
+            self._shelves[config].pool.refill(after_s=HEAD_START_S)
+            yield cell
+
+    def _open(self, policy: LoadedPolicy, *, ahead: bool = False) -> AbstractAsyncContextManager[Cell]:
+        session = self._session
+        return session.source.open_cell(policy, run=session.ensure_run(), home=session.home, ahead=ahead)
+
+    def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
+        from belljar.cell.pool import Pool, Supply
+
+        supply = Supply(
+            open=partial(self._open, policy),
+            warm_up=self._warm_up,
+            recorder=self._session.ensure_run().recorder,
+            size=self._size,
+            admit=partial(self._admit, config, policy),
+            on_breach=self._session.breached,
+        )
+        return Pool(supply, self._workshop)
+
+    async def _warm_up(self, cell: Cell) -> ProbeReport:
+        from belljar.probe.run import WARM_UP
+
+        return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=WARM_UP)
+
+    def _admit(self, config: BelljarConfig, policy: LoadedPolicy, ready: int) -> bool:
+        with self._guard:
+            left, in_use = self._left[config], self._in_use
+        resources = policy.policy.resources
+        return left > ready and room_for_one_more(
+            available_bytes=host_cpus_and_memory()[1],
+            memory_bytes=resources.memory_bytes,
+            disk_bytes=resources.disk_bytes,
+            in_use=in_use + ready,
+        )
+
+
+def expected_samples(
+    tasks: Iterable[Task], *, epochs: int | None, limit: int | tuple[int, int] | None
+) -> Counter[BelljarConfig]:
+    """How many samples of each configuration there can be at most, their sandboxes being Belljar's already. `epochs` and `limit` are the operator's."""
+    expected: Counter[BelljarConfig] = Counter()
+    first, last = limit if isinstance(limit, tuple) else (0, limit)
+    for task in tasks:
+        of_task: Counter[BelljarConfig] = Counter()
+        for sample in list(task.dataset or ())[slice(max(0, first - 1), last)]:
+            spec = sample.sandbox or task.sandbox
+            if spec is not None:
+                of_task[as_config(spec.config)] += epochs or task.epochs or 1
+        expected += of_task
+    return expected
+
+
+@contextmanager
+def warm_cells(session: Session, *, size: int, expected: Mapping[BelljarConfig, int]) -> Iterator[None]:
+    """Have the session's samples take their cells from pools of `size`; none at 0. When the block is left, what nobody took is gone, with proof."""
+    if not size:
+        yield
+        return
+    from belljar.cell.workshop import open_workshop
+    from belljar.errors import BelljarError
+
+    warm: WarmCells | None = None
+    try:
+        with open_workshop() as workshop:
+            session.warm = warm = WarmCells(session, workshop, size=size, expected=expected)
+            yield
+    finally:
+        session.warm = None
+        for trouble in warm.troubles() if warm is not None else ():
+            session.breaches.append(
+                trouble
+                if isinstance(trouble, BelljarError)
+                else BelljarError(f"the end of a cell made ahead: {trouble!r}")
+            )

@@ -1,0 +1,190 @@
+"""What every jailed thing of a cell shares, whatever runs in it: its identity, journal entry, control groups and jail, and its unmaking with proof.
+
+The order is the journal's: what is made is named there first. It holds no task and no cancel scope open.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+
+from belljar.errors import HostError
+from belljar.isolation import cgroup
+from belljar.isolation.identity import HeldIdentity
+from belljar.isolation.jail import Jail, JailEnd, start_jail
+from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.isolation.program_root import STORE_MEND
+from belljar.isolation.survivors import Destruction, destroy_remains
+from belljar.plan.jail import JailLimits, JailSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belongings:
+    """What a jailed thing is called, may use and owns. `directories` are its own and vanish with it."""
+
+    cell_id: str
+    kind: EntryKind
+    limits: JailLimits
+    controllers: tuple[str, ...]
+    directories: tuple[Path, ...] = ()
+
+
+class Jailed:
+    """One jail with all that belongs to it. `destroy` must be called, whatever happened before.
+
+    Args:
+        identity: held until the last look for survivors is over.
+        let_go: called when everything in the jail is dead, before that look: the owner's ends of what the jail had.
+
+    Raises:
+        HostError: no identity is free, or a control group that the plan counts on isn't there.
+    """
+
+    def __init__(
+        self,
+        belongings: Belongings,
+        home: Path,
+        identity: AbstractContextManager[HeldIdentity],
+        *,
+        let_go: Callable[[], None],
+    ) -> None:
+        self.belongings = belongings
+        self.jail: Jail | None = None
+        self.destruction: Destruction | None = None
+        self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
+        self._home, self._journal = home, Journal(home)
+        self._entry: JournalEntry | None = None
+        self._let_go = let_go
+        with ExitStack() as undo:
+            self.identity: HeldIdentity = undo.enter_context(identity)
+            self.groups = cgroup.plan_groups(belongings.cell_id, belongings.controllers)
+            self._held = undo.pop_all()
+
+    def make(self, *, cpu_later: bool = False) -> None:
+        """Journal, then create the groups. Blocking. Raises `HostError`; `destroy` removes what was made by then.
+
+        Args:
+            cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload would only be slowed down by it.
+        """
+        mine = self.belongings
+        self._entry = own_entry(
+            mine.cell_id,
+            mine.kind,
+            cgroups=self.groups.directories,
+            directories=mine.directories,
+            host_uid=self.identity.own_uid,
+            uid_count=self.identity.uid_count,
+        )
+        try:
+            self._journal.write(self._entry)
+        except OSError as exc:
+            raise HostError(
+                f"the journal can't be written: {exc.strerror}",
+                where=str(self._journal.directory),
+                mend=STORE_MEND,
+            ) from exc
+        limits = replace(mine.limits, cpu_quota_percent=None) if cpu_later else mine.limits
+        cgroup.make_groups(self.groups, limits)
+
+    def limit_cpu(self) -> None:
+        """Set the quota that `make` left out. Raises `HostError`."""
+        cgroup.limit_cpu(self.groups, self.belongings.limits)
+
+    def start(
+        self, spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...], stdin_fd: int | None = None
+    ) -> None:
+        """Start the program; `wait_running` says whether it came up. The descriptors given stay open here. Raises `HostError`."""
+        self.jail = start_jail(spec, program, kept=kept, hold=self.identity.lock_fd, stdin_fd=stdin_fd)
+
+    async def wait_running(self) -> None:
+        """Until the program runs, and the journal knows by what it is known. Raises `HostError` or `CellError`."""
+        if self.jail is None or self._entry is None:
+            raise RuntimeError("nothing was started")
+        await self.jail.wait_running()
+        self._entry = self._journal.update(
+            self._entry, supervisor=self.jail.supervisor, child=self.jail.child, namespaces=self.jail.namespaces
+        )
+
+    def end(self) -> JailEnd | None:
+        """How the program ended, if it has, as far as its supervisor has said. Does not wait."""
+        return None if self.jail is None else self.jail.read_status()
+
+    def last_word(self, patience_s: float) -> JailEnd | None:
+        """As `end`, but waits a moment: a program's sockets close a little before its supervisor can say how it ended. Blocking."""
+        return None if self.jail is None else self.jail.last_word(patience_s)
+
+    async def wait_ended(self) -> None:
+        """Until the program has ended."""
+        if self.jail is not None:
+            await self.jail.wait_ended()
+
+    def diagnosis(self) -> str:
+        """What launcher and program wrote on standard error, escaped and bounded."""
+        return "" if self.jail is None else self.jail.diagnosis()
+
+    def host_pid(self) -> int | None:
+        """The pid of the jail's pid 1, as the host counts."""
+        return None if self.jail is None or self.jail.child is None else self.jail.child.pid
+
+    def count_oom_kills(self) -> int:
+        """How often the kernel killed in the memory group, now or, after its end, until then."""
+        return self._count("oom_kills", "memory", cgroup.out_of_memory_kills)
+
+    def count_refused_forks(self) -> int:
+        """How often the kernel refused a process in the pids group, now or, after its end, until then."""
+        return self._count("refused_forks", "pids", cgroup.refused_forks)
+
+    def memory_peak_bytes(self) -> int:
+        """The most memory that was in use at once, now or, after its end, until then; 0 when that isn't known."""
+        return self._count("memory_peak_bytes", "memory", cgroup.memory_peak_bytes)
+
+    def count_processes(self) -> tuple[int, int]:
+        """How many processes and threads there are now, and were at most, as the pids group has it; zeros without one."""
+        group = self.groups.paths.get("pids")
+        return (0, 0) if group is None else cgroup.process_counts(group)
+
+    async def destroy(self) -> Destruction:
+        """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""
+        if self.destruction is not None:
+            return self.destruction
+        with anyio.CancelScope(shield=True):
+            started = time.monotonic()
+            if self.jail is not None:
+                await self.jail.end()
+            self.destruction = destruction = await anyio.to_thread.run_sync(self._unmake, started)
+        return destruction
+
+    def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
+        group = self.groups.paths.get(controller)
+        if group is not None:
+            self._counts[what] = max(self._counts[what], read(group))
+        return self._counts[what]
+
+    def _unmake(self, started: float) -> Destruction:
+        self.count_oom_kills()
+        self.count_refused_forks()
+        self.memory_peak_bytes()
+        for directory in self.groups.directories:
+            if not cgroup.processes_in(directory):
+                cgroup.remove_group(directory)
+        for directory in self.belongings.directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        self._let_go()
+        # Ids and namespaces stay this cell's until the look is over: another cell could have their numbers at once.
+        with self._held:
+            if self._entry is None:
+                return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+            destruction = destroy_remains(self._entry, started, store=self._home)
+            if self.jail is not None:
+                self.jail.release_namespaces()
+            if not destruction.unproven:  # else `reap` looks again
+                with suppress(OSError):
+                    self._journal.remove(self.belongings.cell_id)
+        return destruction

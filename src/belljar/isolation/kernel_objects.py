@@ -1,0 +1,143 @@
+"""What else of a cell could be left in the kernel: loop and tap devices, nftables tables, keyrings. Belljar makes none of them: to find one is a finding.
+
+Each look is a few small reads; none changes anything. One that can't be made raises `OSError`: to see nothing is
+not to see that there is nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from belljar.units import printable
+
+_SYS: Final = Path("/sys")
+_KEYS: Final = Path("/proc/keys")
+_NETLINK_NETFILTER: Final = 12
+_GET_TABLES: Final = 10 << 8 | 1  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETTABLE
+_REQUEST_DUMP: Final = 0x1 | 0x300
+_TABLE_NAME: Final = 1
+_ERROR: Final = 2
+_DONE: Final = 3
+_HEADER: Final = struct.Struct("=LHHLL")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+_ERRNO: Final = struct.Struct("=i")
+_MAX_ERRNO: Final = 4096
+_NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO)
+_NFGEN_BYTES: Final = 4
+_MAX_REPLY_BYTES: Final = 1 << 20
+_PATIENCE_S: Final = 0.2
+
+
+def unseen(why: str) -> OSError:
+    """The error of a look that could not be made though the kernel refused nothing."""
+    return OSError(errno.ENODATA, why)
+
+
+def loop_devices(cell_id: str, store: Path | None = None, *, sys: Path = _SYS) -> Iterator[str]:
+    """Loop devices over a file that is named after the cell, or over any of the store: nothing here makes one."""
+    for device in (sys / "block").iterdir():
+        backing = _read(device / "loop/backing_file").strip() if device.name.startswith("loop") else ""
+        if cell_id in backing or (store is not None and Path(backing).is_relative_to(store)):
+            yield f"loop device {device.name} over {printable(backing, max_chars=200)}"
+
+
+def tap_devices(cell_id: str, uids: range, *, sys: Path = _SYS) -> Iterator[str]:
+    """Tap and tun devices that belong to one of the cell's uids, or bear its id, in this process's network namespace."""
+    for device in (sys / "class/net").iterdir():
+        owner = _read(device / "owner").strip()
+        if (owner.isdecimal() and int(owner) in uids) or cell_id in _read(device / "ifalias"):
+            yield f"network device {printable(device.name, max_chars=64)}"
+
+
+def keyrings(uids: range, *, keys: Path = _KEYS) -> Iterator[str]:
+    """Keys of the cell's uids, of those that this process may see."""
+    if not stat.S_ISREG(keys.stat().st_mode):
+        raise unseen(f"{keys} is covered here")
+    for line in keys.read_text(errors="replace").splitlines():
+        fields = line.split()
+        if len(fields) > 6 and fields[5].isdecimal() and int(fields[5]) in uids:
+            yield f"key {fields[0]} of uid {fields[5]}"
+
+
+def nft_tables(cell_id: str) -> Iterator[str]:
+    """nftables tables that bear the cell's id, in this process's network namespace."""
+    for name in parse_tables(_dump_tables()):
+        if cell_id in name:
+            yield f"nftables table {printable(name, max_chars=100)}"
+
+
+def parse_tables(reply: bytes) -> list[str]:
+    """The names in a dump of tables; what can't be read ends the list. Pure."""
+    names: list[str] = []
+    at = 0
+    while at + _HEADER.size <= len(reply):
+        length, kind, *_ = _HEADER.unpack_from(reply, at)
+        if length < _HEADER.size or kind in {_DONE, _ERROR}:
+            break
+        names.extend(_names_in(reply[at + _HEADER.size + _NFGEN_BYTES : at + length]))
+        at += (length + 3) & ~3
+    return names
+
+
+def _names_in(attributes: bytes) -> Iterator[str]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(attributes):
+        length, kind = _ATTRIBUTE.unpack_from(attributes, at)
+        if length < _ATTRIBUTE.size:
+            return
+        if kind == _TABLE_NAME:
+            yield attributes[at + _ATTRIBUTE.size : at + length].rstrip(b"\0").decode("utf-8", "replace")
+        at += (length + 3) & ~3
+
+
+def _dump_tables() -> bytes:
+    """The kernel's answer, whole. Raises `OSError`."""
+    request = _HEADER.pack(_HEADER.size + _NFGEN_BYTES, _GET_TABLES, _REQUEST_DUMP, 1, 0) + bytes(_NFGEN_BYTES)
+    reply = b""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:
+        kernel.settimeout(_PATIENCE_S)
+        kernel.send(request)
+        while len(reply) < _MAX_REPLY_BYTES:
+            part = kernel.recv(1 << 16)
+            reply += part
+            if dump_ended(part):
+                return reply
+    raise unseen("the kernel's list of tables is too long")
+
+
+def dump_ended(part: bytes) -> bool:
+    """Whether the last message in it is the dump's last. Pure. Raises `OSError` with the kernel's error, and for what is no answer."""
+    at, kind = 0, 0
+    while at + _HEADER.size <= len(part):
+        length, kind, *_ = _HEADER.unpack_from(part, at)
+        if length < _HEADER.size:
+            raise unseen("the kernel's answer makes no sense")
+        if kind == _ERROR:
+            _raise_error(part[at + _HEADER.size : at + length])
+        at += (length + 3) & ~3
+    return kind in {_DONE, _ERROR}
+
+
+def _raise_error(payload: bytes) -> None:
+    if len(payload) < _ERRNO.size:
+        raise unseen("the kernel's answer makes no sense")
+    (code,) = _ERRNO.unpack_from(payload)
+    if code:
+        raise OSError(-code, os.strerror(-code) if 0 < -code < _MAX_ERRNO else "unknown error")
+
+
+def _read(path: Path) -> str:
+    """What is in it; nothing when it is not there: a device without that attribute, or gone meanwhile. Raises `OSError`."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError as exc:
+        if exc.errno in _NOT_THERE:
+            return ""
+        raise

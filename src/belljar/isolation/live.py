@@ -1,0 +1,79 @@
+"""What every tier's running cell is to those who use it: one protocol, so that nothing above this room asks how a cell is isolated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from belljar.channel import GuestClient
+from belljar.isolation.survivors import Destruction
+
+
+class Live(Protocol):
+    """A cell that runs: its channel, what the host sees of it, and its end."""
+
+    @property
+    def cell_id(self) -> str:
+        """Its name in journal, ledger and on the host."""
+        ...
+
+    @property
+    def client(self) -> GuestClient:
+        """The channel to its guest agent, ready for commands."""
+        ...
+
+    @property
+    def emulated(self) -> bool:
+        """True when it is a VM without hardware virtualisation."""
+        ...
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The walls in force, outermost first."""
+        ...
+
+    @property
+    def timings_ms(self) -> Mapping[str, float]:
+        """Milliseconds by phase of making it."""
+        ...
+
+    @property
+    def host_pid(self) -> int | None:
+        """The pid on this host of its outermost process, while it lives."""
+        ...
+
+    def console(self) -> bytes:
+        """What its kernel or its runtime wrote for a person, bounded. The guest's word."""
+        ...
+
+    def cause_of_death(self) -> str:
+        """Why the cell is dead, as the host saw it; empty while it lives. May wait half a second for the supervisor's word."""
+        ...
+
+    def death_limit(self) -> str | None:
+        """The limit that the cell died of (`memory`, `lifetime`), or None: it lives, or died of something else. Does not wait: ask for the cause first."""
+        ...
+
+    def oom_kills(self) -> int:
+        """How often the host's kernel killed a process of the cell for memory, since it was made."""
+        ...
+
+    def refused_forks(self) -> int:
+        """How often the host's kernel refused the cell a process because it had as many as it may have; to have reached that number counts once."""
+        ...
+
+    def processes_full(self) -> bool:
+        """Whether it has as many processes now as it may have, as far as the host sees."""
+        ...
+
+    def disk_full(self) -> bool:
+        """Whether there is no room, or no inode, left now in what the cell may write, as far as the host can see into it."""
+        ...
+
+    async def wait_dead(self) -> str:
+        """Until the cell has ended; the cause of death."""
+        ...
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
+        """Kill it, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
+        ...

@@ -1,0 +1,10 @@
+"""The container and gvisor tiers: an OCI runtime in our jail, and the guest agent in its container.
+
+Lives here: the unpacked images, the runtime's root, the running container. Must not: decide what a plan says (`plan/oci.py`).
+"""
+
+from belljar.isolation.oci.container import LiveContainer, open_container
+from belljar.isolation.oci.prove import RuntimeProof, prove_runtime, runtime_proof
+from belljar.isolation.oci.trees import ensure_tree
+
+__all__ = ["LiveContainer", "RuntimeProof", "ensure_tree", "open_container", "prove_runtime", "runtime_proof"]

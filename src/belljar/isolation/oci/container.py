@@ -1,0 +1,482 @@
+"""A container: an OCI runtime started in our jail, the guest agent in its container, made ready, and unmade with proof.
+
+What the runtime makes (namespaces, mounts, its state) is in the jail's own namespaces: killing the jail's pid 1 ends all of it, and the kernel takes it away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.channel import GuestClient
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.host.tools import at_least
+from belljar.image import Image
+from belljar.isolation.identity import hold_range
+from belljar.isolation.jail import JailEnd
+from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.journal import EntryKind, new_cell_id
+from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
+from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
+from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
+from belljar.isolation.program_root import STORE_MEND, ProgramRoot
+from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Renewal, fresh_renewal, judge, now_ns, renewed_names
+from belljar.isolation.survivors import Destruction
+from belljar.plan.jail import JailLimits, JailMount, JailSpec
+from belljar.plan.model import Plan
+from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
+from belljar.units import format_duration, format_size
+
+_READY_DEADLINE_S: Final = 30.0
+_DEATH_WORD_S: Final = 0.5
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_SMALL_BYTES: Final = 16 << 20
+_SMALL_INODES: Final = 1024
+_LAYER: Final = "/up"
+_ROOT: Final = OciCell(hostname="").root
+_STATE: Final = "/run/r"
+_BUNDLE: Final = str(Path(CONFIG_PATH).parent)
+_CONTAINER_NAME: Final = "c"
+_ENVIRONMENT: Final = (("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/run"), ("TMPDIR", "/tmp"))  # noqa: S108 - the jail's
+_LAST_WORD_S: Final = 1.0
+_AGENTS_PROCESSES: Final = 2
+_HUNG: Final = "the OCI runtime neither started the container nor ended within "
+_SILENT_CRUN: Final = (
+    "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """One container: what it is made of and what holds it."""
+
+    cell_id: str
+    kind: EntryKind
+    shape: OciShape
+    limits: JailLimits
+    controllers: tuple[str, ...]
+    memory_by_rlimit: bool
+    root: ProgramRoot
+    tree: Tree
+    hostname: str
+    directory: Path
+
+
+class JailedContainer:
+    """A container in its jail, from the journal's entry to the proof. Made only by `start_container`."""
+
+    def __init__(self, spec: ContainerSpec, home: Path) -> None:
+        self.spec = spec
+        self.timings_ms: dict[str, float] = {}
+        self._ours, self._theirs = socket.socketpair()
+        mine = Belongings(
+            cell_id=spec.cell_id,
+            kind=spec.kind,
+            limits=spec.limits,
+            controllers=spec.controllers,
+            directories=(spec.directory,),
+        )
+        with ExitStack() as undo:
+            undo.callback(self._let_go)
+            self.jailed = Jailed(mine, home, hold_range(), let_go=self._let_go)
+            undo.pop_all()
+        self.client = GuestClient.from_socket(self._ours)
+
+    async def bring_up(self, renewal: Renewal) -> list[str]:
+        """Journal, create, start, greet, renew; what the guest agent says it renewed. Raises `HostError` or `CellError`."""
+        started = time.monotonic()
+        await anyio.to_thread.run_sync(self._make)
+        self.timings_ms["prepare"] = _since(started)
+        try:
+            self._start()
+            done = await self._greet(renewal)
+        except CellError as exc:
+            raise await self._explained(exc, time.monotonic() - started) from exc
+        await self.jailed.wait_running()
+        self.jailed.limit_cpu()  # before anything of the workload's has run
+        self.timings_ms["total"] = _since(started)
+        return done
+
+    async def destroy(self) -> Destruction:
+        """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation."""
+        if self.jailed.destruction is None:
+            with anyio.CancelScope(shield=True):
+                await self.client.aclose()
+        return await self.jailed.destroy()
+
+    def _make(self) -> None:
+        self.jailed.make(cpu_later=True)
+        directory = self.spec.directory
+        config = oci_config(self.spec.shape, OciCell(hostname=self.spec.hostname, tmp=self._tmp()))
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+            directory.mkdir(mode=0o711)
+            file = directory / "config.json"
+            file.write_text(json.dumps(config))
+            file.chmod(0o444)
+        except OSError as exc:
+            mend = STORE_MEND
+            raise HostError(
+                f"a cell's files can't be written: {exc.strerror}", where=str(directory), mend=mend
+            ) from exc
+
+    def _tmp(self) -> str:
+        return inner_tmp(self.spec.tree.root) if self.spec.shape.runtime.kind == "runsc" else ""
+
+    def _start(self) -> None:
+        spec, held = self.spec, self.jailed.identity
+        jail = JailSpec(
+            cell_id=spec.cell_id,
+            owner_pid=os.getpid(),
+            root=spec.root.root,
+            binds=(),
+            identity=held.jail,
+            limits=spec.limits,
+            cgroups=self.jailed.groups.directories,
+            memory_by_rlimit=spec.memory_by_rlimit,
+            ids=held.ids,
+            mounts=self._mounts(),
+            keep_capabilities=True,
+            init=True,
+            environment=_ENVIRONMENT,
+        )
+        argv = runtime_argv(spec.shape.runtime, spec.root.program, state=_STATE, bundle=_BUNDLE, name=_CONTAINER_NAME)
+        try:
+            self.jailed.start(jail, argv, kept=(), stdin_fd=self._theirs.fileno())
+        finally:
+            self._theirs.close()
+
+    def _mounts(self) -> tuple[JailMount, ...]:
+        spec, identity = self.spec, self.jailed.identity.jail
+        shift = None
+        if identity.privileged and identity.uids is not None:
+            shift = (spec.tree.first_uid, identity.uids.start, ID_COUNT)
+        layer = JailMount(
+            kind="tmpfs",
+            target=_LAYER,
+            size_bytes=spec.shape.disk_bytes,
+            inodes=spec.shape.disk_inodes,
+            executable=True,
+        )
+        return (
+            JailMount(kind="proc", target="/proc"),
+            JailMount(kind="sysfs", target="/sys"),
+            JailMount(kind="cgroup", target="/sys/fs/cgroup"),
+            JailMount(kind="tmpfs", target="/dev", size_bytes=1 << 16, inodes=64),
+            *(JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}") for name in _DEVICES),
+            layer,
+            JailMount(kind="tree", source=spec.tree.root, target="/tree", shift=shift),
+            JailMount(kind="overlay", target=_ROOT, lower="/tree", upper=f"{_LAYER}/u", work=f"{_LAYER}/w"),
+            JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
+            JailMount(kind="tmpfs", target="/tmp", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),  # noqa: S108 - the jail's
+            JailMount(kind="bind", source=spec.directory / "config.json", target=CONFIG_PATH),
+        )
+
+    async def _greet(self, renewal: Renewal) -> list[str]:
+        began, shape, client = time.monotonic(), self.spec.shape, self.client
+        await client.wait_ready(timeout_s=_READY_DEADLINE_S)
+        self.timings_ms["runtime"] = _since(began)
+        began = time.monotonic()
+        await client.hello()
+        await client.configure(
+            memory_max_bytes=shape.memory_max_bytes,
+            disk_bytes=shape.disk_bytes,
+            disk_inodes=shape.disk_inodes,
+            processes=shape.processes,
+            hostname=renewal.hostname,
+        )
+        renewed = await client.renew(
+            realtime_ns=now_ns(),
+            seed=renewal.seed,
+            machine_id=renewal.machine_id,
+            boot_id=renewal.boot_id,
+            hostname=renewal.hostname,
+        )
+        judge(renewed, where=f"cell {self.spec.cell_id}", needed=NEEDED_OF_CONTAINER)
+        self.timings_ms["renew"] = _since(began)
+        return renewed_names(renewed)
+
+    async def _explained(self, error: CellError, waited_s: float) -> BelljarError:
+        """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""
+        runtime = self.spec.shape.runtime
+        where = f"cell {self.spec.cell_id}"
+        if self.jailed.jail is None:
+            return error
+        patience_s = max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)
+        with anyio.move_on_after(patience_s) as patience:
+            try:
+                await self.jailed.wait_running()
+            except BelljarError as failure:
+                return explain_runtime(failure, name=runtime.name, version=self.spec.root.version, where=where)
+        if patience.cancelled_caught:
+            hung = f"{_HUNG}{waited_s:.0f} s{_said(self.jailed.diagnosis())}"
+            return explain_runtime(CellError(hung), name=runtime.name, version=self.spec.root.version, where=where)
+        cause = cause_of_death(self.jailed, self.spec, fatal_oom_kills=self.jailed.count_oom_kills())
+        detail = cause or error.what
+        what = f"{runtime.name} {self.spec.root.version} started the container, but its guest agent did not come up: {detail}"
+        return CellError(what + _said(self.jailed.diagnosis()), where=where)
+
+    def _let_go(self) -> None:
+        self._theirs.close()
+        self._ours.close()
+
+
+def inner_tmp(tree: Path) -> str:
+    """The jail's path of an image's own /tmp; "" when it has none. A link there is the image's word, and leads anywhere on this host: it isn't followed."""
+    try:
+        is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
+    except OSError:
+        return ""
+    return str(Path(_ROOT, "tmp")) if is_own else ""
+
+
+def explain_runtime(failure: BelljarError, *, name: str, version: str, where: str) -> BelljarError:
+    """Which runtime it was that failed, and what is known of it; other steps of the jail speak for themselves. Pure."""
+    _, runtime, how = failure.what.partition("the OCI runtime ")
+    if not runtime:
+        return failure
+    program = Path(name).name
+    silent_crun = program.startswith("crun") and not at_least(version, "1.9") and how.endswith("said nothing")
+    known = _SILENT_CRUN if silent_crun else ""
+    another = (
+        "install another runsc" if program.startswith("runsc") else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
+    )
+    mend = f"{another}, or use another tier; `belljar doctor` tries it again"
+    return CellError(f"the OCI runtime {name} {version} {how}{known}", where=where, mend=mend)
+
+
+def _said(diagnosis: str) -> str:
+    return f"; it said: {diagnosis}" if diagnosis else ""
+
+
+class LiveContainer:
+    """A container that runs. Made only by `open_container`. As `isolation.live.Live`.
+
+    Attributes:
+        timings_ms: milliseconds by phase: prepare, runtime, renew, total.
+    """
+
+    def __init__(self, plan: Plan, container: JailedContainer, recorder: Recorder) -> None:
+        self.cell_id = container.spec.cell_id
+        self.client = container.client
+        self.emulated = False
+        self.layers = tuple(layer.name for layer in plan.layers)
+        self.timings_ms: Mapping[str, float] = container.timings_ms
+        self.host_pid = container.jailed.host_pid()
+        self._container = container
+        self._recorder = recorder
+        self._oom_kills_while_alive = 0
+
+    def console(self) -> bytes:
+        """What launcher and runtime wrote on standard error."""
+        return self._container.jailed.diagnosis().encode()
+
+    def cause_of_death(self) -> str:
+        """Why the cell is dead, as the host saw it; empty while its agent runs. May wait half a second for the supervisor's word."""
+        return cause_of_death(self._container.jailed, self._container.spec, fatal_oom_kills=self._fatal_oom_kills())
+
+    def death_limit(self) -> str | None:
+        """The limit that the cell died of: `lifetime`, `memory`, or None."""
+        return death_limit(self._container.jailed.end(), fatal_oom_kills=self._fatal_oom_kills())
+
+    def oom_kills(self) -> int:
+        """How often the host's kernel killed in the cell's memory group."""
+        count = self._container.jailed.count_oom_kills()
+        if self._container.jailed.end() is None:
+            self._oom_kills_while_alive = count
+        return count
+
+    def refused_forks(self) -> int:
+        """How often the host's kernel refused the cell a process; to have had as many as the workload may have counts once."""
+        return self._container.jailed.count_refused_forks() + self._is_crowd(now=False)
+
+    def processes_full(self) -> bool:
+        """Whether there are as many processes now as the workload may have. Its own limit inside is the nearer one, and nobody counts what that refuses."""
+        return self._is_crowd(now=True)
+
+    def disk_full(self) -> bool:
+        """Whether the writable layer has no room or no inode left now. False where the host lets us not look (an ordinary user)."""
+        try:
+            found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
+        except OSError:
+            return False
+        return not found.f_bavail or not found.f_favail
+
+    async def wait_dead(self) -> str:
+        """Until the container has ended; the cause of death."""
+        await self._container.jailed.wait_ended()
+        return self.cause_of_death()
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
+        """Kill it, look for survivors, and record what was found. Idempotent; shielded from cancellation."""
+        if self._container.jailed.destruction is None:
+            return await destroy_on_record(self._recorder, self.cell_id, reason, self._container.destroy)
+        return await self._container.destroy()
+
+    def _is_crowd(self, *, now: bool) -> bool:
+        """As many processes as the workload may have, and the agent's two. gVisor's processes are not the host's: its agent counts them."""
+        shape = self._container.spec.shape
+        count = self._container.jailed.count_processes()[0 if now else 1]
+        return shape.runtime.kind == "runc" and count >= shape.processes + _AGENTS_PROCESSES
+
+    def _fatal_oom_kills(self) -> int:
+        """Kills that the cell did not live on from."""
+        return self._container.jailed.count_oom_kills() - self._oom_kills_while_alive
+
+
+@asynccontextmanager
+async def open_container(
+    plan: Plan,
+    image: Image,
+    *,
+    home: Path,
+    recorder: Recorder,
+    planned: Mapping[str, Any],
+    cell_id: str | None = None,
+) -> AsyncIterator[LiveContainer]:
+    """A container of the plan, ready; destroyed when the block is left, however it is left.
+
+    Args:
+        planned: what `cell.planned` is to say; recorded before anything is made.
+        cell_id: default a new one.
+
+    Raises:
+        HostError: this host can't. CellError: the container could not be made, with the runtime's status and words; nothing is left of it.
+
+    No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
+    """
+    cell_id = cell_id or new_cell_id()
+    async with recorded_lifetime(
+        recorder, cell_id, planned, partial(_start, plan, image, home, recorder, cell_id)
+    ) as live:
+        yield live
+
+
+async def _start(
+    plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, held: ExitStack
+) -> LiveContainer:
+    tree = await _held_tree(home, image, held)
+    runtime = plan.container.runtime
+    root = ensure_runtime_root(home, runtime)
+    data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
+    recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
+    renewal = fresh_renewal()
+    spec = ContainerSpec(
+        cell_id=cell_id,
+        kind="cell",
+        shape=plan.container,
+        limits=plan.jail,
+        controllers=plan.jail_controllers,
+        memory_by_rlimit=plan.memory_by_rlimit,
+        root=root,
+        tree=tree,
+        hostname=renewal.hostname,
+        directory=home / "cells" / cell_id,
+    )
+    container, done = await start_container(spec, renewal, home=home, recorder=recorder)
+    try:
+        _record_started(recorder, container, renewal, done)
+    except BaseException:
+        await container.destroy()
+        raise
+    return LiveContainer(plan, container, recorder)
+
+
+async def _held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
+    """The image's tree, held as long as `held` is open; made when there is none."""
+    tree = held.enter_context(hold_tree(home, image))
+    if tree is None:
+        await ensure_tree(image, home=home)
+        tree = held.enter_context(hold_tree(home, image))
+    if tree is None:
+        raise CellError("the unpacked image vanished while a cell was to be started", where=str(home / "trees"))
+    return tree
+
+
+async def start_container(
+    spec: ContainerSpec, renewal: Renewal, *, home: Path, recorder: Recorder | None = None
+) -> tuple[JailedContainer, list[str]]:
+    """Start it and make it ready; and what its guest agent says it renewed. Raises `HostError` or `CellError`; nothing is left then, and the proof is recorded."""
+    container = JailedContainer(spec, home)
+    try:
+        return container, await container.bring_up(renewal)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            destruction = await container.destroy()
+            if recorder is not None:
+                record_destroyed(recorder, spec.cell_id, destruction)
+        raise
+
+
+def _record_started(recorder: Recorder, container: JailedContainer, renewal: Renewal, done: list[str]) -> None:
+    cell_id = container.spec.cell_id
+    renewed: dict[str, JsonValue] = {"done": list(done), "machine_id": renewal.machine_id, "hostname": renewal.hostname}
+    recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=renewed, trust=Trust.GUEST_REPORTED))
+    timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in container.timings_ms.items()}
+    data: dict[str, JsonValue] = {"duration_ms": timings["total"], "timings_ms": timings}
+    recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
+
+
+def _end_of(jailed: Jailed) -> JailEnd | None:
+    return jailed.end() or jailed.last_word(_DEATH_WORD_S)
+
+
+def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
+    """The limit that ended a container, from what the host saw. Pure."""
+    if end is None:
+        return None
+    if end.cause == "lifetime":
+        return "lifetime"
+    return "memory" if end.cause == "itself" and fatal_oom_kills > 0 else None
+
+
+def cause_of_death(jailed: Jailed, spec: ContainerSpec, *, fatal_oom_kills: int) -> str:
+    """One sentence, from what the host saw; empty while the agent runs."""
+    end = _end_of(jailed)
+    if end is None:
+        return ""
+    match death_limit(end, fatal_oom_kills=fatal_oom_kills), end.cause:
+        case "lifetime", _:
+            return f"its lifetime of {format_duration(spec.limits.lifetime_s)} was reached"
+        case "memory", _:
+            return f"its memory limit of {format_size(spec.limits.memory_max_bytes)} was reached, and the host's kernel killed it"
+        case _, "owner":
+            return "its owner ended it"
+    return ended_by_itself(
+        end,
+        kind=spec.shape.runtime.kind,
+        memory=(jailed.memory_peak_bytes(), spec.limits.memory_max_bytes),
+        refused_forks=jailed.count_refused_forks(),
+    )
+
+
+def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
+    """An end that no limit is known for: what ended, how, and how near the limits were. Pure.
+
+    Args:
+        memory: the most that was in use (0: not known), and the limit.
+        refused_forks: how often the host refused the cell a process or thread.
+    """
+    who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
+    how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
+    used = f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use" if memory[0] else ""
+    refused = f"the host refused it {refused_forks} processes or threads" if refused_forks else ""
+    known = "; ".join(("no limit is known to have been reached", *(word for word in (used, refused) if word)))
+    return f"{who} ended, or was killed (the last word was {how}; {known})"
+
+
+def _since(began: float) -> float:
+    return (time.monotonic() - began) * 1000

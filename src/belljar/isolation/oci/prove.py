@@ -1,0 +1,115 @@
+"""Proving an OCI runtime: start the guest agent in a container of it, in the real jail, shake hands, and end it. Only that is a proof; a version is none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.errors import CellError, HostError
+from belljar.host import ProveRuntime, RuntimeFact, RuntimeTrial
+from belljar.isolation.identity import TREE_IDS_START
+from belljar.isolation.journal import new_cell_id
+from belljar.isolation.oci.container import ContainerSpec, start_container
+from belljar.isolation.oci.runtime_root import ensure_runtime_root
+from belljar.isolation.oci.trees import Tree
+from belljar.isolation.program_root import ProgramRoot
+from belljar.isolation.renewal import fresh_renewal
+from belljar.plan.jail import JailLimits
+from belljar.plan.oci import OciRuntime, RuntimeKind, oci_shape
+from belljar.policy import Resources, Tier
+
+_LIFETIME_S: Final = 40.0
+_OPEN_FILES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeProof:
+    """What came of trying a runtime. When it does not work: `reason` is one sentence why, and `mend` what to do."""
+
+    works: bool
+    reason: str
+    mend: str
+    version: str
+    duration_ms: float
+
+
+def runtime_proof(home: Path) -> ProveRuntime:
+    """What host facts ask: a blocking function that runs a container with a runtime. Call it outside an event loop's thread."""
+
+    def prove(fact: RuntimeFact) -> RuntimeTrial:
+        kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
+        runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
+        proof = anyio.run(partial(prove_runtime, runtime, home=home))
+        return RuntimeTrial(works=proof.works, reason=proof.reason, mend=proof.mend)
+
+    return prove
+
+
+async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
+    """Start a container of an empty image, have its guest agent answer, end it. Nothing of it is left. A runtime that fails is an answer, not an error.
+
+    Raises:
+        HostError: it could not even be tried: the runtime, ids, a part of the package or room for it is missing.
+    """
+    started = time.monotonic()
+    reason, mend = "", ""
+    root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
+    try:
+        await _try(runtime, root, home)
+    except CellError as exc:
+        reason, mend = exc.what, exc.mend
+    duration_ms = (time.monotonic() - started) * 1000
+    return RuntimeProof(works=not reason, reason=reason, mend=mend, version=root.version, duration_ms=duration_ms)
+
+
+async def _try(runtime: OciRuntime, root: ProgramRoot, home: Path) -> None:
+    cell_id = new_cell_id()
+    tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
+    resources = Resources()
+    spec = ContainerSpec(
+        cell_id=cell_id,
+        kind="proof",
+        shape=oci_shape(tier, runtime, resources, arch=platform.machine(), open_files_max=_OPEN_FILES),
+        limits=JailLimits(
+            memory_max_bytes=resources.memory_bytes,
+            cpu_quota_percent=None,
+            processes=resources.processes,
+            lifetime_s=_LIFETIME_S,
+            address_space_bytes=resources.memory_bytes,
+        ),
+        controllers=(),
+        memory_by_rlimit=False,
+        root=root,
+        tree=await anyio.to_thread.run_sync(_empty_tree, home),
+        hostname="localhost",
+        directory=home / "cells" / cell_id,
+    )
+    container, _ = await start_container(spec, fresh_renewal(), home=home)
+    try:
+        await container.client.ping()
+    finally:
+        await container.destroy()
+
+
+def _empty_tree(home: Path) -> Tree:
+    """An image of next to nothing (the guest agent writes the host's name into `etc`), kept for the next proof."""
+    private = home / "runtimes" / "empty"
+    uid, gid = (TREE_IDS_START, TREE_IDS_START) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    root = private / "root"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+        for directory in (root, root / "etc"):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o777)  # an ordinary user is nobody in there
+            os.chown(directory, uid, gid)
+    except OSError as exc:
+        raise HostError(f"the store can't be written: {exc.strerror}", where=str(private)) from exc
+    return Tree(root=root, first_uid=uid, first_gid=gid)

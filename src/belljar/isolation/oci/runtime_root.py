@@ -1,0 +1,125 @@
+"""What an OCI runtime's jail has for a root: the runtime, its libraries, the guest agent and the probe program, and the points to mount on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import belljar
+from belljar.errors import HostError
+from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root, with_libraries
+from belljar.plan.oci import OciCell, OciRuntime
+from belljar.units import printable
+
+CONFIG_PATH: Final = "/bundle/config.json"
+DIRECTORY_POINTS: Final = ("/proc", "/sys", "/dev", "/tree", "/up", "/new", "/run", "/tmp")  # noqa: S108 - in the jail
+_MEND: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
+_AGENT_MEND: Final = "install the package again; its build compiles it"
+_SCRIPT_MEND: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
+_ELF: Final = b"\x7fELF"
+_UNPACKER: Final = Path("/usr/bin/unsquashfs")
+_REMOVER: Final = Path("/usr/bin/rm")
+_UNPACKER_MEND: Final = "install squashfs-tools, or run `belljar setup`"
+_VERSION: Final = re.compile(r"version:? +(?:release-|v)?([0-9][0-9A-Za-z.+~_-]*)", re.ASCII)
+
+
+def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
+    """The root for this runtime and this package's agent, made when there is none yet. Blocking. Raises `HostError`."""
+    program = Path(runtime.path)
+    _check_program(program, runtime.name)
+    inside = _inside(program)
+    recipe = Recipe(
+        directory="runtimes",
+        program=program,
+        what=runtime.name,
+        mend=_MEND,
+        files=partial(_files, program, inside, runtime.name),
+        version=partial(runtime_version, program, runtime.name),
+        file_points=(CONFIG_PATH,),
+        directory_points=DIRECTORY_POINTS,
+        # Nobody traces a program that he may not read, from its first instruction on. runsc's own process must read what it runs.
+        unreadable=(OciCell(hostname="").probe,) if runtime.kind == "runc" else (),
+        inside=inside,
+    )
+    return ensure_root(home, recipe)
+
+
+def _check_program(program: Path, name: str) -> None:
+    """A script would need its interpreter and all that it calls in a jail that has nothing. Raises `HostError`."""
+    try:
+        with program.open("rb") as file:
+            is_program = os.access(program, os.X_OK) and file.read(len(_ELF)) == _ELF
+    except OSError:
+        what = f"the OCI runtime {name} is not there, or can't be read"
+        raise HostError(what, where=str(program), mend=_MEND) from None
+    if not is_program:
+        what = f"the OCI runtime {name} is no program (a script, perhaps): it can't be put into a jail"
+        raise HostError(what, where=str(program), mend=_SCRIPT_MEND)
+
+
+def _inside(program: Path) -> str:
+    """Its own path, for words that name it, but where something is mounted over that."""
+    covered = any(program.is_relative_to(point) for point in (*DIRECTORY_POINTS, Path(CONFIG_PATH).parent))
+    return f"/usr/bin/{program.name}" if covered else str(program)
+
+
+def ensure_unpacker_root(home: Path) -> ProgramRoot:
+    """The root of the jail in which images are unpacked, and what was unpacked is removed. Blocking. Raises `HostError`."""
+    if not os.access(_UNPACKER, os.X_OK):
+        raise HostError(
+            "unsquashfs is not installed, which unpacks images for containers",
+            where=str(_UNPACKER),
+            mend=_UNPACKER_MEND,
+        )
+    recipe = Recipe(
+        directory="unpackers",
+        program=_UNPACKER,
+        what="unsquashfs",
+        mend=_UNPACKER_MEND,
+        files=_unpacker_files,
+        version=str,
+        file_points=("/image",),
+        directory_points=("/out",),
+    )
+    return ensure_root(home, recipe)
+
+
+def runtime_version(program: Path, name: str) -> str:
+    """What the runtime says its version is. Raises `HostError` when it says none: with its status and its words."""
+    try:
+        result = subprocess.run([str(program), "--version"], capture_output=True, check=False, timeout=20, env={})
+    except (OSError, subprocess.SubprocessError) as exc:
+        raise HostError(f"{name} can't be run: {exc}", where=str(program), mend=_MEND) from exc
+    match = _VERSION.search(result.stdout.decode("utf-8", "replace").partition("\n")[0])
+    if match is None:
+        said = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
+        what = f"{name} --version ended with status {result.returncode} and said {said}"
+        raise HostError(what, where=str(program), mend=_MEND)
+    return match[1]
+
+
+def package_binary(name: str) -> Path:
+    """A program of this package for this machine. Raises `HostError` when the package was built without it."""
+    path = Path(belljar.__file__).parent / "_bin" / f"{name}-{platform.machine()}"
+    if not os.access(path, os.R_OK):
+        raise HostError(f"the {name} for {platform.machine()} is missing", where=str(path), mend=_AGENT_MEND)
+    return path
+
+
+def _files(program: Path, inside: str, name: str) -> Iterator[tuple[str, Path]]:
+    for target, original in with_libraries(program, what=name, mend=_MEND):
+        yield inside if original == program else target, original
+    paths = OciCell(hostname="")
+    yield paths.agent, package_binary("agent")
+    yield paths.probe, package_binary("probe")
+
+
+def _unpacker_files() -> Iterator[tuple[str, Path]]:
+    for program in (_UNPACKER, _REMOVER):
+        yield from with_libraries(program, what=program.name, mend=_UNPACKER_MEND)

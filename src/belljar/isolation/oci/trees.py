@@ -1,0 +1,309 @@
+"""Images unpacked: `trees/<image digest>/{root/…,tree.json}`, made once from the image's squashfs, read by every container of it and written by none.
+
+Unpacking runs in a jail whose ids are the trees' owners and nobody else, so that a setuid file of an image is never the host's root's. A tree appears whole or not
+at all: it is made under another name in a directory that nobody but its owner may enter. A cell holds a shared lock on its tree as long as it lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.errors import BelljarError, HostError
+from belljar.image import Image, verify
+from belljar.image.scratch import MAKING, is_owned, locked, make_store_dir, need_space, owned_name
+from belljar.isolation.claims import claimed, in_use, retire
+from belljar.isolation.identity import HeldIdentity, tree_identity
+from belljar.isolation.jail import Jail, start_jail
+from belljar.isolation.journal import new_cell_id
+from belljar.isolation.oci.runtime_root import ensure_unpacker_root
+from belljar.plan.jail import JailLimits, JailMount, JailSpec
+
+_FORMAT: Final = 1
+_UNPACK_DEADLINE_S: Final = 600.0
+_REMOVE_DEADLINE_S: Final = 120.0
+_MEMORY_BYTES: Final = 2 << 30
+_EXPANSION: Final = 3
+"""What an image of so many bytes needs on the disk, at a guess: for the word to a person before the work, not for a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    """An unpacked image. `first_uid` and `first_gid` are the host's ids of its 0."""
+
+    root: Path
+    first_uid: int
+    first_gid: int
+
+
+@contextmanager
+def hold_tree(home: Path, image: Image) -> Iterator[Tree | None]:
+    """The image's tree, kept from being removed while the block runs; None when there is none. A few small reads."""
+    directory = _directory(home, image)
+    with ExitStack() as held:
+        try:
+            held.enter_context(claimed(directory))
+        except FileNotFoundError:
+            yield None
+            return
+        yield _read(directory)
+
+
+async def ensure_tree(image: Image, *, home: Path) -> Tree:
+    """The image's tree, made if there is none. Two processes that want the same one make it once; what is no image's any more, and what a crash left, is removed.
+
+    Raises:
+        HostError: no space, no ids, unsquashfs missing, or the image can't be unpacked. Nothing half made is left.
+    """
+    with hold_tree(home, image) as tree:
+        if tree is not None:
+            return tree
+    async with _writer(home):
+        with hold_tree(home, image) as tree:  # another process may have been quicker
+            if tree is not None:
+                return tree
+        await _sweep(home)
+        return await _make(image, home)
+
+
+async def sweep_trees(home: Path) -> tuple[str, ...]:
+    """Remove half-made trees of crashed owners, and trees of images that are gone and that no cell uses; their names.
+
+    A user who has lost his subordinate ids owns no tree any more and can remove none: they wait until he has them again.
+    """
+    if not (home / "trees").is_dir() or not _has_ids() or not _rubbish(home):
+        return ()
+    async with _writer(home):
+        return await _sweep(home)
+
+
+def _directory(home: Path, image: Image) -> Path:
+    return home / "trees" / image.digest
+
+
+def _read(directory: Path) -> Tree | None:
+    """The tree that stands there for the ids that this user unpacks with now; None when it is another's."""
+    try:
+        data = json.loads((directory / "tree.json").read_text())
+        tree = Tree(root=directory / "root", first_uid=int(data["first_uid"]), first_gid=int(data["first_gid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    expected = _first_ids(tree_identity())
+    fits = data.get("format") == _FORMAT and expected == (tree.first_uid, tree.first_gid)
+    return tree if fits and tree.root.is_dir() else None
+
+
+def _has_ids() -> bool:
+    try:
+        tree_identity()
+    except HostError:
+        return False
+    return True
+
+
+def _first_ids(identity: HeldIdentity) -> tuple[int, int]:
+    ids = identity.ids
+    if ids is None:
+        raise RuntimeError("trees need a range of ids")
+    return ids.uid_map[0][1], ids.gid_map[0][1]
+
+
+@asynccontextmanager
+async def _writer(home: Path) -> AsyncIterator[None]:
+    """One at a time, of all processes. The wait is in a thread; the lock is a descriptor's, which any thread may close."""
+    with ExitStack() as held:
+        await anyio.to_thread.run_sync(held.enter_context, locked(home, "trees"), abandon_on_cancel=False)
+        yield
+
+
+async def _make(image: Image, home: Path) -> Tree:
+    await anyio.to_thread.run_sync(need_space, home, _EXPANSION * image.size_bytes, "unpacking an image for containers")
+    # Its squashfs has no checksums: what is damaged would be unpacked as it is.
+    await anyio.to_thread.run_sync(verify, image)
+    identity = tree_identity()
+    cell_id = new_cell_id()
+    partial_tree = home / "trees" / owned_name(MAKING, cell_id)
+    try:
+        await anyio.to_thread.run_sync(_make_directories, partial_tree, identity)
+        with claimed(partial_tree):
+            await _unpack(image, partial_tree / "root", home, cell_id, identity)
+            await anyio.to_thread.run_sync(_publish, partial_tree, _directory(home, image), identity)
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await _remove(partial_tree, home)
+        raise
+    first_uid, first_gid = _first_ids(identity)
+    return Tree(root=_directory(home, image) / "root", first_uid=first_uid, first_gid=first_gid)
+
+
+def _make_directories(partial_tree: Path, identity: HeldIdentity) -> None:
+    try:
+        make_store_dir(partial_tree.parent, mode=0o700)
+        partial_tree.mkdir(mode=0o700)
+        root = partial_tree / "root"
+        root.mkdir(mode=0o755)
+        if identity.jail.privileged:
+            os.chown(root, *_first_ids(identity))
+    except OSError as exc:
+        raise _no_room(exc, partial_tree) from exc
+
+
+async def _unpack(image: Image, root: Path, home: Path, cell_id: str, identity: HeldIdentity) -> None:
+    program: tuple[str, ...] = (
+        "/usr/bin/unsquashfs",
+        "-no-progress",
+        "-quiet",
+        "-no-xattrs",
+        "-strict-errors",
+        "-processors",
+        "2",
+    )
+    program += ("-data-queue", "64", "-frag-queue", "64", "-force", "-dest", "/out", "/image")
+    mounts = (
+        JailMount(kind="bind", source=image.rootfs, target="/image"),
+        JailMount(kind="bind", source=root, target="/out", writable=True),
+    )
+    said = await _run(program, mounts, home, cell_id, identity, deadline_s=_UNPACK_DEADLINE_S)
+    if said is not None:
+        raise _not_unpacked(said, image, home)
+
+
+def _not_unpacked(said: str, image: Image, home: Path) -> HostError:
+    if "No space left" in said:
+        mend = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
+        return HostError("there is no room to unpack the image for containers", where=str(home / "trees"), mend=mend)
+    what = f"the image {image.digest[:12]} could not be unpacked for containers: {said}"
+    return HostError(
+        what,
+        where=str(image.rootfs),
+        mend="`belljar doctor` says whether this host lacks something; else remove the image (`belljar image rm`) and build or import it again",
+    )
+
+
+def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
+    """Give the tree its name, when all of it is on the disk."""
+    first_uid, first_gid = _first_ids(identity)
+    try:
+        description = {"format": _FORMAT, "first_uid": first_uid, "first_gid": first_gid}
+        (partial_tree / "tree.json").write_text(json.dumps(description))
+        fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(partial_tree))
+        finally:
+            os.close(fd)
+        partial_tree.rename(final)
+    except OSError as exc:
+        raise _no_room(exc, partial_tree) from exc
+
+
+def _no_room(exc: OSError, where: Path) -> HostError:
+    mend = "free some space, mend the store's owner, or set BELLJAR_HOME to another directory"
+    return HostError(f"an image could not be unpacked: {exc.strerror}", where=str(exc.filename or where), mend=mend)
+
+
+async def _run(
+    program: tuple[str, ...],
+    mounts: tuple[JailMount, ...],
+    home: Path,
+    cell_id: str,
+    identity: HeldIdentity,
+    *,
+    deadline_s: float,
+) -> str | None:
+    """Run a program over the trees' ids to its end. None when it succeeded, else what it said. Nothing of it is left running."""
+    root = await anyio.to_thread.run_sync(ensure_unpacker_root, home)
+    spec = JailSpec(
+        cell_id=cell_id,
+        owner_pid=os.getpid(),
+        root=root.root,
+        binds=(),
+        identity=identity.jail,
+        limits=_limits(deadline_s),
+        cgroups=(),
+        memory_by_rlimit=True,
+        ids=identity.ids,
+        mounts=mounts,
+        keep_capabilities=True,
+    )
+    jail = start_jail(spec, program, kept=())
+    try:
+        await jail.wait_running()
+        return await _end_of(jail, deadline_s)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await jail.end()
+            jail.release_namespaces()
+
+
+def _limits(deadline_s: float) -> JailLimits:
+    return JailLimits(
+        memory_max_bytes=_MEMORY_BYTES,
+        cpu_quota_percent=None,
+        processes=64,
+        lifetime_s=deadline_s,
+        address_space_bytes=_MEMORY_BYTES,
+    )
+
+
+async def _end_of(jail: Jail, deadline_s: float) -> str | None:
+    end = await jail.wait_ended()
+    if end is not None and end.cause == "itself" and end.status == 0:
+        return None
+    why = f"it took longer than {deadline_s:.0f} s" if end is not None and end.cause == "lifetime" else ""
+    how = "" if end is None else f"status {end.status}" if end.signal is None else f"signal {end.signal}"
+    return jail.diagnosis() or why or how or "it ended without a word"
+
+
+async def remove_trees(home: Path, names: Iterable[str]) -> tuple[str, ...]:
+    """Remove these trees, but those that a cell holds or nobody here may; the names of the removed."""
+    if not _has_ids():
+        return ()
+    async with _writer(home):
+        return tuple([name for name in names if await _remove_unused(home / "trees" / name, home)])
+
+
+async def _remove_unused(directory: Path, home: Path) -> bool:
+    retired = await anyio.to_thread.run_sync(retire, directory)
+    if retired is not None:
+        await _remove(retired, home)
+    return retired is not None and not retired.exists()
+
+
+async def _sweep(home: Path) -> tuple[str, ...]:
+    """Under the writers' lock, so that no partial tree is anybody's work."""
+    rubbish = await anyio.to_thread.run_sync(_rubbish, home)
+    for directory in rubbish:
+        await _remove(directory, home)
+    return tuple(directory.name for directory in rubbish)
+
+
+def _rubbish(home: Path) -> list[Path]:
+    found = []
+    for directory in (home / "trees").iterdir() if (home / "trees").is_dir() else ():
+        known = (home / "images" / directory.name / "image.json").exists() and _read(directory) is not None
+        if not known and not is_owned(directory.name, prefix=MAKING) and not in_use(directory):
+            found.append(directory)
+    return found
+
+
+async def _remove(directory: Path, home: Path) -> None:
+    """Remove a tree, whole or not. An ordinary user's belongs to ids that only a jail of his has."""
+    root = directory / "root"
+    if os.geteuid() != 0 and root.is_dir():
+        mounts = (JailMount(kind="bind", source=directory, target="/out", writable=True),)
+        program = ("/usr/bin/rm", "-rf", "--", "/out/root")
+        with suppress(BelljarError):
+            await _run(program, mounts, home, new_cell_id(), tree_identity(), deadline_s=_REMOVE_DEADLINE_S)
+    await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))

@@ -1,0 +1,253 @@
+"""What the store keeps to start cells quickly and nobody needs any more: templates, unpacked images, roots of old programs, old guest kernels, halves of any of them.
+
+All of it is made again when it is wanted, but for images without a name, which only `everything` removes. What a living cell uses, or what is being made, stays.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import anyio.to_thread
+
+from belljar.errors import BelljarError
+from belljar.image.kernel import current_digest, remove_kernel
+from belljar.image.scratch import MAKING, is_owned, orphans, remove_tree
+from belljar.image.store import Store
+from belljar.isolation.claims import in_use, retire
+from belljar.isolation.journal import Journal
+from belljar.isolation.microvm.template import lock_name
+from belljar.isolation.oci.trees import remove_trees
+from belljar.isolation.program_root import outdated_roots, remove_root
+from belljar.units import format_duration
+
+PartKind: TypeAlias = Literal["image", "template", "tree", "root", "kernel", "half-made"]
+PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
+_KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ROOTS: Final = ("vmm", "runtimes", "unpackers")
+_BLOCK_BYTES: Final = 512
+_UNCLAIMED: Final = frozenset({"root", "kernel", "image"})
+"""What cells use without a claim on it: it stays while any lives."""
+_MAY_HAVE: Final = "cells live, and may have it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Something of the store that may go: why, what it takes on the disk, and what became of it. `unneeded`: only looked for. `note`: why it is still there."""
+
+    kind: PartKind
+    path: Path
+    why: str
+    size_bytes: int = 0
+    state: PartState = "unneeded"
+    note: str = ""
+
+
+async def prune(
+    home: Path, *, unused_for_s: float, everything: bool = False, dry_run: bool = False
+) -> tuple[Part, ...]:
+    """Remove what is unneeded; each part that was found, and what became of it.
+
+    Args:
+        unused_for_s: how long a part that could still be used was not.
+        everything: however short ago it was used, and images without a name too.
+        dry_run: only look.
+
+    Raises:
+        HostError: the store is damaged. PermissionError: it is another user's.
+    """
+    wanted = 0.0 if everything else unused_for_s
+    found = await anyio.to_thread.run_sync(unneeded, home, wanted, everything)
+    return found if dry_run else tuple([await remove_part(part, home) for part in found])
+
+
+def unneeded(home: Path, unused_for_s: float, everything: bool) -> tuple[Part, ...]:  # noqa: FBT001 - run in a thread
+    """Everything that may go, with its size; what a living cell uses is said to be in use."""
+    before = time.time() - unused_for_s
+    images = list(_images(home)) if everything else []
+    gone = {part.path.name for part in images}
+    parts = (
+        *images,
+        *_templates(home, gone, before),
+        *_trees(home, gone, before),
+        *_roots(home),
+        *_kernels(home, before),
+    )
+    busy = _cells_live(home)
+    return tuple(_measured(part, busy=busy) for part in (*parts, *_halves(home)))
+
+
+def _cells_live(home: Path) -> bool:
+    return any(entry.owner_lives() for entry in Journal(home).entries())
+
+
+def _images(home: Path) -> Iterator[Part]:
+    for image in Store(home).list():
+        if not image.names:
+            yield Part(kind="image", path=image.rootfs.parent, why="no name is its")
+
+
+def _templates(home: Path, gone: set[str], before: float) -> Iterator[Part]:
+    for directory in _keyed(home / "templates"):
+        inputs = _inputs(directory)
+        if not _has(home, "images", inputs.get("image_digest"), gone):
+            why = "its image is gone"
+        elif not _has(home, "kernels", inputs.get("kernel_digest"), set()):
+            why = "its guest kernel is gone"
+        else:
+            why = _unused(directory, before)
+        if why:
+            yield Part(kind="template", path=directory, why=why)
+
+
+def _inputs(directory: Path) -> dict[str, Any]:
+    """What the template says it was made from; nothing, if it can't be read."""
+    try:
+        inputs = json.loads((directory / "template.json").read_text())["inputs"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return inputs if isinstance(inputs, dict) else {}
+
+
+def _has(home: Path, kind: str, digest: object, gone: set[str]) -> bool:
+    return (
+        isinstance(digest, str)
+        and _KEY.fullmatch(digest) is not None
+        and digest not in gone
+        and (home / kind / digest).is_dir()
+    )
+
+
+def _trees(home: Path, gone: set[str], before: float) -> Iterator[Part]:
+    for directory in _keyed(home / "trees"):
+        why = _unused(directory, before) if _has(home, "images", directory.name, gone) else "its image is gone"
+        if why:
+            yield Part(kind="tree", path=directory, why=why)
+
+
+def _roots(home: Path) -> Iterator[Part]:
+    for name in _ROOTS:
+        for root in outdated_roots(home / name):
+            yield Part(kind="root", path=root, why="its program is another version now, or gone")
+
+
+def _kernels(home: Path, before: float) -> Iterator[Part]:
+    current = current_digest(home)
+    if current is None:  # then any of them may be it
+        return
+    for directory in _keyed(home / "kernels"):
+        if directory.name != current and _unused(directory, before):
+            yield Part(kind="kernel", path=directory, why="another guest kernel is the current one")
+
+
+def _halves(home: Path) -> Iterator[Part]:
+    places = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+    halves = [
+        *orphans(home / "tmp"),
+        *(half for place in places if place.name != "trees" for half in orphans(place, prefix=MAKING)),
+    ]
+    trees = (home / "trees").glob(f"{MAKING}*") if (home / "trees").is_dir() else ()
+    halves += [half for half in trees if not is_owned(half.name, prefix=MAKING)]
+    for half in halves:
+        yield Part(kind="half-made", path=half, why="who was making, or removing it, died")
+
+
+def _keyed(directory: Path) -> list[Path]:
+    return [path for path in sorted(directory.glob("*")) if _KEY.fullmatch(path.name) and path.is_dir()]
+
+
+def _unused(directory: Path, before: float) -> str:
+    """Why it may go, if it was not used since; "" if it was, or another prune was quicker."""
+    try:
+        used = directory.stat().st_mtime
+    except FileNotFoundError:
+        return ""
+    return f"not used for {format_duration(max(0.0, time.time() - used))}" if used <= before else ""
+
+
+def _measured(part: Part, *, busy: bool) -> Part:
+    sized = replace(part, size_bytes=disk_bytes(part.path))
+    if part.kind in {"template", "tree"} and in_use(part.path):
+        return replace(sized, state="in use", note="a cell that lives was made from it")
+    if part.kind in _UNCLAIMED and busy:
+        return replace(sized, state="in use", note=_MAY_HAVE)
+    return sized
+
+
+def disk_bytes(path: Path) -> int:
+    """What a directory takes on the disk; a file of several names counts for each, what can't be read not at all."""
+    total = 0
+    for directory, _, files in os.walk(path):
+        for name in (".", *files):
+            try:
+                total += os.lstat(os.path.join(directory, name)).st_blocks * _BLOCK_BYTES  # noqa: PTH118 - thousands of files
+            except OSError:
+                continue
+    return total
+
+
+async def remove_part(part: Part, home: Path) -> Part:
+    """Remove what was found, if it is still unneeded, and say what became of it: that another was quicker, or that it stays, is no error."""
+    if part.state == "in use":
+        return part
+    try:
+        if part.path.parent == home / "trees":
+            await remove_trees(home, [part.path.name])
+        else:
+            await anyio.to_thread.run_sync(_remove, part, home)
+    except BlockingIOError:
+        return replace(part, state="in use", note="it is being made anew")
+    except (BelljarError, OSError) as exc:
+        if part.path.exists():
+            return replace(part, state="failed", note=_said(exc))
+    return replace(part, state="removed") if not part.path.exists() else _kept(part, home)
+
+
+def _said(exc: BelljarError | OSError) -> str:
+    return exc.what if isinstance(exc, BelljarError) else f"{exc.strerror}"
+
+
+def _kept(part: Part, home: Path) -> Part:
+    """Why it is still there, though nothing went wrong."""
+    if part.kind in _UNCLAIMED:
+        note = _MAY_HAVE if _cells_live(home) else "it is needed again"
+        return replace(part, state="in use", note=note)
+    if part.kind in {"template", "tree"} and in_use(part.path):
+        return replace(part, state="in use", note="a cell took it meanwhile")
+    return replace(part, state="failed", note="it could not be removed")
+
+
+def _remove(part: Part, home: Path) -> None:
+    """Each by its own rule, asked again under its lock: time has passed since it was found."""
+    if part.kind in _UNCLAIMED and _cells_live(home):
+        return
+    match part.kind:
+        case "template":
+            _remove_template(part.path, home)
+        case "image":
+            Store(home).remove(part.path.name, only_unnamed=True)
+        case "root":
+            remove_root(home, part.path)
+        case "kernel":
+            remove_kernel(home, part.path.name)
+        case _:
+            remove_tree(part.path)
+
+
+def _remove_template(directory: Path, home: Path) -> None:
+    """Raises `BlockingIOError` while somebody is making it anew."""
+    (home / "locks").mkdir(exist_ok=True, mode=0o700)
+    fd = os.open(home / "locks" / lock_name(directory.name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (retired := retire(directory)) is not None:
+            remove_tree(retired)
+    finally:
+        os.close(fd)

@@ -1,0 +1,263 @@
+"""The OCI runtime's `config.json` and command line, purely. Two runtimes, one shape: `runc` (container tier) and `runsc` (gvisor tier).
+
+Paths here are paths *inside the jail*, where the runtime runs: a read-only root, the image's tree under a bounded writable layer, the agent. What differs between
+two cells of a plan is `OciCell`; all else is in the plan. OCI runtime specification 1.0.2; see `design/0009-tiers.md`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from belljar.plan.jail import WORKLOAD_ROOT
+from belljar.plan.seccomp import seccomp_profile
+from belljar.policy import Resources, Tier
+
+OCI_VERSION: Final = "1.0.2"
+ID_COUNT: Final = 1 << 16
+AGENT_IN_CELL: Final = "/dev/.i"
+PROBE_IN_CELL: Final = "/dev/.p"
+CHANNEL_FD: Final = 0
+_TMP: Final = "/tmp"  # noqa: S108 - the cell's
+SHM_SHARE: Final = 2
+"""The cell's shared memory is at most one part in so many of the workload's memory, as in the VM."""
+OPEN_FILES: Final = (1024, 524_288)
+_MOST_SHM_INODES: Final = 65_536
+_BYTES_PER_INODE: Final = 4096
+_LEAST_INODES: Final = 16_384
+_MOST_INODES: Final = 4_194_304
+
+RuntimeKind = Literal["runc", "runsc"]
+
+AGENT_CAPABILITIES: Final = (
+    # What the image's root has when a policy's user is root; the agent hands on no more, and nothing at all to anybody else.
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+    # The agent's alone, until it has taken away the files it came by and set the host name (RENEW).
+    "CAP_SYS_ADMIN",
+)
+
+MASKED_PROC: Final = tuple(
+    f"/proc/{name}"
+    for name in (
+        *("acpi", "asound", "bus", "config.gz", "consoles", "driver", "dynamic_debug", "fs", "irq", "scsi", "pressure"),
+        *(
+            "cmdline",
+            "kcore",
+            "keys",
+            "key-users",
+            "kmsg",
+            "kallsyms",
+            "modules",
+            "latency_stats",
+            "lockdep",
+            "lock_stat",
+        ),
+        *("timer_list", "timer_stats", "sched_debug", "schedstat", "interrupts", "softirqs", "iomem", "ioports", "dma"),
+        *(
+            "kpagecount",
+            "kpageflags",
+            "kpagecgroup",
+            "vmallocinfo",
+            "slabinfo",
+            "pagetypeinfo",
+            "buddyinfo",
+            "zoneinfo",
+        ),
+        *("allocinfo", "sysrq-trigger", "partitions", "diskstats", "mdstat", "mtrr", "crypto", "kpageidle"),
+    )
+)
+"""What of a shared kernel's /proc says too much of the host or of its other users, or did a breakout good before. Absent ones are passed over by the runtime."""
+READ_ONLY_PROC: Final = ("/proc/sys", "/proc/tty")
+CPU_FILES: Final = tuple(f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present"))
+"""All that is shown of the host's sysfs: what libraries ask for the number of processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OciRuntime:
+    """The program that makes the container: `kind` is whose command line it has, `path` where it is on the host."""
+
+    name: str
+    kind: RuntimeKind
+    path: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OciShape:
+    """A container: what its jail must hold and the runtime is told.
+
+    `memory_max_bytes` is what the workload's processes and files may take together, `disk_bytes` and `disk_inodes` the writable layer's size (the jail's tmpfs).
+    `config` is the whole config.json but for what `OciCell` has.
+    """
+
+    runtime: OciRuntime
+    memory_max_bytes: int
+    disk_bytes: int
+    disk_inodes: int
+    processes: int
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OciCell:
+    """What is one cell's own, or its jail's: paths are the jail's. `probe` "": the cell has no probe program.
+
+    `tmp` is the image's /tmp, to be mounted over itself where gVisor would else put a file system of its own that no inode limit bounds; "": the image has none.
+    """
+
+    hostname: str
+    root: str = "/new"
+    agent: str = "/i/agent"
+    probe: str = "/i/probe"
+    tmp: str = ""
+
+
+def oci_shape(tier: Tier, runtime: OciRuntime, resources: Resources, *, arch: str, open_files_max: int) -> OciShape:
+    """The container for these resources. Raises `ValueError` for the microvm tier, which is none.
+
+    Args:
+        open_files_max: the most open files that this host lets a process have; the workload's bound is never above.
+    """
+    if tier is Tier.MICROVM:
+        raise ValueError("the microvm tier has no OCI runtime")
+    memory_bytes = resources.memory_bytes + resources.disk_bytes
+    return OciShape(
+        runtime=runtime,
+        memory_max_bytes=memory_bytes,
+        disk_bytes=resources.disk_bytes,
+        disk_inodes=min(max(resources.disk_bytes // _BYTES_PER_INODE, _LEAST_INODES), _MOST_INODES),
+        processes=resources.processes,
+        config=_config(tier, arch, resources, open_files_max=open_files_max),
+    )
+
+
+def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
+    """The whole config.json of one cell, the caller's own copy."""
+    config = copy.deepcopy(dict(shape.config))
+    config["hostname"] = cell.hostname
+    config["root"]["path"] = cell.root
+    binds = [(cell.agent, AGENT_IN_CELL), *([(cell.probe, PROBE_IN_CELL)] if cell.probe else [])]
+    config["mounts"] += [_bind(source, target, executable=True) for source, target in binds]
+    if cell.tmp:
+        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
+        config["mounts"].append(_mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev") | {"source": cell.tmp})
+    config["process"]["args"] = [AGENT_IN_CELL, "--contained", str(CHANNEL_FD), *(target for _, target in binds)]
+    return config
+
+
+def runtime_argv(runtime: OciRuntime, program: str, *, state: str, bundle: str, name: str) -> tuple[str, ...]:
+    """What starts the container and ends; the agent goes on with the runtime's descriptor 0.
+
+    Args:
+        program: the runtime's path inside the jail.
+        state: a directory of the runtime's own, gone with the jail.
+        bundle: the directory of config.json.
+        name: the container's name, which no workload sees.
+    """
+    own = _RUNSC_FLAGS if runtime.kind == "runsc" else ()
+    return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
+
+
+_RUNSC_FLAGS: Final = (
+    "--rootless=false",  # the jail's namespace is already the mapped one; runsc's own would map one id only
+    "--ignore-cgroups",  # the jail's, joined before
+    "--network=none",
+    "--host-uds=none",
+    "--host-fifo=none",
+    "--platform=systrap",
+    "--overlay2=none",  # the jail's layer is the bounded one
+    "--file-access=exclusive",
+    "--directfs=false",  # the sentry opens no file of the jail itself: the gofer does
+    "--oci-seccomp",
+)
+
+
+def _config(tier: Tier, arch: str, resources: Resources, *, open_files_max: int) -> dict[str, Any]:
+    gvisor = tier is Tier.GVISOR
+    shm_bytes = (resources.memory_bytes + resources.disk_bytes) // SHM_SHARE
+    own = _own_of_gvisor(resources.disk_bytes) if gvisor else _SYS_OF_HOST
+    return {
+        "ociVersion": OCI_VERSION,
+        "process": _process(open_files_max),
+        "root": {"path": "", "readonly": False},
+        "hostname": "",
+        "mounts": [*_mounts(shm_bytes), *own],
+        "linux": {
+            "uidMappings": [_id_line()],
+            "gidMappings": [_id_line()],
+            "namespaces": [{"type": kind} for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")],
+            "maskedPaths": [] if gvisor else list(MASKED_PROC),
+            "readonlyPaths": [] if gvisor else list(READ_ONLY_PROC),
+            "seccomp": seccomp_profile(arch, gvisor=gvisor),
+        },
+    }
+
+
+def _id_line() -> dict[str, int]:
+    return {"containerID": 0, "hostID": WORKLOAD_ROOT, "size": ID_COUNT}
+
+
+def _process(open_files_max: int) -> dict[str, Any]:
+    soft, hard = (min(limit, open_files_max) for limit in OPEN_FILES)
+    return {
+        "terminal": False,
+        "user": {"uid": 0, "gid": 0},
+        "args": [],
+        "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+        "cwd": "/",
+        "capabilities": {kind: list(AGENT_CAPABILITIES) for kind in ("bounding", "effective", "permitted")},
+        "rlimits": [{"type": "RLIMIT_NOFILE", "soft": soft, "hard": hard}],
+        "noNewPrivileges": True,
+    }
+
+
+def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
+    shm = f"size={shm_bytes}", f"nr_inodes={_MOST_SHM_INODES}"
+    return [
+        _mount("/proc", "proc", "nosuid", "noexec", "nodev"),
+        _mount("/dev", "tmpfs", "nosuid", "mode=755", "size=1m", "nr_inodes=4096"),
+        _mount(
+            "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=1024"
+        ),
+        _mount("/dev/shm", "tmpfs", "nosuid", "noexec", "nodev", "mode=1777", *shm),  # noqa: S108 - the cell's
+        _mount("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"),
+    ]
+
+
+def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:
+    return {"destination": target, "type": kind, "source": kind, "options": list(options)}
+
+
+def _bind(source: str, target: str, *, executable: bool = False) -> dict[str, Any]:
+    options = ["bind", "ro", "nosuid", "nodev", *(() if executable else ("noexec",))]
+    return {"destination": target, "type": "bind", "source": source, "options": options}
+
+
+# A shared kernel's sysfs is the host's: an empty directory in its place, with the few files that libraries ask for.
+_SYS_OF_HOST: Final = (
+    _mount("/sys", "tmpfs", "nosuid", "noexec", "nodev", "mode=755", "size=64k", "nr_inodes=32", "ro"),
+    *(_bind(path, path) for path in CPU_FILES),
+)
+
+
+def _own_of_gvisor(disk_bytes: int) -> tuple[dict[str, Any], ...]:
+    """Its sysfs has nothing of the host. Where nothing is said of /tmp, runsc puts a file system without a bound there."""
+    return (
+        _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
+        _mount("/tmp", "tmpfs", "nosuid", "nodev", "mode=1777", f"size={disk_bytes}"),  # noqa: S108 - the cell's
+    )

@@ -1,0 +1,182 @@
+"""The container's seccomp profile: commented data (`seccomp.toml`, beside this) → the OCI object `linux.seccomp`. Deny by default.
+
+Pure but for reading that one file of the package, once.
+"""
+
+from __future__ import annotations
+
+import errno
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+_WORD: Final = 0xFFFF_FFFF
+ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+"""Only the machine's own: 32-bit and x32 calls on x86_64 kill the caller, so none of theirs needs a rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """`argument` (from 0) & `mask` is `value`; without a mask its 64 bits are, or with `differs` are not."""
+
+    argument: int
+    value: int
+    mask: int | None = _WORD
+    differs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Calls that are treated alike, and why. `any_of`: alternatives, in each of which all conditions hold; none: always.
+
+    `error` None: allowed. 0: not done, and answered as if it were.
+    """
+
+    why: str
+    calls: tuple[str, ...]
+    any_of: tuple[tuple[Condition, ...], ...] = ()
+    error: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The whole file."""
+
+    allow: tuple[Group, ...]
+    agent: tuple[Group, ...]
+    pretend: tuple[Group, ...]
+    refuse: tuple[Group, ...]
+    gvisor: tuple[Group, ...]
+
+    def allowed(self) -> frozenset[str]:
+        """Every call that a process of the container may make, some only under conditions."""
+        return frozenset(call for group in (*self.allow, *self.agent) for call in group.calls)
+
+
+def seccomp_profile(arch: str, *, gvisor: bool) -> dict[str, Any]:
+    """`linux.seccomp` for this machine; `gvisor`: as runsc's kernel shall apply it. Raises `ValueError` for an architecture without one."""
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"no system call profile for {arch}")
+    rules = load_rules()
+    groups = _for_gvisor(rules) if gvisor else (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    return {
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": errno.EPERM,
+        "architectures": [ARCHITECTURES[arch]],
+        "syscalls": [entry for group in groups if group.calls for entry in _entries(group)],
+    }
+
+
+def _for_gvisor(rules: Rules) -> tuple[Group, ...]:
+    """What it answers itself is allowed whatever the others say of it."""
+    own = {call for group in rules.gvisor for call in group.calls}
+    return (
+        *rules.gvisor,
+        *(_without(group, own) for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)),
+    )
+
+
+@cache
+def load_rules() -> Rules:
+    """The package's rules."""
+    return parse_rules(files("belljar.plan").joinpath("seccomp.toml").read_text("utf-8"))
+
+
+def parse_rules(text: str) -> Rules:
+    """The rules in a file of that form. Raises `ValueError` for one that is not, names a call twice, or gives no reason."""
+    data = tomllib.loads(text)
+    if unknown := set(data) - {"allow", "agent", "pretend", "refuse", "gvisor"}:
+        raise ValueError(f"unknown tables: {sorted(unknown)}")
+    rules = Rules(
+        allow=tuple(_group(item, error=None) for item in data.get("allow", [])),
+        agent=tuple(_group(item, error=None) for item in data.get("agent", [])),
+        pretend=tuple(_group(item, error=0) for item in data.get("pretend", [])),
+        refuse=tuple(_group(item, error=errno.EPERM) for item in data.get("refuse", [])),
+        gvisor=tuple(_group(item, error=None) for item in data.get("gvisor", [])),
+    )
+    _refuse_twice(call for group in (*rules.allow, *rules.agent, *rules.refuse) for call in group.calls)
+    _refuse_overlap(rules)
+    return rules
+
+
+def _refuse_overlap(rules: Rules) -> None:
+    """One answer for each call: what is pretended is conditional, and so is whatever else is said of that call."""
+    pretended = {call for group in rules.pretend for call in group.calls}
+    for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse):
+        if pretended & set(group.calls) and not group.any_of:
+            raise ValueError(f"{sorted(pretended & set(group.calls))} is pretended, and needs conditions")
+
+
+def _refuse_twice(calls: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for call in calls:
+        if call in seen:
+            raise ValueError(f"{call} is named twice")
+        seen.add(call)
+
+
+def _group(item: Mapping[str, Any], *, error: int | None) -> Group:
+    if unknown := set(item) - {"why", "calls", "when", "unless", "error"}:
+        raise ValueError(f"unknown keys: {sorted(unknown)}")
+    if not str(item.get("why", "")).strip() or not item.get("calls"):
+        raise ValueError(f"a group needs calls and a reason: {item.get('calls')}")
+    given = item.get("error")
+    return Group(
+        why=item["why"],
+        calls=tuple(item["calls"]),
+        any_of=(*(_all_but(item["unless"]) if "unless" in item else ()), *map(_all_of, item.get("when", []))),
+        error=error if given is None else int(getattr(errno, given)),
+    )
+
+
+def _all_of(conditions: Iterable[Mapping[str, int]]) -> tuple[Condition, ...]:
+    return tuple(_condition(item) for item in conditions)
+
+
+def _condition(item: Mapping[str, int]) -> Condition:
+    if "whole" in item:
+        return Condition(argument=item["argument"], value=item["whole"], mask=None)
+    if "whole_not" in item:
+        return Condition(argument=item["argument"], value=item["whole_not"], mask=None, differs=True)
+    return Condition(argument=item["argument"], value=item["is"], mask=item.get("mask", _WORD))
+
+
+def _all_but(unless: Mapping[str, Any]) -> tuple[tuple[Condition, ...], ...]:
+    """Every 32-bit value but these, as prefixes: libseccomp takes no two comparisons of one argument in a rule, so "not this and not that" can't be said."""
+    argument, values = unless["argument"], frozenset(unless["values"])
+    return tuple(
+        (Condition(argument=argument, value=value, mask=mask),) for value, mask in prefixes_without(values, 0, 32)
+    )
+
+
+def prefixes_without(values: frozenset[int], value: int, free_bits: int) -> Iterator[tuple[int, int]]:
+    """(value, mask) pairs that match, of the numbers beginning like `value` with `free_bits` more bits, exactly those not in `values`."""
+    within = frozenset(item for item in values if item >> free_bits == value >> free_bits)
+    if not within:
+        yield value, _WORD >> free_bits << free_bits
+    elif free_bits:
+        for bit in (0, 1):
+            yield from prefixes_without(within, value | bit << (free_bits - 1), free_bits - 1)
+
+
+def _without(group: Group, taken: set[str]) -> Group:
+    calls = tuple(call for call in group.calls if call not in taken)
+    return Group(why=group.why, calls=calls, any_of=group.any_of, error=group.error)
+
+
+def _entries(group: Group) -> Iterator[dict[str, Any]]:
+    action: dict[str, Any] = (
+        {"action": "SCMP_ACT_ALLOW"} if group.error is None else {"action": "SCMP_ACT_ERRNO", "errnoRet": group.error}
+    )
+    for conditions in group.any_of or ((),):
+        args = [_argument(item) for item in conditions]
+        yield {"names": list(group.calls), **action, **({"args": args} if args else {})}
+
+
+def _argument(item: Condition) -> dict[str, Any]:
+    if item.mask is None:
+        return {"index": item.argument, "value": item.value, "op": "SCMP_CMP_NE" if item.differs else "SCMP_CMP_EQ"}
+    return {"index": item.argument, "value": item.mask, "valueTwo": item.value, "op": "SCMP_CMP_MASKED_EQ"}

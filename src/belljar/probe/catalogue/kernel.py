@@ -1,0 +1,212 @@
+"""The kernel: files that steer it, files that tell of it, and calls that act on the machine or were a way in."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from belljar.probe.catalogue._entry import entry
+
+_probe = partial(entry, "kernel")
+
+_FILES: Final = (
+    _probe(
+        "helper_programs",
+        tries="Writes back what is in core_pattern, modprobe, hotplug, poweroff_cmd and uevent_helper.",
+        why="The kernel starts these programs as the host's root: CVE-2022-0811 set core_pattern, CVE-2025-52881 led runc's own writes there.",
+        breach="One can be written.",
+        quick=True,
+    ),
+    _probe(
+        "settings",
+        tries="Writes back settings of the whole machine in /proc/sys.",
+        why="They are not the cell's: address randomisation, memory overcommitment, sysrq, pid_max of every neighbour.",
+        breach="One can be written.",
+        quick=True,
+    ),
+    _probe(
+        "control_files",
+        tries="Opens sysrq-trigger, mtrr, interrupt affinity, PCI, SCSI and ACPI files in /proc for writing.",
+        why="CVE-2017-16539 removed the host's disk through /proc/scsi; sysrq-trigger reboots it (CVE-2025-52881).",
+        breach="One opens.",
+        quick=True,
+    ),
+    _probe(
+        "sysfs",
+        tries="Opens control files in /sys for writing: profiling, huge pages, power, processors, disks.",
+        why="sysfs knows no namespace but the network's: what is written there is written for the host.",
+        breach="One opens.",
+        quick=True,
+    ),
+    _probe(
+        "masked_files",
+        tries="Reads what runtimes mask: timers, slabs, keys, page counts, interrupts, energy, firmware.",
+        why="CVE-2017-5967 (timers), CVE-2020-8694 (PLATYPUS: keys from energy), CVE-2018-10892 (ACPI), CVE-2025-31133 (masks that are not).",
+        breach="One has content.",
+        quick=True,
+    ),
+    _probe(
+        "addresses",
+        tries="Reads the first address in /proc/kallsyms.",
+        why="Knowing where the kernel lies is the first step of most exploits.",
+        breach="It is not zero.",
+        quick=True,
+    ),
+    _probe(
+        "debug_files",
+        tries="Lists debugfs, tracefs, securityfs, bpffs, pstore, EFI variables and FUSE's connections.",
+        why="debugfs was never meant to be safe; EFI variables outlive the machine's disk.",
+        breach="One of them has entries.",
+        quick=True,
+    ),
+    _probe(
+        "binary_formats",
+        tries="Opens the register of binary formats for writing.",
+        why="An interpreter registered there is started by every process of the machine, with the flag C also by its set-user-id programs.",
+        breach="It opens.",
+        quick=True,
+    ),
+    _probe(
+        "log_read",
+        tries="Reads the kernel's log through syslog, /dev/kmsg and /proc/kmsg.",
+        why="It is one for all containers, and tells addresses, devices and what neighbours crash of.",
+        breach="It can be read.",
+        quick=True,
+    ),
+    _probe(
+        "log_write",
+        tries="Opens /dev/kmsg for writing.",
+        why="Lines of the cell's in the host's log: forged evidence, or escape sequences for whoever reads it.",
+        breach="It opens.",
+        quick=True,
+    ),
+    _probe(
+        "control_groups",
+        tries="Opens limits and process lists of every mounted control group for writing.",
+        why="Whoever writes there lifts his own limits; with release_agent he is the host's root (CVE-2022-0492, CVE-2021-4197).",
+        breach="One opens.",
+        quick=True,
+    ),
+)
+
+_CALLS: Final = (
+    _probe(
+        "modules",
+        tries="Loads an empty kernel module, which no kernel takes.",
+        why="CAP_SYS_MODULE is the host's kernel; containers started with it were escaped so.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _probe(
+        "kexec",
+        tries="Calls kexec_load with flags that don't exist.",
+        why="It replaces the running kernel with another.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _probe(
+        "bpf",
+        tries="Makes a BPF map of one entry.",
+        why="The verifier has let programs write kernel memory: CVE-2020-8835, CVE-2021-3490.",
+        breach="It is made.",
+        quick=True,
+    ),
+    _probe(
+        "perf",
+        tries="Opens a performance counter for itself with the kernel, and one for the whole machine.",
+        why="CVE-2013-2094 and CVE-2022-1729 gave root; counters also are side channels.",
+        breach="One opens.",
+        quick=True,
+    ),
+    _probe(
+        "userfaultfd",
+        tries="Calls userfaultfd, with and without user mode only.",
+        why="It stops the kernel in the middle of a copy, which makes races certain; CVE-2022-2590 is its own.",
+        breach="It gives a descriptor.",
+        quick=True,
+    ),
+    _probe(
+        "io_uring",
+        tries="Sets up an io_uring of one entry.",
+        why="In 2022, 60 % of the kernel exploits paid by Google's programme used it (CVE-2022-29582); it also does what filters forbid as calls.",
+        breach="It gives a descriptor.",
+        quick=True,
+    ),
+    _probe(
+        "keys",
+        tries="Adds a key to a keyring of its own process.",
+        why="Keyrings are not namespaced as processes are: CVE-2016-0728, and a place to leave something for a neighbour.",
+        breach="It is added.",
+        quick=True,
+    ),
+    _probe(
+        "persistent_keys",
+        tries="Asks for its user's persistent keyring.",
+        why="It outlives every process of the user, for days: a message to the next cell with the same id.",
+        breach="It is given.",
+        quick=True,
+    ),
+    _probe(
+        "rare_sockets",
+        tries="Makes sockets of rare families: ALG, KEY, TIPC, RDS, CAN, Bluetooth, X25, KCM, SMC, XDP, QIPCRTR, IB.",
+        why="Old code that a socket call loads: CVE-2010-3904 (RDS), CVE-2019-8912 (ALG), CVE-2021-43267 (TIPC).",
+        breach="One is made.",
+        quick=True,
+    ),
+    _probe(
+        "clock",
+        tries="Reads the clock's status and writes it back.",
+        why="The clock is one for the machine: it orders logs and ends certificates.",
+        breach="It is written.",
+        quick=True,
+    ),
+    _probe(
+        "host_name",
+        tries="Sets the host name to what it is.",
+        why="With the host's UTS namespace, that would be the host's name; it needs CAP_SYS_ADMIN.",
+        breach="It is set.",
+        quick=True,
+    ),
+    _probe(
+        "reboot",
+        tries="Calls reboot with wrong magic numbers.",
+        why="It ends the machine, or the namespace with everything that watches in it.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _probe(
+        "swap",
+        tries="Calls swapon without a file.",
+        why="Memory of every neighbour would go into a file of the cell's.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _probe(
+        "accounting",
+        tries="Calls acct with a file that can't be.",
+        why="The kernel would write a line for every process of the machine into the cell's file, or stop writing them.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _probe(
+        "watch_files",
+        tries="Asks fanotify to watch contents.",
+        why="It hands over open descriptors of files that others open, whole file systems at a time.",
+        breach="It gives a descriptor.",
+        quick=True,
+    ),
+    _probe(
+        "ports",
+        tries="Asks for the processor's I/O ports (ioperm, iopl).",
+        why="Ports are the hardware: disks, timers, and the hypervisor's devices (CVE-2015-3456, VENOM).",
+        breach="They are given.",
+    ),
+    _probe(
+        "foreign_calls",
+        tries="Makes a harmless system call by another architecture's numbers.",
+        why="A filter that knows one table is walked around through the other: CVE-2009-0835.",
+        breach="It goes through.",
+    ),
+)
+
+PROBES: Final = _FILES + _CALLS

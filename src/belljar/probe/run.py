@@ -1,0 +1,248 @@
+"""Probing a running cell: lay out what the host watches, have the program try, look, judge, record."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import anyio
+
+from belljar.errors import CellError, ContainmentBreach
+from belljar.events import Actor, Body, Event, JsonValue, Kind, Recorder, Trust
+from belljar.plan import Plan
+from belljar.probe.judge import Sight, judge, overall
+from belljar.probe.model import Probe, ProbeReport, Verdict, Witness, worst
+from belljar.probe.parameters import cell_parameters, host_parameters
+from belljar.probe.parse import MAX_OUTPUT_BYTES, Answers, parse_answers
+from belljar.probe.witness import Watch, watch
+from belljar.units import printable
+
+QUICK: Final = "quick"
+ALL: Final = "all"
+END: Final = "end"
+WARM_UP: Final = "warm-up"
+_QUICK_TIMEOUT_S: Final = 20.0
+_ALL_TIMEOUT_S: Final = 90.0
+_GRACE_S: Final = 5.0
+_PROGRAM: Final = "sh"
+"""What the program is called in the cell: other processes of its user can read that."""
+
+
+class ProgramOutput(Protocol):
+    """What is needed of a program's outcome; `belljar.cell.ExecOutput` is one."""
+
+    @property
+    def returncode(self) -> int: ...  # noqa: D102 - as a shell says it
+    @property
+    def stdout(self) -> bytes: ...  # noqa: D102
+    @property
+    def stdout_dropped_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def timed_out(self) -> bool: ...  # noqa: D102
+    @property
+    def why_not_started(self) -> str: ...  # noqa: D102
+
+
+class Probed(Protocol):
+    """What is needed of a cell; `belljar.cell.Cell` is one."""
+
+    id: str
+    plan: Plan
+
+    @property
+    def tier(self) -> str:
+        """How it is isolated."""
+        ...
+
+    @property
+    def host_pid(self) -> int | None:
+        """Its outermost process, as the host counts."""
+        ...
+
+    async def run_probe_program(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes,  # noqa: A002 - as a subprocess's
+        timeout_s: float,
+        user: str | None = None,
+        alone: bool = False,
+    ) -> ProgramOutput:
+        """Run the program in the cell; `alone`: with nothing of the workload alive, or not at all. Raises `CellError` when the cell is dead."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """What one run of the program brought: its output, the reading of it, and what the host saw."""
+
+    output: bytes
+    answers: Answers
+    sights: Mapping[Witness, Sight]
+
+
+def chosen(probes: Sequence[Probe], which: str | Sequence[str]) -> tuple[Probe, ...]:
+    """The probes that `which` means: `quick`, `all`, or names of probes and groups. Raises `ValueError` for an unknown name."""
+    if which == ALL:
+        return tuple(probes)
+    if which == QUICK:
+        return tuple(probe for probe in probes if probe.quick)
+    names = [which] if isinstance(which, str) else list(which)
+    for name in names:
+        if not any(name in (probe.name, probe.group) for probe in probes):
+            raise ValueError(f"there is no probe or group {printable(name, max_chars=80)}")
+    return tuple(probe for probe in probes if probe.name in names or probe.group in names)
+
+
+async def probe_cell(
+    cell: Probed,
+    *,
+    which: str | Sequence[str] = QUICK,
+    recorder: Recorder,
+    phase: str = "",
+    user: str | None = None,
+    actor: Actor = Actor.HARNESS,
+    probes: Sequence[Probe] | None = None,
+) -> ProbeReport:
+    """Probe a running cell and judge what came of it. Recorded before and after; bounded in time.
+
+    Args:
+        which: `quick`, `all`, or names of probes and groups.
+        phase: `start` or `end` of a sample, `warm-up` of a cell that was made ahead; else empty. At the `end` everything that still runs in the cell is ended first.
+        user: as whom; default the policy's user, as the workload.
+        probes: the catalogue; default Belljar's.
+
+    A breach is not raised, and neither is a dead cell (void): the caller decides what either means. Raises `ValueError` for an
+    unknown name, and what the recorder raises: without a record nothing is tried.
+    """
+    wanted = chosen(_catalogue() if probes is None else probes, which)
+    words = which if isinstance(which, str) else ",".join(which)
+    about: dict[str, JsonValue] = {"which": words, "phase": phase, "user": "" if user is None else user}
+    recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=cell.id, actor=actor, data=about))
+    began = time.monotonic()
+    attempt = _nothing("it was interrupted")
+    try:
+        told = {**cell_parameters(cell.plan, fresh=phase != END), **host_parameters(whole=which != QUICK)}
+        attempt = await _attempt(
+            cell, wanted, [which] if isinstance(which, str) else which, told=told, user=user, alone=phase == END
+        )
+    finally:
+        report = _report(wanted, attempt, cell.tier, ProbeReport(
+            verdict=Verdict.VOID, findings=(), which=words, user=str(about["user"]), duration_ms=(time.monotonic() - began) * 1000
+        ))  # fmt: skip
+        recorder.record(_completed(cell, report, attempt.output, phase=phase, actor=actor))
+    return report
+
+
+def together(reports: Sequence[ProbeReport]) -> Verdict:
+    """The verdict of several runs: the worst; void when there is none."""
+    return worst(report.verdict for report in reports)
+
+
+def breach_of(report: ProbeReport | None, cell_id: str) -> ContainmentBreach | None:
+    """The error that stops a run, if these probes found a way out."""
+    found = [f"{each.name} ({each.seen})" for each in report.of(Verdict.BREACHED)] if report is not None else []
+    if not found:
+        return None
+    return ContainmentBreach(
+        f"breached: {'; '.join(found[:3])}{f' and {len(found) - 3} more' if len(found) > 3 else ''}",
+        where=f"cell {cell_id}",
+        mend="the run is stopped, and nothing of it counts as contained; `belljar ledger show last` has the probes",
+    )
+
+
+def _catalogue() -> Sequence[Probe]:
+    from belljar.probe.catalogue import PROBES
+
+    return PROBES
+
+
+def _report(wanted: Sequence[Probe], attempt: _Attempt, tier: str, draft: ProbeReport) -> ProbeReport:
+    findings = judge(wanted, attempt.answers, attempt.sights, tier=tier)
+    problem = attempt.answers.problem
+    return replace(draft, findings=findings, problem=problem, verdict=overall(findings, problem))
+
+
+async def _attempt(
+    cell: Probed,
+    wanted: Sequence[Probe],
+    words: Sequence[str],
+    *,
+    told: Mapping[str, str],
+    user: str | None,
+    alone: bool,
+) -> _Attempt:
+    timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
+    with watch({probe.witness for probe in wanted if probe.witness}, host_pid=cell.host_pid) as watched:
+        output: ProgramOutput | None = None
+        problem = "it did not end in time"
+        try:
+            with anyio.move_on_after(timeout_s + _GRACE_S):
+                output = await cell.run_probe_program(
+                    [_PROGRAM, *words],
+                    input=_said({**told, **watched.parameters}),
+                    timeout_s=timeout_s,
+                    user=user,
+                    alone=alone,
+                )
+        except (CellError, OSError) as error:
+            problem = f"the cell could not run it: {printable(str(error), max_chars=300)}"
+        sights = watched.look()
+    if output is None:
+        return replace(_nothing(problem), sights=sights)
+    return _Attempt(output=output.stdout, answers=_answers(output, wanted, watched), sights=sights)
+
+
+def _answers(output: ProgramOutput, wanted: Sequence[Probe], watched: Watch) -> Answers:
+    answers = parse_answers(output.stdout, asked=[probe.name for probe in wanted], nonce=watched.nonce)
+    problem = printable(output.why_not_started, max_chars=300) or (
+        "it did not end in time"
+        if output.timed_out
+        else f"it ended with status {output.returncode}"
+        if output.returncode
+        else "its output was cut off"
+        if output.stdout_dropped_bytes
+        else ""
+    )
+    return replace(answers, problem="; ".join(part for part in (problem, answers.problem) if part))
+
+
+def _nothing(problem: str) -> _Attempt:
+    return _Attempt(output=b"", answers=Answers(by_name={}, problem=problem), sights={})
+
+
+def _said(parameters: Mapping[str, str]) -> bytes:
+    return "".join(f"{key}={value}\n" for key, value in parameters.items()).encode()
+
+
+def _completed(cell: Probed, report: ProbeReport, output: bytes, *, phase: str, actor: Actor) -> Event:
+    told = [finding for finding in report.findings if finding.verdict is not Verdict.CONTAINED or finding.known]
+    data: dict[str, JsonValue] = {
+        "which": report.which,
+        "phase": phase,
+        "user": report.user,
+        "tier": cell.tier,
+        "verdict": report.verdict.value,
+        "probes": len(report.findings),
+        "counts": {verdict.value: len(report.of(verdict)) for verdict in Verdict},
+        "digest": report.digest,
+        "duration_ms": round(report.duration_ms, 3),
+        "problem": report.problem,
+        "findings": [finding.to_json() for finding in told],
+    }
+    bodies = (
+        _body("findings", json.dumps([each.to_json() for each in report.findings]).encode()),
+        _body("output", output),
+    )
+    return Event(
+        kind=Kind.PROBE_COMPLETED, cell_id=cell.id, actor=actor, trust=Trust.HOST_OBSERVED, data=data, bodies=bodies
+    )
+
+
+def _body(name: str, content: bytes) -> Body:
+    kept = content[:MAX_OUTPUT_BYTES]
+    return Body(name=name, content=kept, total_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())

@@ -1,0 +1,332 @@
+"""What the host lays out before a cell is probed, and looks at afterwards: things that only an escape could touch.
+
+Each is made for one run, under names nobody else knows, and gone when the block is left. What a killed owner leaves in
+the temporary directory, the next watch (or `belljar reap`) removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.isolation.process import ProcessId, identify, is_alive, namespaces_of
+from belljar.probe.inotify import FileWatch
+from belljar.probe.judge import Sight
+from belljar.probe.model import Witness
+from belljar.units import printable
+
+_PREFIX: Final = "tmp-w"
+_MAX_VISITORS: Final = 16
+_MAX_PROCESSES: Final = 64
+_BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
+_PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108 - a directory of our own with a random name is made in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What was laid out: `parameters` for the program, and how to look at each thing."""
+
+    parameters: Mapping[str, str]
+    nonce: str
+    looks: Mapping[Witness, Callable[[], Sight]]
+
+    def look(self) -> dict[Witness, Sight]:
+        """What the host sees now. What can't be looked at is said, not raised."""
+        return {witness: _looked(look) for witness, look in self.looks.items()}
+
+
+@contextmanager
+def watch(wanted: Collection[Witness], *, host_pid: int | None = None) -> Iterator[Watch]:
+    """Lay out what the wanted witnesses need. `host_pid`: the cell's outermost process, as the host counts.
+
+    What this host can't lay out is not fatal: its look says so, and probes that need it are void.
+    """
+    nonce, token = secrets.token_hex(16), secrets.token_hex(8)
+    parameters = {"nonce": nonce, "token": token}
+    looks: dict[Witness, Callable[[], Sight]] = {}
+    with ExitStack() as stack:
+        layout = _Layout(stack, token)
+        for witness in [each for each in Witness if each in wanted]:
+            try:
+                parameter, looks[witness] = layout.lay(witness, host_pid)
+            except OSError as error:
+                parameter, looks[witness] = "", _blind(f"the host could not watch: {error.strerror}")
+            if parameter:
+                parameters[witness.value] = parameter
+        yield Watch(parameters=parameters, nonce=nonce, looks=looks)
+
+
+class _Layout:
+    """Makes the things, each entered into `stack`."""
+
+    def __init__(self, stack: ExitStack, token: str) -> None:
+        self._stack, self._token = stack, token.encode()
+        self._directory: Path | None = None
+
+    def lay(self, witness: Witness, host_pid: int | None) -> tuple[str, Callable[[], Sight]]:
+        """The parameter (empty when there is none) and the look of one witness. Raises `OSError`."""
+        match witness:
+            case Witness.CANARY:
+                return self._canary()
+            case Witness.PID:
+                return self._sentinel()
+            case Witness.NAMESPACES:
+                return "", lambda: _namespaces(host_pid)
+            case _:
+                return self._listener(witness)
+
+    def directory(self) -> Path:
+        """A directory of this watch that everyone may enter."""
+        if self._directory is None:
+            self._directory = self._stack.enter_context(_own_directory())
+        return self._directory
+
+    def _canary(self) -> tuple[str, Callable[[], Sight]]:
+        path, content = self.directory() / "notes.txt", secrets.token_hex(16).encode()
+        path.write_bytes(content)
+        path.chmod(0o666)
+        eyes = self._stack.enter_context(FileWatch(path))
+        return str(path), lambda: _canary(path, content, eyes)
+
+    def _sentinel(self) -> tuple[str, Callable[[], Sight]]:
+        sentinel = self._stack.enter_context(_sleeping_child())
+        return str(sentinel.pid), lambda: _sentinel(sentinel)
+
+    def _listener(self, witness: Witness) -> tuple[str, Callable[[], Sight]]:
+        if witness is Witness.TCP6 and not socket.has_ipv6:
+            return "0", lambda: Sight(touched=False, what="this host has no IPv6")
+        family, kind = _SOCKETS[witness]
+        listener = self._stack.enter_context(socket.socket(family, kind | socket.SOCK_NONBLOCK))
+        parameter = self._bind(witness, listener)
+        if kind == socket.SOCK_DGRAM:
+            return parameter, lambda: _visits(_datagrams(listener), self._token)
+        listener.listen(_MAX_VISITORS)
+        return parameter, lambda: _visits(_connections(listener), self._token)
+
+    def _bind(self, witness: Witness, listener: socket.socket) -> str:
+        if witness is Witness.ABSTRACT:
+            name = secrets.token_hex(8)
+            listener.bind(f"\0{name}")
+            return name
+        if witness is Witness.SOCKET:
+            path = self.directory() / "s"
+            listener.bind(str(path))
+            path.chmod(0o666)
+            return str(path)
+        listener.bind(("::1" if witness is Witness.TCP6 else "127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+_SOCKETS: Final = {
+    Witness.SOCKET: (socket.AF_UNIX, socket.SOCK_STREAM),
+    Witness.ABSTRACT: (socket.AF_UNIX, socket.SOCK_STREAM),
+    Witness.TCP: (socket.AF_INET, socket.SOCK_STREAM),
+    Witness.TCP6: (socket.AF_INET6, socket.SOCK_STREAM),
+    Witness.UDP: (socket.AF_INET, socket.SOCK_DGRAM),
+}
+
+
+def _looked(look: Callable[[], Sight]) -> Sight:
+    try:
+        return look()
+    except OSError as error:
+        return Sight(touched=None, what=f"the host could not look: {error.strerror}")
+
+
+def _blind(why: str) -> Callable[[], Sight]:
+    return lambda: Sight(touched=None, what=why)
+
+
+def _canary(path: Path, content: bytes, eyes: FileWatch) -> Sight:
+    happened = eyes.seen()
+    if not happened and path.read_bytes() != content:
+        happened = ["changed"]
+    if happened:
+        return Sight(touched=True, what=f"the host's canary file was touched: {', '.join(happened)}")
+    return Sight(touched=False, what="the host's canary file is untouched")
+
+
+def _visits(said: list[bytes], token: bytes) -> Sight:
+    if any(token in each for each in said):
+        return Sight(touched=True, what="the host's listener was reached from the cell")
+    if said:
+        # Another process of this host, perhaps: it is no proof of a breach, and no silence either.
+        heard = printable(said[0], max_chars=40) or "nothing"
+        return Sight(touched=None, what=f"somebody else knocked at the host's listener and said {heard}")
+    return Sight(touched=False, what="the host's listener heard nothing")
+
+
+def _connections(listener: socket.socket) -> list[bytes]:
+    said: list[bytes] = []
+    with contextlib.suppress(BlockingIOError):
+        while len(said) < _MAX_VISITORS:
+            visitor, _ = listener.accept()
+            with visitor:
+                said.append(_read(visitor))
+    return said
+
+
+def _read(visitor: socket.socket) -> bytes:
+    try:
+        return visitor.recv(4096, socket.MSG_DONTWAIT)
+    except OSError:
+        return b""
+
+
+def _datagrams(listener: socket.socket) -> list[bytes]:
+    said: list[bytes] = []
+    with contextlib.suppress(BlockingIOError):
+        while len(said) < _MAX_VISITORS:
+            said.append(listener.recv(4096))
+    return said
+
+
+def _namespaces(host_pid: int | None) -> Sight:
+    """What the host's kernel says of the cell's processes: their namespaces, by number, whether they may be the host's root, and where their network leads."""
+    if host_pid is None:
+        return Sight(touched=None, what="the host knows no process of this cell")
+    own, looked = namespaces_of(os.getpid()), 0
+    for pid in _family(host_pid):
+        theirs = namespaces_of(pid)
+        shared = sorted(name for name, number in theirs.items() if own.get(name) == number)
+        if shared:
+            return Sight(touched=True, what=f"a process of the cell is in the host's {', '.join(shared)} namespace")
+        if open_wall := _open_wall(pid):
+            return Sight(touched=True, what=f"a process of the cell {open_wall}")
+        looked += len(theirs) == len(own)
+    if not looked:
+        return Sight(touched=None, what="the host could not read the namespaces of the cell's processes")
+    return Sight(
+        touched=False,
+        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route",
+    )
+
+
+def _open_wall(pid: int) -> str:
+    """What a process could do though its namespaces are its own; "" when it has ended or can do neither."""
+    with contextlib.suppress(OSError):
+        if maps_root(Path(f"/proc/{pid}/uid_map").read_text()):
+            return "has the host's user 0 among its own"
+        for table, column in (("route", 0), ("ipv6_route", -1)):
+            file = Path(f"/proc/{pid}/net/{table}")
+            if file.exists() and (device := way_out(file.read_text(errors="replace"), column)):
+                return f"has a route by {printable(device, max_chars=32)}"
+    return ""
+
+
+def maps_root(uid_map: str) -> bool:
+    """Whether a map of user ids (inner, outer, count) has the outer 0. Pure."""
+    lines = [line.split() for line in uid_map.splitlines()]
+    return any(outer == "0" for _, outer, _ in lines)
+
+
+def way_out(table: str, column: int) -> str:
+    """The first device but loopback in a routing table of the kernel's, which has devices in that column; "" when there is none. Pure."""
+    lines = [line.split() for line in table.splitlines()]
+    return next((words[column] for words in lines if words and words[column] not in ("Iface", "lo")), "")
+
+
+def _family(pid: int) -> Iterator[int]:
+    """The process and what comes from it, as long as it lives; bounded."""
+    waiting, count = [pid], 0
+    while waiting and count < _MAX_PROCESSES:
+        each, count = waiting.pop(0), count + 1
+        yield each
+        with contextlib.suppress(OSError, ValueError):
+            for task in Path(f"/proc/{each}/task").iterdir():
+                waiting += [int(child) for child in (task / "children").read_text().split()]
+
+
+def _sentinel(sentinel: ProcessId) -> Sight:
+    if not is_alive(sentinel):
+        return Sight(touched=True, what="the host's sentinel process was killed")
+    status = Path(f"/proc/{sentinel.pid}/status").read_text(errors="replace")
+    pending = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("ShdPnd:", "SigPnd:"))]
+    if any(mask & _BIT_OF_SIGUSR1 for mask in pending):
+        return Sight(touched=True, what="the host's sentinel process got a signal")
+    return Sight(touched=False, what="the host's sentinel process got no signal")
+
+
+@contextmanager
+def _sleeping_child() -> Iterator[ProcessId]:
+    """A process that waits for its standard input to end, which it does when this one ends, however it ends."""
+    program = shutil.which("cat", path="/usr/bin:/bin")
+    if program is None:
+        raise FileNotFoundError(2, "no cat on this host")
+    read_end, write_end = os.pipe()
+    try:
+        redirect = [(os.POSIX_SPAWN_DUP2, read_end, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+        pid = os.posix_spawn(program, ["cat"], {}, file_actions=redirect, setsigmask=[signal.SIGUSR1], setpgroup=0)
+    finally:
+        os.close(read_end)
+    try:
+        child = identify(pid)
+        if child is None:
+            raise ChildProcessError(10, "the sentinel ended at once")
+        yield child
+    finally:
+        os.close(write_end)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@contextmanager
+def _own_directory() -> Iterator[Path]:
+    """A directory that everyone may enter, named after this process so that it can be found if it is left."""
+    place = _public_place()
+    sweep_watches(place)
+    own = identify(os.getpid())
+    started = own.start_ticks if own is not None else 0
+    directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{started}-", dir=place))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _public_place() -> Path:
+    """The temporary directory if an escaped stranger could get there, else one where he could."""
+    chosen = Path(tempfile.gettempdir()).absolute()
+    public = [place for place in (chosen, *map(Path, _PLACES)) if _open_to_all(place) and os.access(place, os.W_OK)]
+    return public[0] if public else chosen
+
+
+def _open_to_all(place: Path) -> bool:
+    try:
+        return all(each.stat().st_mode & 0o001 for each in (place, *place.parents))
+    except OSError:
+        return False
+
+
+def sweep_watches(place: Path | None = None) -> list[str]:
+    """Remove what watches of dead processes of this user left; returns what was removed."""
+    swept = []
+    for left in (place or _public_place()).glob(f"{_PREFIX}*-*-*"):
+        pid, _, rest = left.name.removeprefix(_PREFIX).partition("-")
+        started = rest.partition("-")[0]
+        named = pid.isdigit() and started.isdigit() and _is_ours(left)
+        if named and not is_alive(ProcessId(pid=int(pid), start_ticks=int(started))):
+            shutil.rmtree(left, ignore_errors=True)
+            swept.append(str(left))
+    return swept
+
+
+def _is_ours(path: Path) -> bool:
+    """False too for what its owner, another run, removed meanwhile."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    return found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode)

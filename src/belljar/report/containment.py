@@ -1,0 +1,173 @@
+"""The probes of every tier of one host as a page of Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from belljar.probe.model import Finding, Probe, ProbeReport, Side, Verdict, worst
+
+_HEAD: Final = """\
+# What holds a cell: every probe in every tier, on one host
+
+This page is made by a command, on the host it speaks of: `belljar probe --table docs/containment.md`. It says what was *tried from inside* a
+fresh cell and what came of it, nothing more: a way that no probe knows is in no table. Run it on your own host; yours is the page that counts.
+"""
+_LIMITS: Final = {
+    "container": (
+        "The kernel is the host's, shared by all cells and everything else: a hole in it is a way out, and no probe can show that there is none."
+    ),
+    "gvisor": (
+        "System calls are answered by gVisor's own kernel, a process of the host's. A hole in it leads into the jail around it, and only from there to "
+        "the host's kernel."
+    ),
+    "microvm": "The kernel is the cell's own, in a virtual machine whose monitor is a jailed process of the host's.",
+}
+_EMULATED: Final = (
+    "**Emulated**: this host has no hardware virtualisation that works, so the processor is a program (QEMU's TCG). QEMU's own policy does not count that "
+    "as a boundary; here the jail around it is the wall."
+)
+_LEGEND: Final = """\
+**host**: contained, and the host itself looked (canary file, listeners, a sentinel process; ids, namespaces and routes of the cell's processes).
+**cell**: contained by the word of the attempt alone. **known**: reached, for the reason given below. **void**: no evidence. **BREACHED**: reached.
+Each verdict is the worst of the policy's user and root of the cell.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierResult:
+    """What one tier gave; `user` is the policy's. `refused`: why this host has no such cell; then there are no reports."""
+
+    tier: str
+    emulated: bool = False
+    layers: tuple[str, ...] = ()
+    user: str = ""
+    reports: tuple[ProbeReport, ...] = ()
+    refused: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its runs; void when there was none."""
+        return worst(report.verdict for report in self.reports)
+
+    def findings(self, name: str) -> list[Finding]:
+        """One probe's findings, as each user."""
+        return [finding for report in self.reports for finding in report.findings if finding.name == name]
+
+
+def containment_page(results: Sequence[TierResult], probes: Sequence[Probe], host: Mapping[str, str]) -> str:
+    """The page. `host`: words on the host that bear on the results."""
+    parts = [
+        _HEAD,
+        _host(host),
+        _summary(results),
+        "## Limits of these results\n",
+        *(_limits(each) for each in results),
+    ]
+    parts += ["\n## The probes\n", _LEGEND]
+    for group in dict.fromkeys(probe.group for probe in probes):
+        parts.append(_group(group, [probe for probe in probes if probe.group == group], results))
+    return "\n".join([*parts, *_problems(results)]).rstrip() + "\n"
+
+
+def _host(host: Mapping[str, str]) -> str:
+    return f"The host: {'; '.join(f'{name} {value}' for name, value in host.items())}.\n"
+
+
+def _summary(results: Sequence[TierResult]) -> str:
+    rows = [
+        "| tier | verdict | attempts | contained, seen by the host | contained, by the cell's word | known | void | breached |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        found = [finding for report in result.reports for finding in report.findings]
+        contained = [each for each in found if each.verdict is Verdict.CONTAINED and not each.known]
+        counts = (
+            len(found),
+            sum(each.seen_by is Side.HOST for each in contained),
+            sum(each.seen_by is Side.GUEST for each in contained),
+            sum(bool(each.known) for each in found),
+            sum(each.verdict is Verdict.VOID for each in found),
+            sum(each.verdict is Verdict.BREACHED for each in found),
+        )
+        rows.append(f"| {result.tier} | {_verdict(result)} | {' | '.join(map(str, counts))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _verdict(result: TierResult) -> str:
+    return "not on this host" if result.refused else f"**{result.verdict.value}**"
+
+
+def _limits(result: TierResult) -> str:
+    if result.refused:
+        return f"- **{result.tier}**: this host has no such cell: {_cell(result.refused)}."
+    emulated = f" {_EMULATED}" if result.emulated else ""
+    return f"- **{result.tier}**: {' → '.join(result.layers)}. {_LIMITS.get(result.tier, '')}{emulated}"
+
+
+def _group(group: str, probes: Sequence[Probe], results: Sequence[TierResult]) -> str:
+    shown = [result for result in results if not result.refused]
+    head = [
+        f"| probe | tries | why it matters | {' | '.join(each.tier for each in shown)} |",
+        "|---|---|---|" + "---|" * len(shown),
+    ]
+    rows = [
+        f"| `{probe.name}` | {_cell(probe.tries)} | {_cell(probe.why)} | {' | '.join(_judged(each, probe.name) for each in shown)} |"
+        for probe in probes
+    ]
+    known = [f"- `{probe.name}`, {tier}: {_cell(why)}" for probe in probes for tier, why in _known(probe, shown)]
+    return "\n".join([f"### {group}\n", *head, *rows, *(["", *known] if known else []), ""])
+
+
+def _known(probe: Probe, results: Sequence[TierResult]) -> list[tuple[str, str]]:
+    """What is known of a probe in the tiers where it showed."""
+    return [
+        (result.tier, finding.known)
+        for result in results
+        for finding in result.findings(probe.name)[:1]
+        if finding.known
+    ]
+
+
+def _judged(result: TierResult, name: str) -> str:
+    findings = result.findings(name)
+    verdict = worst(finding.verdict for finding in findings)
+    if verdict is Verdict.BREACHED:
+        return "**BREACHED**"
+    if verdict is Verdict.VOID:
+        return "**void**"
+    if any(finding.known for finding in findings):
+        return "known"
+    return "host" if all(finding.seen_by is Side.HOST for finding in findings) else "cell"
+
+
+def _problems(results: Sequence[TierResult]) -> list[str]:
+    """What is not contained, in words."""
+    lines = [
+        f"- {result.tier}{f', as {report.user}' if report.user else ''}: {_cell(text)}"
+        for result in results
+        for report in result.reports
+        for text in _troubles(report)
+    ]
+    return ["## What is not contained\n", *lines] if lines else []
+
+
+def _troubles(report: ProbeReport) -> list[str]:
+    """Each breach; and each void probe, unless the run as a whole is: then its problem says it once."""
+    told = [
+        each
+        for each in report.findings
+        if each.verdict is Verdict.BREACHED or (each.verdict is Verdict.VOID and not report.problem)
+    ]
+    return [*([report.problem] if report.problem else []), *(_said(each) for each in told)]
+
+
+def _said(finding: Finding) -> str:
+    said = f"{finding.outcome.value} {finding.detail}".strip() if finding.outcome else "it said nothing"
+    return f"`{finding.name}` {finding.verdict.value}: {said}; {finding.seen}"
+
+
+def _cell(text: str) -> str:
+    """Text that stays in its cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

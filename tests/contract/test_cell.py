@@ -1,0 +1,165 @@
+"""What every tier's cell promises its caller: defaults, sizes, errors, its death and its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, ExecOutput, open_cell
+from belljar.errors import CellError
+from belljar.events import Kind
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+SMALL = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: nobody
+workdir: /var/tmp
+env: {{GREETING: hello}}
+resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 10s, lifetime: {lifetime}}}
+"""  # of the size that the limits' tests have: a virtual machine's template serves both
+
+
+def small(tier: str, folder: Path, *, lifetime: str = "10m") -> Path:
+    """A policy with little of everything."""
+    path = folder / "policy.yaml"
+    path.write_text(SMALL.format(tier=tier, lifetime=lifetime))
+    return path
+
+
+async def shell(cell: Cell, script: str, **options: object) -> ExecOutput:
+    """A script run by the image's shell."""
+    return await cell.exec(["sh", "-c", script], **options)  # type: ignore[arg-type]
+
+
+async def test_the_tier_is_the_one_that_was_asked_for(cell: Cell, tier: str) -> None:
+    """A cell says the tier it runs in, and its plan's layers begin with the jail."""
+    assert cell.tier == tier
+    assert cell.plan.layers[0].name == "jail"
+
+
+async def test_a_mebibyte_of_arguments(cell: Cell) -> None:
+    """1 MiB of arguments arrives whole; a single one larger than the kernel takes is a result, not an error."""
+    words = ["x" * 1000] * 1000 + ["y" * 48_000]
+    assert (await cell.exec(["sh", "-c", 'printf %s "$*" | wc -c', "sh", *words])).stdout.strip() == b"1049000"
+    refused = await cell.exec(["true", "x" * MIB])
+    assert refused.not_started_errno is not None or refused.returncode == 0
+
+
+async def test_users(cell: Cell) -> None:
+    """A command runs as the user it asks for, by name, number or pair, without more rights than that user's."""
+    for user, expected in (("nobody", b"65534:65534"), ("1234", b"1234:0"), ("1234:4321", b"1234:4321"), ("0", b"0:0")):
+        assert (await shell(cell, 'printf "$(id -u):$(id -g)"', user=user)).stdout == expected
+    caps = await shell(cell, "grep -E 'Cap(Prm|Eff|Bnd)' /proc/self/status | cut -f2 | sort -u", user="nobody")
+    assert caps.stdout.split() == [b"0" * 16]
+
+
+async def test_environment_and_directory(cell: Cell) -> None:
+    """A command gets the environment it is given and nothing of this host's; its directory is the one asked for."""
+    seen = (await cell.exec(["env"], env={"MINE": "a b\n"}, cwd="/usr/share")).stdout.decode()
+    assert "MINE=a b\n" in seen
+    assert not [name for name in os.environ if name.startswith(("BELLJAR", "PYTEST")) and f"{name}=" in seen]
+    assert (await shell(cell, "pwd", cwd="/usr/share")).stdout == b"/usr/share\n"
+
+
+async def test_host_names_differ_from_the_hosts(cell: Cell) -> None:
+    """The host name is the cell's own, and the machine id too."""
+    name = (await shell(cell, "cat /etc/hostname; uname -n")).stdout.decode().split()
+    assert len(set(name)) == 1
+    assert name[0] != os.uname().nodename
+    assert "belljar" not in name[0]
+    assert (await shell(cell, "wc -c </etc/machine-id")).stdout.strip() == b"33"
+
+
+async def test_no_network_but_loopback(cell: Cell) -> None:
+    """There is no interface but loopback, and that one works."""
+    listed = (
+        await shell(cell, "ls /sys/class/net 2>/dev/null || cut -d: -f1 /proc/net/dev | tail -n +3")
+    ).stdout.split()
+    assert set(listed) <= {b"lo"}
+    script = (
+        "import socket; s=socket.create_server(('127.0.0.1', 0)); c=socket.create_connection(s.getsockname());"
+        "a,_=s.accept(); c.sendall(b'x'); print(a.recv(1))"
+    )
+    assert (await cell.exec(["python3", "-c", script])).stdout == b"b'x'\n"
+
+
+async def test_the_policys_defaults(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """User, directory, environment and the cap on output are the policy's; the end is proven, and the record has it all."""
+    async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
+        assert (await shell(cell, 'printf "$(id -un) $(pwd) $GREETING"')).stdout == b"nobody /var/tmp hello"
+        flood = await shell(cell, "yes | head -c 1000000")
+        assert (len(flood.stdout), flood.stdout_dropped_bytes, flood.output_cap_reached) == (65536, 934464, True)
+        await cell.write_file("note", b"text")
+        assert await cell.read_file("/var/tmp/note", max_bytes=10) == b"text"
+    assert cell.destruction is not None
+    assert cell.destruction.clean, cell.destruction.survivors
+    events = newest_events(vm_home)
+    assert {"cell.planned", "exec.started", "exec.completed", "limit.hit", "cell.destroyed"} <= {
+        e["kind"] for e in events
+    }
+
+
+async def test_the_lifetime_ends_it(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """A cell that outlives its lifetime is killed by the host, whatever it does; the error and the record name the limit."""
+    async with open_cell(small(tier, tmp_path, lifetime="10s"), home=vm_home) as cell:
+        with anyio.fail_after(30), pytest.raises(CellError, match="lifetime"):
+            await shell(cell, "trap '' TERM INT HUP; while :; do sleep 1000; done", timeout_s=100)
+        with pytest.raises(CellError, match="lifetime"):
+            await cell.exec(["true"])
+    hit = [event for event in newest_events(vm_home) if event["kind"] == Kind.LIMIT_HIT]
+    assert "lifetime" in [event["data"]["limit"] for event in hit]
+
+
+async def test_death_is_an_error_not_a_result(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """When a cell is killed from outside, what waits in it and what comes later raises `CellError`; its destruction is proven all the same."""
+    async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
+        assert (await cell.exec(["true"])).returncode == 0
+
+        async def kill() -> None:
+            await cell.ping()
+            pid = cell._live.host_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(kill)
+                with pytest.raises(CellError, match="died"):
+                    await cell.exec(["sleep", "1000"])
+        with pytest.raises(CellError, match="died"):
+            await cell.read_file("/etc/hostname", max_bytes=100)
+    assert cell.destruction is not None
+    assert cell.destruction.clean, cell.destruction.survivors
+
+
+async def test_destroying_ends_what_runs(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """Destroying a cell in the middle of its work ends the work with an error; twice gives the same answer."""
+    async with open_cell(small(tier, tmp_path), home=vm_home) as cell:
+        first = []
+
+        async def destroy() -> None:
+            await cell.ping()
+            first.append(await cell.destroy())
+
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(destroy)
+                with pytest.raises(CellError):
+                    await shell(cell, "sleep 1000 & setsid sleep 1000 & sleep 1000")
+        assert first == [await cell.destroy()]
+        assert first[0].clean, first[0].survivors
+
+
+def newest_events(home: Path) -> list[dict[str, Any]]:
+    """The events of the newest run."""
+    newest = max((home / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return [json.loads(line) for line in (newest / "ledger.jsonl").read_bytes().splitlines()]

@@ -1,0 +1,327 @@
+"""Every limit, run into by a workload that means it: the host or the guest's kernel holds it, the result and the ledger name it, the cell goes on.
+
+One cell for each tier, small; each test leaves it usable, which the last line of each shows. Where a tier can't outlive a limit (the whole of gVisor's
+kernel is one process), the cell's death names it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, ExecOutput, open_cell
+from belljar.errors import CellError
+from belljar.isolation.cgroup import plan_groups
+from belljar.policy import load_policy
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+PROCESSES = 64
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: {user}
+workdir: /tmp
+resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 20s, lifetime: 20m}}
+"""
+
+
+@pytest.fixture(scope="module")
+async def tight(
+    tier: str, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cell]:
+    """A small cell of the tier, whose workload is root: the worst case."""
+    policy = tmp_path_factory.mktemp("limits") / "policy.yaml"
+    policy.write_text(POLICY.format(tier=tier, user="root"))
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        yield cell
+
+
+@pytest.fixture
+async def usable(tight: Cell) -> AsyncIterator[Cell]:
+    """The small cell, which must be as usable afterwards as before: nothing of the attack runs, space and processes are free again."""
+    yield tight
+    with anyio.fail_after(20):
+        after = await sh(
+            tight, "rm -rf /tmp/* /dev/shm/* 2>/dev/null; ps -eo pid=,comm= 2>/dev/null | wc -l; echo fine"
+        )
+    assert after.stdout.endswith(b"fine\n"), after
+    assert int(after.stdout.split()[0]) < 12, "processes of the attack are left"
+
+
+async def sh(cell: Cell, script: str, **options: Any) -> ExecOutput:  # noqa: ANN401 - as Cell.exec takes them
+    """A script run by the image's shell."""
+    return await cell.exec(["sh", "-c", script], **options)
+
+
+def limits_on_record(home: Path, cell: Cell) -> list[str]:
+    """The limits that the ledger names for the cell."""
+    found = []
+    for ledger in home.glob("runs/*/ledger.jsonl"):
+        for line in ledger.read_bytes().splitlines():
+            event = json.loads(line)
+            if event["kind"] == "limit.hit" and event.get("cell") == cell.id:
+                found.append(str(event["data"]["limit"]))
+    return found
+
+
+async def test_fork_bomb(usable: Cell, tier: str, vm_home: Path) -> None:
+    """Processes that make processes end at the limit and die with the command; the result and the ledger name the limit."""
+    result = await sh(
+        usable, "bomb() { bomb | bomb & }; sleep 1000 & (bomb); wait", timeout_s=5 if tier == "gvisor" else 2
+    )
+    assert "processes" in result.limits_hit, result
+    assert "processes" in limits_on_record(vm_home, usable)
+
+
+async def test_patient_fork_bomb(usable: Cell) -> None:
+    """Processes that only wait hold no more than their number, and the next command still finds room."""
+    script = "import os,sys\nn=0\ntry:\n while True:\n  if os.fork()==0: os.read(0,1); os._exit(0)\n  n+=1\nexcept OSError: print(n,flush=True)"
+    async with usable.open_exec(["python3", "-c", script], timeout_s=20) as running:
+        made = await first_line(running)
+        assert 0 < int(made) <= PROCESSES + 32
+        assert (await usable.exec(["echo", "room"])).stdout == b"room\n"
+
+
+async def limits_or_death(cell: Cell, argv: list[str]) -> tuple[str, bool]:
+    """What a command ran into, in words, and whether the cell died of it: gVisor's kernel is a process of the host, which may be the one to be killed."""
+    try:
+        result = await cell.exec(argv, timeout_s=60)
+    except CellError as died:
+        return str(died), True
+    return ", ".join((*result.limits_hit, result.stderr.decode())), False
+
+
+HOGS = {
+    "takes": "b=[]\nwhile True: b.append(bytearray(8<<20)); b[-1][::4096]=b'x'*len(b[-1][::4096])",
+    # Much of its program is thrown away and read again: the kernel alone would let that go on for minutes.
+    "works": "import json,re,decimal,datetime,ssl,unittest,asyncio,http.client,email.message,xml.dom.minidom as x\nb=[]\nwhile True: "
+    "b.append(bytearray(1<<18)); json.dumps([b[:0]and 1]); re.compile(str(len(b))); decimal.Decimal(2).sqrt(); x.parseString('<a>1</a>').toxml()",
+}
+
+
+@pytest.mark.parametrize("hog", HOGS.values(), ids=HOGS)
+async def test_memory_hog(tier: str, vm_home: Path, tmp_path: Path, hog: str) -> None:
+    """A process that takes more memory than there is is killed, or its cell is; either names the limit."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY.format(tier=tier, user="nobody"))
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        limits, died = await limits_or_death(cell, ["python3", "-c", hog])
+        assert "memory" in limits
+        assert not died or tier == "gvisor"
+        assert died or (await cell.exec(["echo", "fine"])).stdout == b"fine\n"
+    assert "memory" in limits_on_record(vm_home, cell)
+
+
+async def test_who_holds_much_memory_is_not_ended_for_what_others_read(usable: Cell) -> None:
+    """Beside a process with most of the memory a reader of more files than the rest can hold is no shortage: nobody is killed for it."""
+    hold = "x=bytearray(205<<20); x[::4096]=b'x'*len(x[::4096]); print('held', flush=True); import sys; sys.stdin.read(); print(len(x))"
+    read = "f=$(find /usr/lib /usr/bin -type f -size +900k -size -2500k | head -25); for n in $(seq 5); do cat $f >/dev/null; done; echo read"
+    async with usable.open_exec(["python3", "-c", hold], timeout_s=60) as holding:
+        assert await first_line(holding) == b"held\n"
+        assert (await sh(usable, read, timeout_s=60)).stdout == b"read\n"
+        await holding.close_stdin()
+        assert await first_line(holding) == b"214958080\n"
+
+
+@pytest.mark.parametrize("where", ["/tmp/fill", "/dev/shm/fill", "/usr/share/fill"])
+async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None:
+    """Writing without end meets the limit as "no space left", on the root file system and on the shared memory alike; the host's disk is not touched."""
+    result = await sh(
+        usable, f"head -c 400000000 /dev/zero >{where}; wc -c <{where}; sleep 0.6; rm -f {where}", timeout_s=60
+    )
+    assert b"No space left" in result.stderr, result
+    assert int(result.stdout.split()[-1]) <= (192 + 48) * MIB // 2
+    assert "disk" in result.limits_hit, result
+    assert "disk" in limits_on_record(vm_home, usable)
+
+
+async def test_inode_exhaustion(usable: Cell) -> None:
+    """Empty files, links and directories have an end too."""
+    script = (
+        "import os,errno,shutil,time\nos.mkdir('/tmp/i')\nn=0\ntry:\n while n<400000:\n  os.close(os.open(f'/tmp/i/{n}',os.O_CREAT|os.O_WRONLY)); n+=1\n"
+        "except OSError as e: print(errno.errorcode[e.errno], n, flush=True); time.sleep(0.6)\nshutil.rmtree('/tmp/i')"
+    )
+    result = await usable.exec(["python3", "-c", script], timeout_s=120)
+    assert result.stdout.startswith(b"ENOSPC"), result
+    assert "disk" in result.limits_hit, result
+
+
+async def test_a_file_that_does_not_fit(usable: Cell, vm_home: Path) -> None:
+    """Where the host writes it, the error says that there is no room, and the ledger names the limit."""
+    before = limits_on_record(vm_home, usable).count("disk")
+    with pytest.raises(OSError) as refused:  # noqa: PT011 - its errno is looked at
+        await usable.write_file("/srv/large", b"x" * (60 * MIB))
+    assert refused.value.errno == errno.ENOSPC
+    assert limits_on_record(vm_home, usable).count("disk") == before + 1
+    assert (await sh(usable, "ls -A /srv")).stdout == b""
+
+
+# What a process makes of the kernel's memory without having any itself: it is the cell's all the same.
+KERNEL_MEMORY = """\
+import ctypes, mmap, os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[1:] * 2)
+libc = ctypes.CDLL(None, use_errno=True)
+libc.shmat.restype = ctypes.c_void_p
+def sockets():
+    a, b = socket.socketpair()
+    a.setblocking(False)
+    try:
+        while True: a.send(b"x" * 65536)
+    except BlockingIOError: return a, b
+def memory_files():
+    fd = os.memfd_create("m")
+    os.write(fd, bytes(8 << 20))
+    return fd
+def page_tables():
+    m = mmap.mmap(-1, 1 << 37, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+    for at in range(0, 1 << 37, 1 << 21): m[at]
+    return m
+def segments():
+    at = libc.shmat(libc.shmget(0, 8 << 20, 0o1600), None, 0)
+    if at in (None, ctypes.c_void_p(-1).value): sys.exit("no more segments")
+    ctypes.memset(at, 1, 8 << 20)
+held = [globals()[sys.argv[1]]() for _ in range(100000)]
+"""
+KERNEL_MEMORY_IN = {
+    "container": ("sockets", "memory_files", "page_tables", "segments"),
+    "gvisor": ("sockets",),
+    "microvm": ("segments",),
+}
+
+
+async def test_the_kernels_memory_is_the_cells(tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """Socket buffers, page tables, nameless files and shared segments count: who takes them runs into the limit, which is named, and the cell goes on."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY.format(tier=tier, user="nobody"))
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        for kind in KERNEL_MEMORY_IN[tier]:
+            limits, died = await limits_or_death(cell, ["python3", "-c", KERNEL_MEMORY, kind])
+            assert "memory" in limits or (tier == "microvm" and "no more segments" in limits), kind
+            assert not died or tier == "gvisor"
+            assert died or (await cell.exec(["echo", kind])).stdout == f"{kind}\n".encode()
+    assert tier == "microvm" or "memory" in limits_on_record(vm_home, cell)
+
+
+SPIN = "while :; do :; done & while :; do :; done & while :; do :; done & echo on; wait"
+TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
+
+
+async def test_a_neighbour_keeps_its_speed(usable: Cell, tier: str, vm_home: Path, tmp_path: Path) -> None:
+    """Beside a cell that does nothing but spin, in more processes than it has processors, another keeps at least 40 % of its speed."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY.format(tier=tier, user="nobody"))
+    alone, beside = [], []
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        for _ in range(5):
+            alone.append(await work_s(cell, TURNS[tier]))
+            async with usable.open_exec(["sh", "-c", SPIN]) as spinning:
+                assert await first_line(spinning) == b"on\n"
+                beside.append(await work_s(cell, TURNS[tier]))
+    assert median(alone) >= 0.4 * median(beside), (alone, beside)
+
+
+async def work_s(cell: Cell, turns: int) -> float:
+    """The seconds that a fixed piece of work takes, without its program's start."""
+    work = f"echo go; i=0; while [ $i -lt {turns} ]; do i=$((i+1)); done; echo done"
+    async with cell.open_exec(["sh", "-c", work]) as running:
+        assert await first_line(running) == b"go\n"
+        began = time.monotonic()
+        assert await first_line(running) == b"done\n"
+        return time.monotonic() - began
+
+
+async def test_no_more_than_its_processors(usable: Cell, tier: str) -> None:
+    """Three processes that spin take the one processor that the cell has, and not two. (A microVM's processors are threads: it has no more of them.)"""
+    if tier == "microvm":
+        pytest.skip("bounded by its shape")
+    async with usable.open_exec(["sh", "-c", SPIN]) as spinning:
+        assert await first_line(spinning) == b"on\n"
+        began, before_s = time.monotonic(), processor_time_s(usable)
+        await anyio.sleep(0.8)
+        used_s, took_s = processor_time_s(usable) - before_s, time.monotonic() - began
+    assert 0 < used_s <= 1.3 * took_s
+
+
+def processor_time_s(cell: Cell) -> float:
+    """What the cell's processes on this host have used."""
+    ticks = 0
+    for pid in (plan_groups(cell.id, ("cpu",)).paths["cpu"] / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            words = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+            ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def test_open_files(usable: Cell) -> None:
+    """A process can't open more files than it may, nor raise the number beyond the plan's."""
+    script = (
+        "import os,resource,errno\nsoft,hard=resource.getrlimit(resource.RLIMIT_NOFILE)\nfds=[]\n"
+        "try:\n while len(fds)<=soft: fds.append(os.open('/dev/null',0))\nexcept OSError as e: print(errno.errorcode[e.errno], len(fds)<=soft, hard)"
+    )
+    result = await usable.exec(["python3", "-c", script])
+    words = result.stdout.split()
+    assert words[:2] == [b"EMFILE", b"True"], result
+    assert int(words[2]) <= 1 << 20
+
+
+async def test_output_flood(usable: Cell, vm_home: Path) -> None:
+    """Output beyond the cap is dropped, counted and named; the command isn't stopped by it."""
+    result = await sh(usable, "head -c 30000000 /dev/zero; echo end >&2")
+    assert (len(result.stdout), result.stdout_dropped_bytes) == (65536, 30_000_000 - 65536)
+    assert (result.stderr, result.returncode) == (b"end\n", 0)
+    assert "output" in result.limits_hit
+    assert "output" in limits_on_record(vm_home, usable)
+
+
+FORKS_FOR_EVER = """\
+import os
+while True:
+ try:
+  if os.fork(): continue
+  os.setsid(); os.execvp("sleep", ["sleep", "0.01"])
+ except OSError: pass
+"""
+STUBBORN = {
+    "ignores signals": "trap '' TERM INT HUP QUIT USR1; while :; do sleep 1000; done",
+    "stops itself": "kill -STOP $$",
+    "daemonises": "setsid sh -c 'setsid sleep 1000 & sleep 1000' </dev/null >/dev/null 2>&1 & sleep 1000",
+    "renames itself": "exec python3 -c \"import ctypes,time; ctypes.CDLL(None).prctl(15,b'init',0,0,0); time.sleep(1000)\"",
+    "closes its streams": "exec <&- >&- 2>&-; sleep 1000 & sleep 1000",
+    "forks for ever": f"exec python3 -c '{FORKS_FOR_EVER}'",
+    "double forks and stops": "(setsid sh -c 'kill -STOP $$; sleep 1000' &) ; sleep 1000",
+}
+
+
+@pytest.mark.parametrize("script", STUBBORN.values(), ids=[name.replace(" ", "_") for name in STUBBORN])
+async def test_the_time_of_a_command(usable: Cell, vm_home: Path, script: str) -> None:
+    """Whatever a command does to outlive its time, it and all it started are gone soon after; the result and the ledger name the limit."""
+    with anyio.fail_after(20):
+        result = await sh(usable, script, timeout_s=1)
+    assert result.timed_out
+    assert "exec_timeout" in result.limits_hit
+    assert "exec_timeout" in limits_on_record(vm_home, usable)
+    left = await sh(usable, "ps -eo args= | grep -c '[s]leep 1000\\|[s]leep 0.01'")
+    assert left.stdout.strip() == b"0"
+
+
+async def first_line(running: Any) -> bytes:  # noqa: ANN401 - a RunningCommand
+    """Output up to the first line's end."""
+    seen = b""
+    with anyio.fail_after(20):
+        async for _, chunk in running:
+            seen += chunk
+            if b"\n" in seen:
+                break
+    return seen

@@ -1,0 +1,152 @@
+"""A probe program that runs nowhere: it answers as it is told to, or really touches what it was given, as an escape would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from belljar.cell.output import ExecOutput
+from belljar.errors import CellError
+from belljar.policy.model import Resources
+from belljar.probe.model import Outcome, Probe, Side, Witness
+
+PROBES: tuple[Probe, ...] = (
+    Probe(
+        name="files.canary",
+        group="files",
+        tries="read a file of the host",
+        why="a shared mount",
+        breach="its content",
+        side=Side.HOST,
+        witness=Witness.CANARY,
+        quick=True,
+    ),
+    Probe(
+        name="files.socket",
+        group="files",
+        tries="connect to a socket of the host",
+        why="a runtime's control socket in a container",
+        breach="a connection",
+        side=Side.HOST,
+        witness=Witness.SOCKET,
+        quick=True,
+    ),
+    Probe(
+        name="calls.mount",
+        group="calls",
+        tries="mount a file system",
+        why="CVE-2022-0185",
+        breach="it is mounted",
+        quick=True,
+    ),
+    Probe(
+        name="fingerprint.hypervisor",
+        group="fingerprint",
+        tries="read the processor's flags",
+        why="a machine that knows that it is one",
+        breach="the hypervisor flag",
+        expected={"microvm": "a virtual machine has the flag"},
+    ),
+)
+
+
+def parameters(said: bytes) -> dict[str, str]:
+    """The parameters, as the program reads them."""
+    return dict(line.split("=", 1) for line in said.decode().splitlines())
+
+
+def answer(probes: Sequence[Probe], nonce: str, outcomes: Mapping[str, tuple[Outcome, str]] | None = None) -> bytes:
+    """The whole output of a program to which everything is denied, but for `outcomes`."""
+    said = {probe.name: (Outcome.DENIED, "EPERM") for probe in probes} | dict(outcomes or {})
+    lines = [f"{name}\t{outcome}\t{detail}\n" for name, (outcome, detail) in said.items()]
+    return "".join([*lines, f"end\t{len(lines)}\t{nonce}\n"]).encode()
+
+
+class FakeProgram:
+    """Stands for `Cell.run_probe_program`. `touch` is called with the parameters, as an escape; `spoil` may change the output."""
+
+    def __init__(self, probes: Sequence[Probe] = PROBES) -> None:
+        self.probes = probes
+        self.outcomes: dict[str, tuple[Outcome, str]] = {}
+        self.touch: Callable[[dict[str, str]], object] = lambda _: None
+        self.spoil: Callable[[bytes], bytes] = lambda output: output
+        self.error: Exception | None = None
+        self.timed_out = False
+        self.asked: list[list[str]] = []
+        self.was_alone: list[bool] = []
+
+    async def __call__(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes,  # noqa: A002 - as the real one
+        timeout_s: float,
+        user: str | None = None,
+        alone: bool = False,
+    ) -> ExecOutput:
+        """As the real one."""
+        self.asked.append(list(argv))
+        self.was_alone.append(alone)
+        if self.error is not None:
+            raise self.error
+        given, words = parameters(input), argv[1:]
+        self.touch(given)
+        wanted = [
+            p for p in self.probes if "all" in words or ("quick" in words and p.quick) or {p.name, p.group} & set(words)
+        ]
+        output = self.spoil(
+            answer(wanted, given["nonce"], {n: o for n, o in self.outcomes.items() if n in {p.name for p in wanted}})
+        )
+        return ExecOutput(returncode=0, code=0, stdout=output, timed_out=self.timed_out)
+
+
+class FakeProbed:
+    """A cell that only answers probes."""
+
+    def __init__(self, *, tier: str = "microvm", host_pid: int | None = None) -> None:
+        self.id, self.tier, self.host_pid = "c-000000000000", tier, host_pid
+        self.plan: Any = SimpleNamespace(limits=Resources(), oci=None)
+        self.run_probe_program = FakeProgram()
+
+
+def dead(_: object = None) -> CellError:
+    """What a dead cell raises."""
+    return CellError("the cell died: memory", where="cell c-000000000000")
+
+
+def read_canary(given: dict[str, str]) -> None:
+    """An escape that reads."""
+    Path(given["canary"]).read_bytes()
+
+
+def write_canary(given: dict[str, str]) -> None:
+    """An escape that writes."""
+    Path(given["canary"]).write_text(given["token"])
+
+
+def signal_sentinel(given: dict[str, str]) -> None:
+    """An escape that sends a signal."""
+    os.kill(int(given["pid"]), signal.SIGUSR1)
+
+
+def kill_sentinel(given: dict[str, str]) -> None:
+    """An escape that kills, seen dead."""
+    pid = int(given["pid"])
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def visit(family: int, kind: int, address: Callable[[dict[str, str]], Any]) -> Callable[[dict[str, str]], None]:
+    """An escape that talks to a listener of the host."""
+
+    def act(given: dict[str, str]) -> None:
+        with socket.socket(family, kind) as stream:
+            stream.connect(address(given))
+            stream.send(given["token"].encode())
+
+    return act

@@ -1,0 +1,363 @@
+"""The agent as process 1 of somebody else's container (`--contained`): what it hides, whose trees it ends, what its own root can do to it.
+
+A bare container of this host's own system (`contained_box`), no OCI runtime: what a runtime adds is tested with the tiers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.guest import (
+    CONFIG,
+    CONFIGURED,
+    DATA,
+    EXITED,
+    IO_FAILED,
+    NOT_STARTED,
+    READY,
+    SIGNAL,
+    SIGNALED,
+    STARTED,
+    text,
+)
+from tests.fakes.raw_host import EXEC, MIB, WRITE, Ended, Wire, exec_body, write_body
+
+import belljar
+
+pytestmark = pytest.mark.root
+BIN = Path(belljar.__file__).parent / "_bin"
+BOX = Path(__file__).with_name("contained_box.py")
+PROCESSES, PROBE = 60, 4
+MACHINE_ID, BOOT_ID, HOSTNAME, TIMED_OUT = 4, 8, 16, 1
+PROCESSES_FULL = 16
+CAP_SYS_ADMIN, ROOT_CAPABILITIES = 1 << 21, 0xA00425FB
+
+
+class Box:
+    """A container with an agent that is ready for operations."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.wire = Wire(sock)
+        self.wire.expect(READY)
+        self.wire.send(CONFIG, 0, struct.pack("<QQQI", MIB, MIB, 100, PROCESSES) + text("m") + struct.pack("<I", 0))
+        self.configured = struct.unpack_from("<I", self.wire.expect(CONFIGURED))[0]
+        self.renewed = struct.unpack_from("<I", self.wire.renew())[0]
+
+    def exec(self, *argv: str, user: str = "", timeout_ms: int = 20_000, flags: int = 0) -> Ended:
+        """A command to its end."""
+        body = exec_body(list(argv), user=user, timeout_ms=timeout_ms, flags=flags)
+        return self.wire.finish(self.wire.start(EXEC, body))
+
+    def sh(self, script: str, user: str = "", timeout_ms: int = 20_000) -> str:
+        """What a shell script prints."""
+        return self.exec("sh", "-c", script, user=user, timeout_ms=timeout_ms).output[1].decode()
+
+    def others(self) -> list[str]:
+        """Every process but the agent, its leaders, and those that look."""
+        listing = self.sh('for d in /proc/[0-9]*; do read -r line <$d/stat && echo "$line"; done; echo "me $$"')
+        lines = [line.rpartition(")") for line in listing.splitlines()]
+        me = listing.split()[-1]
+        return [
+            head for head, _, tail in lines[:-1]
+            if not (head.endswith("(init") and tail.split()[1] in "01") and head.split()[0] != me
+        ]  # fmt: skip
+
+
+def end_all(box: Box) -> None:
+    """Root kills everything, and it goes."""
+    box.sh("kill -KILL -1")
+    deadline = time.monotonic() + 10
+    while box.others() and time.monotonic() < deadline:
+        pass
+    assert box.others() == []
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """One for the module: each test must leave it usable, which is a property of its own."""
+    with box_in(tmp_path_factory.mktemp("box"), BIN / f"probe-{platform.machine()}") as made:
+        yield made
+
+
+@contextlib.contextmanager
+def box_in(root: Path, probe: Path) -> Iterator[Box]:
+    """A container with a root of its own, whose agent runs `probe` when it is asked to probe."""
+    for part in (root, *root.parents):
+        if part != Path("/"):
+            part.chmod(part.stat().st_mode | 0o111)
+    programs = [str(BIN / f"agent-{platform.machine()}"), str(probe)]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen([sys.executable, str(BOX), str(root), *programs], stdin=theirs.fileno())
+        theirs.close()
+        try:
+            yield Box(ours)
+        finally:
+            ours.close()
+            process.wait(timeout=10)
+
+
+# ---- what it hides
+
+
+def test_it_has_no_name_and_no_file(box: Box) -> None:
+    """The files it came by are gone, and neither its arguments nor its environment nor a mount tell where it came from."""
+    assert box.configured == 0
+    assert box.sh("cat /proc/1/cmdline /proc/1/comm").replace("\0", "") == "initinit\n"
+    assert box.sh("cd /; ls -d .a .p; cat /proc/1/mountinfo /proc/1/environ | grep -e agent -e probe -e SECRET") == ""
+
+
+def test_renewal_says_what_was_done(box: Box) -> None:
+    """Machine id, host name and boot id are new; the kernel's randomness and clock are not the agent's to renew, and it doesn't say so."""
+    assert box.renewed | BOOT_ID == MACHINE_ID | HOSTNAME | BOOT_ID
+    says_so = bool(box.renewed & BOOT_ID)
+    assert (box.sh("cat /proc/sys/kernel/random/boot_id").strip() == "0" * 36) == says_so
+    assert box.sh("hostname; cat /etc/hostname /etc/machine-id").split() == ["machine", "machine", "0" * 32]
+    assert "127.0.1.1\tmachine" in box.sh("cat /etc/hosts")
+
+
+def test_the_probe_program_has_no_path(box: Box) -> None:
+    """It runs by its descriptor, as any user; no other command holds that descriptor."""
+    for user in ("", "nobody"):
+        ended = box.exec("/no/such/program", "--no-such-probe", user=user, flags=PROBE)
+        assert (ended.types[0], ended.outcome) == (STARTED, EXITED)
+    assert box.sh("ls /proc/self/fd").split() == ["0", "1", "2", "3"]
+
+
+def test_who_probes_is_whom_the_account_files_named_at_first(tmp_path: Path) -> None:
+    """Hostile root may rewrite the cell's account files: commands follow them, as everywhere, but the probe program runs as whom they named at first."""
+    with box_in(tmp_path, Path("/usr/bin/id")) as box:
+        before = box.exec("id", user="nobody", flags=PROBE).output[1]
+        box.sh("sed -i 's/^nobody:x:65534:65534/nobody:x:4321:4321/' /etc/passwd; echo 'g:x:77:nobody' >>/etc/group")
+        assert box.sh("id -u; id -G", user="nobody").split() == ["4321", "4321", "77"]
+        after = box.exec("id", user="nobody", flags=PROBE).output[1]
+    assert b"uid=65534" in before
+    assert after.split()[0].startswith(b"uid=65534")
+    assert b"4321" not in after
+    assert b"77" not in after
+
+
+# ---- trees
+
+SCRIPTS = {
+    "daemon": "(setsid sh -c 'trap \"\" TERM HUP INT; sleep 1000 & wait' </dev/null >/dev/null 2>&1 &); sleep 1000",
+    "stopped": "sleep 1000 & kill -STOP $!; kill -STOP $$",
+    "closed": "exec 0<&- 1>&- 2>&-; (sleep 1000 &); sleep 1000",
+}
+RENAMED = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open("/proc/self/comm", "w").write("x) Z 1 1 (")
+        time.sleep(1000)
+    os._exit(0)
+time.sleep(1000)
+"""
+BOMB = """
+import os
+first = os.getpid()
+while True:
+    try:
+        if os.fork() == 0 and os.getpid() % 3 == 0:
+            os.setsid()
+    except OSError:
+        pass
+"""
+
+
+@pytest.mark.parametrize("user", ["", "nobody"])
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_a_timeout_ends_everything(box: Box, script: str, user: str) -> None:
+    """Daemons, the stopped, the deaf and those without streams are gone when the result comes, not just going."""
+    ended = box.exec("sh", "-c", script, user=user, timeout_ms=200)
+    assert (ended.outcome, ended.code, ended.flags) == (SIGNALED, 9, TIMED_OUT)
+    assert box.others() == []
+
+
+@pytest.mark.parametrize("program", [RENAMED, BOMB], ids=["renamed", "bomb"])
+def test_a_timeout_ends_who_would_run_away(box: Box, program: str) -> None:
+    """A name that imitates the kernel's format hides nobody, and who forks faster than he is looked for is ended all the same."""
+    ended = box.exec("python3", "-c", program, user="nobody", timeout_ms=500)
+    full = PROCESSES_FULL if program is BOMB else 0
+    assert (ended.outcome, ended.flags) == (SIGNALED, TIMED_OUT | full)
+    assert box.others() == []
+    assert box.sh("echo on", user="nobody") == "on\n"
+
+
+def test_the_hosts_kill_ends_everything(box: Box) -> None:
+    """The host's kill takes a whole tree, and RESULT comes after its end."""
+    op = box.wire.start(EXEC, exec_body(["sh", "-c", "(setsid sleep 1000 &); echo up; sleep 1000"]))
+    ended = Ended()
+    while b"up" not in ended.output[1]:
+        box.wire.absorb(ended, *box.wire.frame()[::2])
+    box.wire.send(SIGNAL, op, bytes([signal.SIGKILL, 1]))
+    assert box.wire.finish(op).outcome == SIGNALED
+    assert box.others() == []
+
+
+def test_a_signal_for_the_tree_reaches_daemons(box: Box) -> None:
+    """Any signal with that scope goes to all that the operation started."""
+    script = "(setsid sh -c 'trap \"echo got; exit\" USR1; echo up; while :; do sleep 0.02; done' &); trap : USR1; sleep 2 & wait; sleep 0.3; exit 5"
+    op = box.wire.start(EXEC, exec_body(["sh", "-c", script]))
+    ended = Ended()
+    while b"up" not in ended.output[1]:
+        box.wire.absorb(ended, *box.wire.frame()[::2])
+    box.wire.send(SIGNAL, op, bytes([signal.SIGUSR1, 1]))
+    assert b"got" in box.wire.finish(op).output[1]
+
+
+def test_processes_are_bounded_for_each_user(box: Box) -> None:
+    """CONFIG's number is the most there can be; the next command has room though the first left all of its own running."""
+    end_all(box)
+    script = "import os, time\nn = 0\ntry:\n while os.fork():\n  n += 1\n time.sleep(1000)\nexcept OSError: print(n, flush=True)"
+    op = box.wire.start(EXEC, exec_body(["python3", "-c", script], user="nobody"))
+    ended = box.wire.finish(op)
+    assert PROCESSES - 5 <= int(ended.output[1]) < PROCESSES
+    assert len(box.others()) == int(ended.output[1])
+    assert box.sh("sleep 0 & wait; echo room", user="nobody") == "room\n"
+    end_all(box)
+
+
+def test_background_processes_outlive_their_command_but_not_their_leader(box: Box) -> None:
+    """A command's end leaves what it put in the background; who kills the leader, as root can, loses all of it, and the cell goes on."""
+    end_all(box)
+    box.sh("(sleep 1000 </dev/null >/dev/null 2>&1 &)")
+    assert len(box.others()) == 1
+    kill = "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -KILL $a; done; sleep 100"
+    ended = box.exec("sh", "-c", kill)
+    assert (ended.outcome, ended.code) == (SIGNALED, 9)
+    deadline = time.monotonic() + 5
+    while box.others() and time.monotonic() < deadline:
+        pass
+    assert box.others() == []
+
+
+def test_a_stopped_leader_goes_on(box: Box) -> None:
+    """Root may stop all it sees: the command's end is still told, a timeout still ends the tree, and the next command runs."""
+    stop = "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -STOP $a; done"
+    assert box.exec("sh", "-c", f"{stop}; exit 6", timeout_ms=0).code == 6
+    ended = box.exec("sh", "-c", f"(setsid sleep 1000 &); {stop}; sleep 1000", timeout_ms=300)
+    assert (ended.outcome, ended.flags) == (SIGNALED, TIMED_OUT)
+    assert box.others() == []
+
+
+def test_the_workload_runs_out_of_memory_first(box: Box) -> None:
+    """A command is the likelier victim than the agent, and can't make itself less likely than it."""
+    assert int(box.sh("cat /proc/self/oom_score_adj")) > int(box.sh("cat /proc/1/oom_score_adj"))
+    assert box.sh("echo -1 2>/dev/null >/proc/self/oom_score_adj || echo refused") == "refused\n"
+
+
+def test_leaders_are_used_again(box: Box) -> None:
+    """Commands one after another need no new process of the agent's, and leave no zombie."""
+    count = "n=0; for d in /proc/[0-9]*; do n=$((n+1)); done; echo $n"
+    before = int(box.sh(count))
+    for _ in range(30):
+        box.exec("true", user="nobody")
+    assert int(box.sh(count)) <= before
+
+
+# ---- its own root against it
+
+
+def test_root_has_no_right_over_process_1(box: Box) -> None:
+    """No signal, no ptrace, no limit, no memory, no descriptor: of the agent and of its leaders."""
+    script = """
+import ctypes, os, resource
+libc, got = ctypes.CDLL(None, use_errno=True), []
+def attempt(what, action):
+    try:
+        got.append(what) if action() is not False else None
+    except OSError:
+        pass
+for pid in [int(p) for p in os.listdir("/proc") if p.isdigit() and int(p) != os.getpid()]:
+    attempt(f"{pid} ptrace", lambda: libc.ptrace(16, pid, 0, 0) == 0)
+    attempt(f"{pid} prlimit", lambda: resource.prlimit(pid, resource.RLIMIT_CPU, (1, 1)))
+    for name in ("mem", "environ", "maps", "auxv", "syscall", "stack"):
+        attempt(f"{pid} {name}", lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
+    for name in ("root", "cwd", "exe"):
+        attempt(f"{pid} {name}", lambda: os.readlink(f"/proc/{pid}/{name}"))
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        attempt(f"{pid} fd {fd}", lambda: os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH))
+for signal in (1, 2, 9, 15, 19, 31):
+    os.kill(1, signal)
+print(got)
+"""
+    ended = box.exec("python3", "-c", script)
+    assert (bytes(ended.output[1]), bytes(ended.output[2])) == (b"[]\n", b"")
+    assert box.sh("grep State /proc/1/status").split()[1] == "S"
+
+
+def test_capabilities(box: Box) -> None:
+    """Root has a container's usual ones without device nodes, others none; the agent gave up the administrator's when it had renewed."""
+
+    def sets(pid: str, user: str) -> dict[str, int]:
+        lines = box.sh(f"grep ^Cap /proc/{pid}/status", user=user).splitlines()
+        return {line.split(":")[0]: int(line.split()[1], 16) for line in lines}
+
+    root = sets("self", "")
+    assert root["CapBnd"] == root["CapPrm"] == root["CapEff"] == ROOT_CAPABILITIES
+    assert root["CapInh"] == root["CapAmb"] == 0
+    assert set(sets("self", "nobody").values()) == {0}
+    assert sets("1", "")["CapPrm"] & CAP_SYS_ADMIN == 0
+    assert sets("1", "")["CapPrm"] & ~ROOT_CAPABILITIES != 0
+
+
+def test_filter(box: Box) -> None:
+    """The workload is under the agent's filter, and can gain nothing."""
+    status = box.sh("grep -E '^(NoNewPrivs|Seccomp):' /proc/self/status").split()
+    assert status == ["NoNewPrivs:", "1", "Seccomp:", "2"]
+    assert "not permitted" in box.sh("unshare -U true 2>&1; hostname other 2>&1; mount -t tmpfs x /tmp 2>&1")
+
+
+# ---- requests
+
+
+def test_a_request_of_four_mebibytes(box: Box) -> None:
+    """The largest request there is reaches the kernel, whose own limit is a result."""
+    ended = box.exec("true", *["x" * 100_000] * 40)
+    assert (ended.outcome, ended.stage, ended.code) == (NOT_STARTED, 3, 7)
+    assert box.exec("sh", "-c", "exit $#", "sh", *["x" * 50_000] * 20).code == 20
+
+
+def test_a_killed_write_leaves_nothing(box: Box) -> None:
+    """Until all is written the old contents stand, and a kill on the way leaves no other file."""
+    op = box.wire.start(WRITE, write_body(Path("/tmp/w/file")))
+    box.wire.send(DATA, op, b"\0new")
+    box.wire.expect(STARTED)
+    box.wire.send(SIGNAL, op, bytes([signal.SIGKILL, 1]))
+    assert box.wire.finish(op).outcome == SIGNALED
+    assert box.sh("ls -A /tmp/w") == ""
+
+
+def test_one_operation_knows_nothing_of_another(box: Box) -> None:
+    """A leader is used again, what it learnt of one file is not: a new file after an existing one, one that can't be written after one that can."""
+    for name in ("old", "old", "new"):
+        assert box.wire.write(write_body(Path("/tmp/k", name)), b"x").outcome == EXITED
+    body = write_body(Path("/tmp/k/other")).replace(text("") + text("/"), text("nobody") + text("/"), 1)
+    box.wire.write(write_body(Path("/tmp/k/old")), b"x")
+    refused = box.wire.write(body, b"x")
+    assert (refused.outcome, refused.code) == (IO_FAILED, 13)
+
+
+def test_many_at_once(box: Box) -> None:
+    """200 operations at once, each with its own output and status; afterwards the leaders they needed are mostly gone."""
+    ops = {box.wire.start(EXEC, exec_body(["sh", "-c", f"echo {i}; exit {i % 100}"])): Ended() for i in range(200)}
+    while any(one.outcome < 0 for one in ops.values()):
+        kind, op, payload = box.wire.frame()
+        box.wire.absorb(ops[op], kind, payload)
+    assert [(bytes(one.output[1]), one.code) for one in ops.values()] == [(b"%d\n" % i, i % 100) for i in range(200)]
+    deadline = time.monotonic() + 10
+    while (left := int(box.sh("set -- /proc/[0-9]*; echo $#"))) >= 20 and time.monotonic() < deadline:
+        pass
+    assert left < 20

@@ -1,0 +1,107 @@
+"""The whole contract of every tier, run by an ordinary user: `tests/contract` in a process of his, with ids and control groups that an administrator gave him."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, leaves_nothing
+
+pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.slow]
+CARRIERS = ("container-trio", "gvisor-asyncio", "microvm-asyncio")
+LEAST_TESTS = 84
+WITHIN_S = 300
+SPEED = "keeps_its_speed"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A run of the contract's tests by the user, and where what it says goes."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+
+
+@pytest.fixture(scope="module")
+def contracts(installed_with_groups: UsersBelljar) -> Iterator[dict[str, Contract]]:
+    """One run for each tier, all at once, for they mostly wait; but what measures speed is left out. When they have ended nothing of the user's is left."""
+    user, running = installed_with_groups, dict[str, Contract]()
+    checkout = copy_checkout(user)
+    with leaves_nothing(user):
+        try:
+            for carrier in CARRIERS:
+                running[carrier] = start(user, checkout, carrier, f"not {SPEED}")
+            yield running
+        finally:
+            for contract in running.values():
+                end(contract.process)
+
+
+def copy_checkout(user: UsersBelljar) -> Path:
+    """The contract's tests with what they use, pytest's settings, and pytest, where the user can read them."""
+    copy_distributions(["pytest", "trio"], user.libraries)
+    target, ignored = user.libraries.parent / "checkout", shutil.ignore_patterns("__pycache__")
+    for part in ("contract", "fakes"):
+        shutil.copytree(REPOSITORY / "tests" / part, target / "tests" / part, ignore=ignored)
+    for file in ("tests/conftest.py", "pyproject.toml"):
+        shutil.copy(REPOSITORY / file, target / file)
+    return target
+
+
+def start(user: UsersBelljar, checkout: Path, carrier: str, chosen: str) -> Contract:
+    """The contract's tests on one carrier, as `pytest -k` chooses them."""
+    scratch = user.home.parent / f"contract-{carrier}-{len(chosen)}"
+    said = scratch.with_suffix(".txt")
+    places = [f"--basetemp={scratch}", f"--rootdir={checkout}", "-c", str(checkout / "pyproject.toml")]
+    argv = [user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5", "-k", chosen, *places]
+    with said.open("wb") as file:
+        process = user.start_into(
+            [*argv, str(checkout / "tests/contract")],
+            file.fileno(),
+            PYTHONPATH=f"{user.libraries}:{checkout}",
+            CONTRACT_CARRIERS=carrier,
+        )
+    return Contract(process, said)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """As a person ends it, whose tests still end their cells; then for good."""
+    for signal_ in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, signal_)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=30)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_the_contract_holds_for_an_ordinary_user(contracts: dict[str, Contract], carrier: str) -> None:
+    """Every test of the contract passes in every tier for a user who is not root, and none is skipped for want of rights."""
+    assert passed_in(contracts[carrier]) >= LEAST_TESTS
+
+
+def test_a_neighbour_keeps_its_speed(grouped: UsersBelljar, contracts: dict[str, Contract]) -> None:
+    """What the contract says of speed, measured alone: an ordinary user's groups bound processors as root's do."""
+    for contract in contracts.values():
+        contract.process.wait(timeout=WITHIN_S)
+    alone = start(grouped, grouped.libraries.parent / "checkout", "container-trio", SPEED)
+    assert passed_in(alone) == 1
+
+
+def passed_in(contract: Contract) -> int:
+    """How many tests passed when it had ended; fails when one did not, or was skipped for want of rights."""
+    try:
+        contract.process.wait(timeout=WITHIN_S)
+    finally:
+        end(contract.process)
+    said = contract.said.read_text(errors="replace")
+    print(said)  # pytest shows it when something fails
+    assert contract.process.returncode == 0, said[-4000:]
+    assert "needs root" not in said
+    return int(said.rpartition(" passed")[0].split()[-1])

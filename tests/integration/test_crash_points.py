@@ -1,0 +1,133 @@
+"""The controller killed at more than a hundred places of a cell's life, in every tier, and processes of a cell killed under a living controller: nothing is left.
+
+A *site* is a line of Belljar's own code, in the phase `create`, `exec` or `destroy`: one life is rehearsed, its sites are noted in order, and then each chosen one is
+where an owner kills itself with SIGKILL. So a failing place has a name, and is there again in the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.conftest import copy_store
+from tests.integration.crash_owner import ANY_LINE
+from tests.integration.crashes import OWNER, Owners, choose, faults_of, kill_at, ledger_faults, owners_of, program
+from tests.integration.remains import Remains, cells_of, tables_of, within
+
+from belljar.events import Kind
+from belljar.ledger import read_events
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+TIERS = ("container", "gvisor", "microvm")
+SITES_OF_PHASE = {"create": 53, "exec": 20, "destroy": 33}
+# While what all cells of a policy share is made, in the order it is made: by file and function.
+COLD_SITES: dict[str, tuple[str, ...]] = {
+    "container": ("program_root.py _fill", "oci/trees.py _unpack", "oci/trees.py _end_of", "oci/trees.py _publish"),
+    "microvm": ("program_root.py _fill", "microvm/template.py _boot_and_save", "microvm/template.py _finish"),
+}
+COLD_SITES["gvisor"] = COLD_SITES["container"][:2]
+COPIED = ("images", "kernels", "facts", "image-names.json", "kernel-current")
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def owners(
+    request: pytest.FixtureRequest, prepared_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Owners]:
+    """A store of this tier's own, in which one cell is held all along."""
+    base = tmp_path_factory.mktemp(f"crash-{request.param}")
+    home = copy_store(prepared_home, base / "store")
+    with owners_of(home, request.param, (sys.executable, str(OWNER)), os.environ) as made:
+        yield made
+
+
+def test_killed_anywhere_nothing_is_left(owners: Owners) -> None:
+    """SIGKILL at 106 places of create, exec and destroy: within 5 s of the kill a reaping removed everything, the ledger verifies, the other owner's cell answers."""
+    chosen = choose(owners, SITES_OF_PHASE)
+    killed, cells, faults = kill_at(owners, chosen)
+    assert not faults, f"{len(faults)} faults:\n" + "\n".join(faults)
+    assert killed >= 100, f"only {killed} of {len(chosen)} sites were reached again"
+    assert tables_of(cells) == []
+
+
+def test_the_next_start_reaps(owners: Owners) -> None:
+    """Nobody says `reap`: an owner killed while its command ran is cleaned up after by the next one that opens a cell, which has it on record."""
+    owners.watch()
+    before = owners.runs()
+    died = owners.ask(do="die", site=["exec", "channel/client.py", ANY_LINE, "exec"])
+    assert died["signal"] == 9
+    cells = {name for run in owners.runs() - before for name in cells_of(run)}
+    assert owners.remains.of(cells, [died["pid"]]) != []
+    known = owners.runs()
+    assert owners.ask(do="rehearse").get("clean")
+    assert owners.remains.of(cells, [died["pid"]]) == []
+    reaped = [
+        event.data for run in owners.runs() - known for event in read_events(run) if event.kind is Kind.HOST_REAPED
+    ]
+    assert {cell["cell_id"] for data in reaped for cell in data["cells"]} == cells
+    assert all(cell["removed"] and not cell["remaining"] for data in reaped for cell in data["cells"])
+    assert owners.held_answers()
+
+
+def test_killed_while_shared_parts_are_made(owners: Owners, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """SIGKILL while a program's root is copied, an image unpacked, a template booted, saved or finished: no half of it is left, and the next owner makes it whole."""
+    tier = request.node.callspec.params["owners"]
+    cold, scratch = tmp_path / "store", tmp_path / "scratch"
+    scratch.mkdir()
+    copy_named(owners.home, cold)
+    words = (sys.executable, str(OWNER), str(cold), str(owners.home.parent / "policy.yaml"))
+    with program(*words, environment={**os.environ, "TMPDIR": str(scratch)}) as zygote:
+        here = Owners(cold, scratch, owners.held, zygote)
+        for place in COLD_SITES[tier]:
+            file, function = place.split(" ")
+            before = here.runs()
+            died = here.ask(do="die", site=["create", f"isolation/{file}", ANY_LINE, function])
+            assert died["signal"] == 9, (place, died)
+            found = here.runs() - before
+            here.remains = Remains(cold, zygote.pid, scratch)
+            names = {name for run in found for name in cells_of(run)}
+            assert list(faults_of(here, died, names, found)) == [], place
+        whole = here.ask(do="rehearse")
+        assert whole.get("clean"), whole
+    assert list((cold / "journal").iterdir()) == []
+
+
+def copy_named(source: Path, target: Path) -> None:
+    """The store without what is made on demand, but with what is known of this host."""
+    target.mkdir(mode=0o711)
+    for name in COPIED:
+        if (source / name).is_dir() and not (source / name).is_symlink():
+            shutil.copytree(source / name, target / name, copy_function=os.link)
+        else:
+            shutil.copy2(source / name, target / name, follow_symlinks=False)
+    (target / "runs").mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "stage", "runtime"])
+def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str, request: pytest.FixtureRequest) -> None:
+    """Its supervisor, pid 1 or runtime killed while it starts: the controller is told at once, by an error of ours or a cell that works, and leaves nothing itself."""
+    tier = request.node.callspec.params["owners"]
+    if victim == "runtime" and tier == "microvm":
+        pytest.skip("a VM has no runtime besides its pid 1")
+    owners.watch()
+    struck = 0
+    for after_ms in (
+        (0, 0, 1, 3) if victim == "runtime" else (0, 4, 12, 25)
+    ):  # a runtime has done its work in some 30 ms
+        before, started = owners.runs(), time.monotonic()
+        ended = owners.ask(do="lose", victim=victim, after_ms=after_ms)
+        took_s = time.monotonic() - started
+        found = owners.runs() - before
+        cells = {name for run in found for name in cells_of(run)}
+        where = f"{victim} killed {after_ms} ms after it appeared: {ended}"
+        struck += bool(ended["struck"])
+        assert str(ended["ended"]).startswith(("CellError: ", "HostError: ", "{'stdout': 'started")), where
+        assert within(1.0, lambda cells=cells, ended=ended: owners.remains.of(cells, [ended["pid"]])) == [], where  # type: ignore[misc]
+        assert [fault for run in found for fault in ledger_faults(run, killed=False)] == [], where
+        assert took_s < 12, f"{where}; it took {took_s:.1f} s"
+    assert struck >= 1
+    assert owners.held_answers()

@@ -1,0 +1,155 @@
+"""Probes where they matter: around the samples of a plain Inspect evaluation in real cells, and with nothing around the program at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.fakes.probing import FakeProbed
+from tests.integration.conftest import Belljar
+
+from belljar.cell.output import ExecOutput
+from belljar.cell.parts import Parts, gather_parts
+from belljar.events import Kind, MemoryRecorder
+from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.ledger import read_events, verify
+from belljar.policy import LoadedPolicy
+from belljar.probe.model import Side, Verdict
+from belljar.probe.run import probe_cell
+from belljar.report.cells import gather_cells
+
+PROGRAM = Path(__file__).parents[2] / "src" / "belljar" / "_bin" / f"probe-{platform.machine()}"
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["sh", "-c", "(sleep 1000 &) ; touch /tmp/mine"])
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points():
+    async def score(state, target):
+        return Score(value=1)
+    return score
+
+@task
+def two() -> Task:
+    return Task(dataset=[Sample(id=name, input="x") for name in ("a", "b")], solver=work(), scorer=points(), sandbox="belljar")
+"""
+EVALUATION = """
+import json
+from inspect_ai import eval
+(log,) = eval("task.py", model="mockllm/model", display="none", log_dir="logs")
+print(json.dumps({s.id: [s.metadata["containment"], s.scores["points"].metadata] for s in log.samples}))
+"""
+
+
+@pytest.mark.vm
+@pytest.mark.slow
+def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -> None:
+    """Under plain Inspect: both ends of each sample are contained in ledger, metadata and score, though the sample left a process at work."""
+    (tmp_path / "task.py").write_text(TASK)
+    done = subprocess.run(
+        [sys.executable, "-c", EVALUATION],
+        cwd=tmp_path,
+        env=belljar.environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    said = json.loads(done.stdout.splitlines()[-1])
+    for containment, score in said.values():
+        assert containment["verdict"] == score["containment_verdict"] == "contained", containment
+        assert min(containment[phase]["probes"] for phase in ("start", "end")) > 60
+        assert containment["destroyed"]
+    run = belljar.runs()[-1]
+    assert verify(run).ok(strict=True)
+    cells = gather_cells(read_events(run))
+    assert sorted(cell.sample for cell in cells.values()) == ["a", "b"]
+    assert all(cell.probed(phase) is Verdict.CONTAINED for cell in cells.values() for phase in ("start", "end"))
+    finished = [line.data["containment"] for line in read_events(run) if line.kind is Kind.SAMPLE_FINISHED]
+    assert [each["verdict"] for each in finished] == ["contained", "contained"]
+
+
+async def on_the_host(
+    argv: Sequence[str],
+    *,
+    input: bytes,  # noqa: A002 - as a cell's
+    timeout_s: float,
+    user: str | None = None,
+    alone: bool = False,
+) -> ExecOutput:
+    """The real program with nothing around it: no cell at all."""
+    with anyio.fail_after(timeout_s):
+        done = await anyio.run_process([PROGRAM, *argv[1:]], input=input, check=False)
+    return ExecOutput(returncode=done.returncode, code=done.returncode, stdout=done.stdout)
+
+
+def without_masks(policy: LoadedPolicy, home: Path) -> Parts:
+    """What a cell is made from, but for the files of the kernel that are covered in a container."""
+    parts = gather_parts(policy, home)
+    config = copy.deepcopy(dict(parts.plan.container.config))
+    config["linux"] |= {"maskedPaths": [], "readonlyPaths": []}
+    oci = replace(parts.plan.container, config=config)
+    return replace(parts, plan=replace(parts.plan, oci=oci))
+
+
+@pytest.mark.vm
+@pytest.mark.root
+def test_a_weakened_cell_stops_the_run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real container without its covers is breached at its start: no command of a sample runs, exit code 2, the cell is gone, the record is sealed."""
+    monkeypatch.setattr("belljar.cell.open.gather_parts", without_masks)
+    task = tmp_path / "task.py"
+    task.write_text(TASK)
+    words = [str(task), "--model", "mockllm/model", "--no-fail-on-error"]
+    outcome = run_evaluation(RunRequest(inspect_args=words, policy="low", tier="container", quiet=True, home=home))
+    assert (outcome.exit_code, outcome.findings.verdict) == (2, Verdict.BREACHED)
+    assert any("kernel.masked_files" in problem for problem in outcome.findings.problems)
+    lines = list(read_events(outcome.path))
+    assert Kind.EXEC_STARTED not in {line.kind for line in lines}
+    assert [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
+    assert all(line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED)
+    assert verify(outcome.path).ok(strict=True)
+
+
+ON_THE_HOST = [
+    "files.read_host",
+    "files.write_host",
+    "files.host_socket",
+    "files.host_abstract",
+    "processes.signal_host",
+    "namespaces.shared",
+    "network.host_tcp",
+    "network.host_tcp6",
+    "network.host_udp",
+]
+
+
+@pytest.mark.anyio
+async def test_with_no_wall_the_host_sees_every_attempt() -> None:
+    """The program, run on the host itself: every witness of the host's sees it come, whatever it says, and the verdict is a breach."""
+    nowhere = FakeProbed(host_pid=os.getpid())
+    nowhere.run_probe_program = on_the_host  # type: ignore[assignment]
+    report = await probe_cell(nowhere, which=ON_THE_HOST, recorder=MemoryRecorder())
+    assert report.problem == ""
+    assert report.verdict is Verdict.BREACHED
+    assert {each.name: (each.verdict, each.seen_by) for each in report.findings} == dict.fromkeys(
+        ON_THE_HOST, (Verdict.BREACHED, Side.HOST)
+    )

@@ -1,0 +1,287 @@
+"""Containers of both OCI runtimes, for real: made, used, killed by their limits, unmade; the images unpacked for them; runtimes that fail."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.cell.parts import Parts, gather_parts
+from belljar.errors import CellError, ContainmentBreach, HostError
+from belljar.events import Kind, MemoryRecorder
+from belljar.image import Store
+from belljar.image.scratch import MAKING
+from belljar.isolation.cgroup import plan_groups
+from belljar.isolation.identity import TREE_IDS_START
+from belljar.isolation.journal import Journal
+from belljar.isolation.oci import LiveContainer, ensure_tree, open_container, prove_runtime, trees
+from belljar.isolation.oci import runtime_root as roots
+from belljar.ledger.schema import check_data
+from belljar.plan.oci import OciRuntime
+from belljar.policy import load_policy
+from belljar.probe.run import probe_cell
+
+pytestmark = [pytest.mark.root, pytest.mark.anyio]
+TIERS = ("container", "gvisor")
+POLICY = (
+    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 32MiB, processes: 64, lifetime: 5m}}\n"
+)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One loop here: the contract runs under both."""
+    return "asyncio"
+
+
+def policy_file(folder: Path, tier: str) -> Path:
+    """A policy of the lowest risk in this tier."""
+    file = folder / f"{tier}.yaml"
+    file.write_text(POLICY.format(tier=tier))
+    return file
+
+
+async def parts_of(home: Path, folder: Path, tier: str) -> Parts:
+    """What `open_cell` would make a cell of."""
+    return await anyio.to_thread.run_sync(gather_parts, load_policy(policy_file(folder, tier)), home)
+
+
+def outer_ids(pid: int | None) -> list[int]:
+    """The first host id of each line of a process's map."""
+    return [int(word) for word in Path(f"/proc/{pid}/uid_map").read_text().split()[1::3]]
+
+
+def sleeper(uid: int) -> subprocess.Popen[bytes]:
+    """A process of that uid that has nothing else of a cell."""
+    return subprocess.Popen(["/usr/bin/sleep", "1000"], user=uid, group=uid, extra_groups=[])
+
+
+@asynccontextmanager
+async def container(home: Path, parts: Parts, recorder: MemoryRecorder) -> AsyncIterator[LiveContainer]:
+    """A container without a cell around it."""
+    planned: dict[str, object] = {
+        "policy_sha256": "0" * 64,
+        "tier": parts.plan.tier.value,
+        "emulated": False,
+        "layers": [],
+    }
+    async with open_container(parts.plan, parts.image, home=home, recorder=recorder, planned=planned) as live:
+        yield live
+
+
+def quota_of(group: Path) -> str:
+    """The processor's, in microseconds of 100,000, either version."""
+    files = (group / "cpu.max", group / "cpu.cfs_quota_us")
+    return next(file.read_text().split()[0] for file in files if file.exists())
+
+
+def nothing_left(home: Path) -> bool:
+    """No entry, no directory of a cell."""
+    return not Journal(home).entries() and not list((home / "cells").glob("*"))
+
+
+def pending_signals() -> int:
+    """How many signals, timers among them, the kernel counts for this user on the host."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigQ:"))
+    return int(line.split()[1].partition("/")[0])
+
+
+async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(vm_home: Path, tmp_path: Path) -> None:
+    """Signals that wait in a cell are charged to ids of its own, all the way up: no cell can use up the host root's, or another cell's."""
+    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
+    stopped = "sleep 60 & kill -STOP $!; until grep -q 'State:.T' /proc/$!/status; do :; done"
+    queue = f"{stopped}; i=0; while [ $i -lt 5000 ]; do kill -40 $!; i=$((i+1)); done; grep SigQ /proc/$!/status"
+    async with container(vm_home, parts, recorder) as live:
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        before = pending_signals()
+        said = (await cell.exec(["sh", "-c", f"({queue}) 2>&1"], timeout_s=20)).stdout
+        assert int(said.split()[1].partition(b"/")[0]) >= 5000
+        assert pending_signals() - before < 2500
+
+
+async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path: Path) -> None:
+    """The kernel lets nobody trace a program that he may not read: from its first instruction on, no process of its user can change what it says."""
+    for tier, mode in (("container", 0o511), ("gvisor", 0o555)):
+        runtime = (await parts_of(vm_home, tmp_path, tier)).plan.container.runtime
+        root = roots.ensure_runtime_root(vm_home, runtime)
+        assert (root.root / "i/probe").stat().st_mode & 0o777 == mode, tier
+
+
+async def test_hostile_root_cannot_have_somebody_else_probed(vm_home: Path, tmp_path: Path) -> None:
+    """Account files that give root another number change nothing: who was probed at the start is probed at the end."""
+    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
+    rewrite = "sed -i 's/^root:x:0:0:/root:x:65533:65533:/' /etc/passwd && id -u root"
+    async with container(vm_home, parts, recorder) as live:
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        reports = [await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root")]
+        assert (await cell.exec(["sh", "-c", rewrite], user="root")).stdout == b"65533\n"
+        reports.append(await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="root", phase="end"))
+        stranger = await probe_cell(cell, which="namespaces.regain", recorder=recorder, user="65533")
+        first, last, other = (report.findings[0].detail for report in (*reports, stranger))
+        assert first == last != other
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_cell_from_start_to_end(vm_home: Path, tmp_path: Path, tier: str) -> None:
+    """It works, is somebody else's on the host, says what it was made of, and leaves nothing: the proof is on record."""
+    parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
+    async with container(vm_home, parts, recorder) as live:
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        assert (await cell.exec(["sh", "-c", "cat; id -u"], input=b"in ")).stdout == b"in 1000\n"
+        assert live.host_pid is not None
+        assert min(outer_ids(live.host_pid)) >= 0x7000_0000
+        cpu = plan_groups(live.cell_id, parts.plan.jail_controllers).paths["cpu"]
+        assert quota_of(cpu) == "100000"
+        assert (live.cause_of_death(), live.death_limit(), live.disk_full()) == ("", None, False)
+    for event in recorder.events:
+        check_data(event.kind, dict(event.data))
+    kinds = recorder.kinds()
+    assert kinds[:2] == [Kind.CELL_PLANNED, Kind.CELL_STARTING]
+    assert kinds.index(Kind.CELL_STARTED) < kinds.index(Kind.EXEC_STARTED)
+    destroyed = recorder.events[-1]
+    assert (destroyed.kind, destroyed.data["clean"], destroyed.data["survivors"]) == (Kind.CELL_DESTROYED, True, [])
+    checked = destroyed.data["checked"]
+    assert isinstance(checked, (list, tuple))
+    assert {"processes in the cell's namespaces", "control groups", "files"} <= set(checked)
+    assert nothing_left(vm_home)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_lifetime_ends_it(vm_home: Path, tmp_path: Path, tier: str) -> None:
+    """Host side, whatever it does; what waited gets the cause, and the ledger the limit's name."""
+    parts, recorder = await parts_of(vm_home, tmp_path, tier), MemoryRecorder()
+    parts = replace(parts, plan=replace(parts.plan, jail=replace(parts.plan.jail, lifetime_s=2.5)))
+    async with container(vm_home, parts, recorder) as live:
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        with pytest.raises(CellError, match=r"lifetime of 2\.5 s was reached"):
+            await cell.exec(["sh", "-c", "trap '' TERM; while :; do sleep 100; done"])
+    assert [event.data["limit"] for event in recorder.events if event.kind is Kind.LIMIT_HIT] == ["lifetime"]
+    assert nothing_left(vm_home)
+
+
+async def test_a_survivor_is_found(vm_home: Path, tmp_path: Path) -> None:
+    """A process with one of the cell's 65,537 uids, wherever it is, is killed, recorded, and makes the cell a breach."""
+    survivor: subprocess.Popen[bytes] | None = None
+    with pytest.raises(ContainmentBreach, match="with the cell's uid"):
+        async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
+            survivor = sleeper(outer_ids(cell.host_pid)[1] + 12_345)
+    assert survivor is not None
+    assert survivor.wait(timeout=5) == -9
+    assert nothing_left(vm_home)
+
+
+async def test_a_death_is_told(vm_home: Path, tmp_path: Path) -> None:
+    """The stage killed from outside: an error at once, not a hang, and the next operation says the same."""
+    async with open_cell(policy_file(tmp_path, "container"), home=vm_home) as cell:
+        assert cell.host_pid is not None
+        os.kill(cell.host_pid, 9)
+        for _ in range(2):
+            with anyio.fail_after(10), pytest.raises(CellError, match="the cell died: its guest agent ended"):
+                await cell.exec(["true"])
+
+
+def test_a_tree_is_nobodys(vm_home: Path) -> None:
+    """No file of an unpacked image belongs to anybody on the host, setuid files least of all, and nobody else may enter."""
+    image = Store(vm_home).find("default")
+    tree = anyio.run(lambda: ensure_tree(image, home=vm_home))
+    assert (vm_home / "trees").stat().st_mode & 0o777 == 0o700
+    setuid = 0
+    for path in tree.root.rglob("*"):
+        found = path.lstat()
+        assert min(found.st_uid, found.st_gid) >= TREE_IDS_START, path
+        setuid += bool(found.st_mode & 0o4000)
+    assert setuid > 0
+    assert (tree.first_uid, tree.first_gid) == (TREE_IDS_START, TREE_IDS_START)
+
+
+def trees_of(home: Path) -> list[Path]:
+    """What stands among the trees."""
+    return sorted((home / "trees").iterdir())
+
+
+@pytest.fixture
+def rubbish(vm_home: Path) -> Iterator[Path]:
+    """What a crash, and an image that was removed, leave among the trees."""
+    partial = vm_home / "trees" / f"{MAKING}1-1-c-000000000000"
+    stale = vm_home / "trees" / ("0" * 64)
+    for directory in (partial, stale):
+        (directory / "root/etc").mkdir(parents=True)
+    yield stale
+    assert not partial.exists()
+    assert not stale.exists()
+
+
+async def test_rubbish_is_swept(vm_home: Path, rubbish: Path) -> None:
+    """By the next start, but not what a living cell holds."""
+    image = replace(Store(vm_home).find("default"), digest=rubbish.name)
+    with trees.hold_tree(vm_home, image):
+        await trees.sweep_trees(vm_home)
+        assert rubbish in trees_of(vm_home)
+    await trees.sweep_trees(vm_home)
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A store on a file system that is too small for any image."""
+    home = tmp_path / "full"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "tmpfs", str(home)], check=True)
+    yield home
+    subprocess.run(["umount", str(home)], check=True)
+
+
+async def test_no_room_to_unpack(vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is a host's error with a mend, before and in the middle of it, and nothing is left."""
+    image = Store(vm_home).find("default")
+    with pytest.raises(HostError, match="needs about"):
+        await ensure_tree(image, home=full_disk)
+    monkeypatch.setattr(trees, "need_space", lambda *_: None)
+    with pytest.raises(HostError, match="no room") as caught:
+        await ensure_tree(image, home=full_disk)
+    assert "free some space" in caught.value.mend
+    assert trees_of(full_disk) == []
+
+
+@pytest.mark.parametrize(("kind", "path"), [("runc", "/usr/sbin/runc"), ("runsc", "/usr/bin/runsc")])
+async def test_a_runtime_that_works(vm_home: Path, kind: str, path: str) -> None:
+    """Proven by a container that answered; nothing of it is left."""
+    runtime = OciRuntime(name=kind, kind="runsc" if kind == "runsc" else "runc", path=path, version="")
+    proof = await prove_runtime(runtime, home=vm_home)
+    assert (proof.works, proof.reason) == (True, "")
+    assert proof.version
+    assert nothing_left(vm_home)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/usr/bin/false", "crun 1.8.1 ended with status 1, and said nothing; crun before 1.9"),
+        ("/usr/bin/true", "crun 1.8.1 ended with status 0, but it left no process behind"),
+        ("/usr/bin/ls", "crun 1.8.1 ended with status 2, and said: .*unrecognized option"),
+    ],
+)
+async def test_a_runtime_that_fails(vm_home: Path, monkeypatch: pytest.MonkeyPatch, path: str, reason: str) -> None:
+    """Without a word, without a container, or with a complaint: the answer says which runtime, which version, how it ended and what it said."""
+    monkeypatch.setattr(roots, "runtime_version", lambda *_: "1.8.1")
+    proof = await prove_runtime(OciRuntime(name="crun", kind="runc", path=path, version=""), home=vm_home)
+    assert not proof.works
+    assert re.search(reason, proof.reason), proof.reason
+    assert nothing_left(vm_home)
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"), [("/nowhere/runc", "is not there"), ("/usr/bin/uname", "--version ended with status")]
+)
+async def test_what_is_no_runtime(vm_home: Path, path: str, reason: str) -> None:
+    """Missing, or not able to say its version: a host's error with a mend."""
+    with pytest.raises(HostError, match=reason) as caught:
+        await prove_runtime(OciRuntime(name="runc", kind="runc", path=path, version=""), home=vm_home)
+    assert caught.value.mend

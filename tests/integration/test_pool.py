@@ -1,0 +1,144 @@
+"""Cells made ahead, in every tier: each is a whole cell in record and proof, is had by one taker, and dies with its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.integration.processes import wait_for
+
+from belljar.cell import Cell, Pool, open_pool, start_run
+from belljar.cell.lease import Waste
+from belljar.events import Kind
+from belljar.isolation.process import identify, kill
+from belljar.isolation.reap import reap
+from belljar.ledger import Line, Status, read_events, verify
+from belljar.policy import LoadedPolicy, load_policy
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+TIERS = ("container", "gvisor", "microvm")
+POLICY = "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 64MiB, lifetime: 10m}}\n"
+OWNER = """
+import sys, anyio
+from pathlib import Path
+from belljar.cell import open_pool
+from belljar.policy import load_policy
+
+async def own() -> None:
+    async with open_pool(load_policy(Path(sys.argv[1]))) as pool, pool.cell() as cell:
+        await cell.exec(["true"])
+        print(cell.id, flush=True)
+        await anyio.sleep(1000)
+
+anyio.run(own)
+"""
+
+
+def policy_of(tier: str, folder: Path) -> LoadedPolicy:
+    """A small one."""
+    path = folder / "policy.yaml"
+    path.write_text(POLICY.format(tier=tier))
+    return load_policy(path)
+
+
+def kinds(lines: list[Line], cell: str) -> list[Kind]:
+    """What is on record of a cell, in order."""
+    return [line.kind for line in lines if line.cell == cell]
+
+
+async def standing(pool: Pool) -> Cell:
+    """The one that stands ready, once there is one."""
+    pool.refill()
+    assert await pool.filled() == 1
+    (spare,) = pool._ready
+    assert spare.cell is not None
+    return spare.cell
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path: Path) -> None:
+    """Taken by one, with the right time in it; a dead one is given to nobody; what nobody took is destroyed; all of it on record, with proof."""
+    with start_run("test", tier, []) as run:
+        async with open_pool(policy_of(tier, tmp_path), run=run) as pool:
+            assert await pool.filled() == 1
+            async with pool.cell() as first:
+                clock = await first.exec(["date", "+%s.%N"])
+                assert abs(float(clock.stdout) - time.time()) < 1
+                await first.exec(["touch", "/tmp/mine"])
+                dead = await standing(pool)
+                doomed = identify(dead.host_pid or 0)
+                assert doomed is not None
+                kill(doomed)
+                async with pool.cell() as second:
+                    assert second.id not in {first.id, dead.id}
+                    assert (await second.exec(["test", "-e", "/tmp/mine"])).returncode == 1
+            assert first.destruction is not None
+            assert first.destruction.clean
+            unused = await standing(pool)
+    assert verify(run.path).ok(strict=True)
+    lines = list(read_events(run.path))
+    said = kinds(lines, first.id)
+    assert said.index(Kind.PROBE_COMPLETED) < said.index(Kind.CELL_TAKEN) < said.index(Kind.EXEC_STARTED)
+    assert [line.data.get("ahead") for line in lines if (line.cell, line.kind) == (first.id, Kind.CELL_PLANNED)] == [
+        True
+    ]
+    reasons = {line.cell: line.data["reason"] for line in lines if line.kind is Kind.CELL_DESTROYING}
+    assert (reasons[dead.id], reasons[unused.id]) == (Waste.DEAD, Waste.UNUSED)
+    taken = [line.cell for line in lines if line.kind is Kind.CELL_TAKEN]
+    assert len(taken) == len(set(taken))
+    assert not {dead.id, unused.id} & set(taken)
+    proofs = [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]
+    assert proofs == [True] * len({line.cell for line in lines if line.kind is Kind.CELL_PLANNED})
+
+
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_cells_made_ahead_die_with_their_owner(tier: str, home: Path, tmp_path: Path) -> None:
+    """Its SIGKILL ends the cell that was taken and the one that stands; reaping removes what is left, and the ledger verifies up to there."""
+    policy_of(tier, tmp_path)
+    before = set((home / "journal").glob("*")) if (home / "journal").is_dir() else set()
+    argv = [sys.executable, "-c", OWNER, str(tmp_path / "policy.yaml")]
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, text=True, env={**os.environ, "BELLJAR_HOME": str(home)}
+    ) as owner:
+        try:
+            taken = (owner.stdout or sys.stdin).readline().strip()
+            wait_for(lambda: len(_standing(home, before)) == 2, "a second cell")
+        finally:
+            owner.send_signal(signal.SIGKILL)
+    cells = _standing(home, before)
+    assert taken in cells
+    wait_for(lambda: not any(_lives(entry) for entry in cells.values()), "the end of both", within_s=5)
+    reaped = anyio.run(reap, home)
+    assert {each.cell_id for each in reaped} >= set(cells)
+    assert not _standing(home, before)
+    assert verify(sorted((home / "runs").iterdir())[-1]).status is Status.UNFINISHED
+
+
+def _standing(home: Path, before: set[Path]) -> dict[str, dict[str, object]]:
+    """The journal's new entries that have a running child, by cell."""
+    found = {}
+    for path in set((home / "journal").glob("c-*.json")) - before:
+        try:
+            entry = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if entry.get("child"):
+            found[path.stem] = entry
+    return found
+
+
+def _lives(entry: dict[str, object]) -> bool:
+    child = entry["child"]
+    return (
+        isinstance(child, dict)
+        and (now := identify(child["pid"])) is not None
+        and now.start_ticks == child["start_ticks"]
+    )

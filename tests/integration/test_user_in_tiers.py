@@ -1,0 +1,201 @@
+"""Container and gVisor for an ordinary user: what he needs for them, what he gets without it, and that what has other owners than himself is removed all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.as_user import UsersBelljar, copy_inspect, kinds, program, started, subordinate_uids, uids_of
+from tests.integration.processes import wait_for
+
+pytestmark = [pytest.mark.vm, pytest.mark.root]
+TIERS = ("container", "gvisor")
+
+
+def planned(user: UsersBelljar, *args: str) -> dict[str, Any]:
+    """`belljar plan low --json`."""
+    shown = user("plan", "low", *args, "--json")
+    assert shown.returncode == 0, shown.stderr
+    return dict(json.loads(shown.stdout))
+
+
+def test_with_groups_and_ids_he_gets_the_tier_his_risk_asks_for(grouped: UsersBelljar) -> None:
+    """Doctor says yes to every tier; the least tier of a risk is taken, with every limit in a control group, and no warning speaks of another."""
+    found = json.loads(grouped("doctor", "--json").stdout)
+    assert (found["facts"]["cgroup"]["delegated"], found["facts"]["cgroup"]["reason"]) == (True, "")
+    assert found["facts"]["ids"]["available"]
+    low = planned(grouped)
+    assert (low["tier"], low["memory_by_rlimit"]) == ("container", False)
+    assert set(low["jail_controllers"]) == {"cpu", "memory", "pids"}
+    assert not any("stronger than" in warning for warning in low["warnings"])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_cell_and_its_processes(grouped: UsersBelljar, tier: str) -> None:
+    """The workload runs under subordinate ids, never as the user, in groups below his own with the plan's limits; when it ends nothing is left."""
+    process = started(grouped, "low", "--tier", tier)
+    try:
+        theirs = subordinate_uids(grouped.uid)
+        assert grouped.groups is not None
+        cells = [Path(path) for path in grouped.groups.cells()]
+        inside = {int(pid) for cell in cells for pid in (cell / "cgroup.procs").read_text().split()}
+        owners = {pid: uids_of(Path("/proc", str(pid))) for pid in inside}
+        limits = {path.read_text().strip() for cell in cells for path in cell.glob("pids.max")}
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=60)
+    assert {grouped.uid} in owners.values(), "the jail's first process is the user's"
+    assert any(uids <= set(theirs) for uids in owners.values()), "the container's are nobody's"
+    assert all(uids <= {grouped.uid} or not uids & {grouped.uid, 0} for uids in owners.values()), owners
+    assert limits == {str(planned(grouped, "--tier", tier)["jail"]["processes"])}
+    assert "cell.destroyed" in kinds(grouped)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str) -> None:
+    """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too, and the other owner's cell lives on."""
+    living, dying = started(grouped, "low", "--tier", tier), started(grouped, "low", "--tier", tier)
+    dying.kill()
+    dying.communicate(timeout=30)
+    states = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
+    reaped = grouped("reap", "--json")
+    kept = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
+    os.killpg(living.pid, signal.SIGINT)
+    _, stderr = living.communicate(timeout=60)
+    assert sorted(states) == ["alive", "orphaned"]
+    assert reaped.returncode == 0, reaped.stderr
+    assert [one["remaining"] for one in json.loads(reaped.stdout)] == [[]]
+    assert (kept, living.returncode) == (["alive"], 130), stderr
+
+
+def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar) -> None:
+    """The stronger tier is taken and the plan says why; one that is asked for by name is refused with the mend, on record, and nothing is made."""
+    plan = planned(user)
+    assert plan["tier"] == "microvm"
+    why = " ".join(plan["warnings"])
+    assert "stronger than container" in why
+    assert "stronger than gvisor" in why
+    assert "not handed to this user" in why
+    assert user("exec", "low", "--", "true").returncode == 0
+    for tier in TIERS:
+        refused = user("exec", "low", "--tier", tier, "--", "true")
+        assert (refused.returncode, refused.stdout) == (3, b""), refused.stderr
+        assert b"control groups cpu, memory, pids" in refused.stderr
+        assert b"cgroup.procs" in refused.stderr or b"systemd-run --user --scope" in refused.stderr
+        assert "policy.refused" in kinds(user)
+        assert "cell.planned" not in kinds(user)
+
+
+@contextlib.contextmanager
+def without_ids(user: UsersBelljar) -> Iterator[None]:
+    """The administrator takes the user's subordinate ids, and gives the same ones back."""
+    name, ids = pwd.getpwuid(user.uid).pw_name, subordinate_uids(user.uid)
+    gids = next(line.split(":")[1:] for line in Path("/etc/subgid").read_text().splitlines() if line.startswith(name))
+    words = [f"-subuids={ids.start}-{ids.stop - 1}", f"-subgids={gids[0]}-{int(gids[0]) + int(gids[1]) - 1}"]
+    subprocess.run(["/usr/sbin/usermod", *(f"--del{word}" for word in words), name], check=True, capture_output=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["/usr/sbin/usermod", *(f"--add{word}" for word in words), name], check=True)
+
+
+def test_without_ids_containers_are_refused_with_the_mend(grouped: UsersBelljar) -> None:
+    """No subordinate ids: the plan takes the virtual machine and says why; a container by name is refused with the command that gives ids."""
+    with without_ids(grouped):
+        plan = planned(grouped)
+        refused = grouped("exec", "low", "--tier", "container", "--", "true")
+        ran = grouped("exec", "low", "--", "true")
+        listed = grouped("image", "ls")
+    assert plan["tier"] == "microvm"
+    assert any("subordinate ids" in warning and "usermod --add-subuids" in warning for warning in plan["warnings"])
+    assert refused.returncode == 3, refused.stderr
+    assert b"has no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in refused.stderr
+    assert b"usermod --add-subuids" in refused.stderr
+    assert (ran.returncode, listed.returncode) == (0, 0), ran.stderr
+    assert grouped("exec", "low", "--tier", "container", "--", "true").returncode == 0
+
+
+def unpacked(user: UsersBelljar) -> list[str]:
+    """The names in the store's directory of unpacked images."""
+    return sorted(path.name for path in (user.home / "trees").iterdir()) if (user.home / "trees").is_dir() else []
+
+
+def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) -> None:
+    """Its files belong to ids that are not the user's: `reap` removes them all the same."""
+    with another_store(grouped) as store:
+        process = grouped.start("exec", "low", "--tier", "container", "--", "true", BELLJAR_HOME=str(store))
+        trees = store / "trees"
+        wait_for(lambda: any(path.is_dir() for path in trees.glob(".making-*/root/usr")), "files of a tree")
+        process.kill()
+        process.communicate(timeout=30)
+        foreign = {path.lstat().st_uid for path in trees.glob(".making-*/root/*")} - {grouped.uid}
+        reaped = grouped("reap", BELLJAR_HOME=str(store))
+        assert reaped.returncode == 0, reaped.stderr
+        assert foreign <= set(subordinate_uids(grouped.uid))
+        assert foreign
+        assert list(trees.iterdir()) == []
+
+
+def test_a_store_can_be_removed_by_its_user(grouped: UsersBelljar) -> None:
+    """An unpacked image goes with its image's last name, at the next `reap`; then nothing in the store needs another's rights to be removed."""
+    with another_store(grouped) as store:
+        ran = grouped("exec", "low", "--tier", "container", "--", "true", BELLJAR_HOME=str(store))
+        assert ran.returncode == 0, ran.stderr
+        assert len(list((store / "trees").iterdir())) == 1
+        (name,) = json.loads((store / "image-names.json").read_text())
+        for args in (("image", "rm", name), ("reap",)):
+            done = grouped(*args, BELLJAR_HOME=str(store))
+            assert done.returncode == 0, done.stderr
+        assert list((store / "trees").iterdir()) == []
+        writable = 'chmod -R u+w "$1" && rm -rf "$1"'  # roots of jails are written by nobody, not even by him
+        removed = grouped.run(["sh", "-c", writable, "sh", str(store)])
+        assert (removed.returncode, store.exists()) == (0, False), removed.stderr
+
+
+@contextlib.contextmanager
+def another_store(user: UsersBelljar) -> Iterator[Path]:
+    """A store of the user's with the images and nothing else."""
+    store = user.home.parent / "another"
+    copied = user.run(
+        [
+            "sh",
+            "-c",
+            'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json kernel-current "$2"',
+            "sh",
+            str(user.home),
+            str(store),
+        ]
+    )
+    assert copied.returncode == 0, copied.stderr
+    try:
+        yield store
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_inspects_own_checks(grouped: UsersBelljar) -> None:
+    """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail. They mostly wait: both tiers at once."""
+    copy_inspect(grouped.libraries)
+    with ThreadPoolExecutor() as both:
+        found = dict(zip(TIERS, both.map(lambda tier: program(grouped, "checks", tier), TIERS), strict=True))
+    assert {tier: one["failed"] for tier, one in found.items() if one["failed"]} == {}
+    assert min(one["checks"] for one in found.values()) >= 44
+
+
+def test_a_cell_is_probed(grouped: UsersBelljar) -> None:
+    """Every probe, as the workload's user and as root of the cell: contained, though its owner has no rights over this host."""
+    said = json.loads(grouped("probe", "low", "--tier", "container", "--all", "--json").stdout)
+    findings = [finding for report in said["reports"] for finding in report["findings"]]
+    assert [finding for finding in findings if finding["verdict"] != "contained"] == []
+    assert (said["verdict"], len(said["reports"])) == ("contained", 2)

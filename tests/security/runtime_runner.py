@@ -1,0 +1,148 @@
+"""Runs one program in a runtime's jail, for the tests: `runtime_runner.py STAGE LIFETIME_S ALTERED PROGRAM…` prints what it said, then how it ended.
+
+STAGE holds `root` (the jail's), `tree`, `bundle` and `out`. ALTERED: "plain"; "foreign" (ids that nobody gave this user); "writer" (no init, and nothing but a
+writable directory `out`). A program of its own so that an ordinary user's interpreter can run it, and so that it can be killed. A line on standard input is passed
+on; its end is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import select
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import anyio
+
+from belljar.errors import BelljarError
+from belljar.isolation.jail import start_jail
+from belljar.plan.jail import JailIdentity, JailIds, JailLimits, JailMount, JailSpec
+
+STAGE_ID = 0xA800_0000
+TREE_ID = 0xA900_0000
+COUNT = 1 << 16
+
+
+def keep_a_key() -> bool:
+    """A secret in the owner's session keyring, as a login has; whether the owner finds it there (where keys are forbidden there is nothing to find)."""
+    call = ctypes.CDLL(None).syscall
+    keyctl, add_key = {"x86_64": (250, 248), "aarch64": (219, 217)}[os.uname().machine]
+    call(keyctl, 1, None)
+    call(add_key, b"user", b"of-the-owner", b"secret", 6, -3)
+    return bool(call(keyctl, 10, -3, b"user", b"of-the-owner", 0) > 0)
+
+
+def subordinate(file: str) -> int:
+    """The user's first id there."""
+    name = pwd.getpwuid(os.getuid()).pw_name
+    return next(int(line.split(":")[1]) for line in Path(file).read_text().splitlines() if line.split(":")[0] == name)
+
+
+def cell_ids(altered: str) -> JailIds:
+    """As root a range that no cell of Belljar's has, else the user's own."""
+    if os.geteuid() == 0:
+        lines = ((0, STAGE_ID, 1), (1, STAGE_ID + 1, COUNT))
+        return JailIds(uid_map=lines, gid_map=lines)
+    first = subordinate("/etc/subuid") + (COUNT if altered == "foreign" else 0)
+    return JailIds(
+        uid_map=((0, os.getuid(), 1), (1, first, COUNT)),
+        gid_map=((0, os.getgid(), 1), (1, subordinate("/etc/subgid"), COUNT)),
+        newuidmap=Path("/usr/bin/newuidmap"),
+        newgidmap=Path("/usr/bin/newgidmap"),
+    )
+
+
+def mounts_of(stage: Path, altered: str) -> tuple[JailMount, ...]:
+    """What a container's jail has."""
+    if altered == "writer":
+        return (JailMount(kind="bind", source=stage / "out", target="/out", writable=True),)
+    shift = (TREE_ID, STAGE_ID + 1, COUNT) if os.geteuid() == 0 else None
+    devices = ("null", "zero", "full", "random", "urandom", "tty")
+    return (
+        JailMount(kind="proc", target="/proc"),
+        JailMount(kind="sysfs", target="/sys"),
+        JailMount(kind="cgroup", target="/sys/fs/cgroup"),
+        JailMount(kind="tmpfs", target="/dev", size_bytes=64 << 10, inodes=32),
+        *(JailMount(kind="device", source=Path("/dev", name), target=f"/dev/{name}") for name in devices),
+        JailMount(kind="tree", source=stage / "tree", target="/tree", shift=shift),
+        JailMount(kind="tmpfs", target="/c", size_bytes=4 << 20, inodes=200),
+        JailMount(kind="tmpfs", target="/c/proc", size_bytes=4 << 10, inodes=2),
+        JailMount(kind="bind", source=stage / "bundle", target="/b"),
+        JailMount(kind="overlay", target="/new", lower="/tree", upper="/c/upper", work="/c/work"),
+    )
+
+
+def spec_of(stage: Path, lifetime_s: float, altered: str) -> JailSpec:
+    """A container's jail."""
+    limits = JailLimits(
+        memory_max_bytes=1 << 28,
+        cpu_quota_percent=None,
+        processes=64,
+        lifetime_s=lifetime_s,
+        address_space_bytes=1 << 30,
+    )
+    ids = cell_ids(altered)
+    return JailSpec(
+        cell_id="c-00000000feed",
+        owner_pid=os.getpid(),
+        root=stage / "root",
+        binds=(),
+        identity=JailIdentity(host_uid=ids.uid_map[0][1], host_gid=ids.gid_map[0][1], privileged=os.geteuid() == 0),
+        limits=limits,
+        cgroups=(),
+        memory_by_rlimit=False,
+        ids=ids,
+        mounts=mounts_of(stage, altered),
+        keep_capabilities=True,
+        init=altered != "writer",
+        environment=(("PATH", "/usr/bin"),),
+    )
+
+
+async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str, ...]) -> None:
+    """One jail, from start to end."""
+    print("owners_key", keep_a_key())
+    ours, theirs = socket.socketpair()
+    jail = start_jail(spec_of(stage, lifetime_s, altered), program, kept=(), stdin_fd=theirs.fileno())
+    theirs.close()
+    try:
+        await jail.wait_running()
+        print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
+        print("child", jail.child.pid if jail.child else 0)
+        print("namespaces", len(jail.namespaces), flush=True)
+        threading.Thread(target=feed, args=(ours,), daemon=True).start()
+        await anyio.to_thread.run_sync(relay, ours)
+        await jail.wait_ended()
+    except BelljarError as exc:
+        print("error", type(exc).__name__, exc.what, "|", exc.mend)
+    finally:
+        with anyio.CancelScope(shield=True):
+            await jail.end()
+        jail.release_namespaces()
+    ended = jail.ended
+    print("ended", *((ended.signal, ended.status, ended.cause) if ended else ("without a word",)))
+    if jail.diagnosis():
+        print("diagnosis", jail.diagnosis())
+
+
+def relay(channel: socket.socket) -> None:
+    """Print what the probe says until it is gone."""
+    with contextlib.suppress(ConnectionResetError), channel.makefile("rb") as lines:
+        for line in lines:
+            print(line.decode().rstrip(), flush=True)
+
+
+def feed(channel: socket.socket) -> None:
+    """One line of ours to the probe."""
+    if select.select([sys.stdin], [], [])[0] and (line := sys.stdin.readline()):
+        with contextlib.suppress(BrokenPipeError):
+            channel.sendall(line.encode())
+
+
+if __name__ == "__main__":
+    anyio.run(main, Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], tuple(sys.argv[4:]))

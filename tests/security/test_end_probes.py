@@ -1,0 +1,141 @@
+"""What still runs at a sample's end, and would like to say what the probes say there: it is ended before they begin, in every tier."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.channel import ExecRequest
+from belljar.events import Kind, MemoryRecorder
+from belljar.policy import load_policy
+from belljar.probe.model import Outcome, ProbeReport, Verdict
+from belljar.probe.run import probe_cell
+
+pytestmark = [pytest.mark.anyio, pytest.mark.root]
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+resources: {{memory: 512MiB, disk: 128MiB, processes: {processes}, exec_timeout: 120s}}
+"""
+PROCESSES = {
+    "container": 100,
+    "gvisor": 100,
+    "microvm": 256,
+}  # in gVisor each is memory of the cell's; a machine like the other attacks', for its template
+# Sees the program of the probes, tells that it did, and does what it can to it: its output is rewritten, it is stopped, traced, killed.
+FORGER = r"""
+import ctypes, os, signal, time
+libc, me, done = ctypes.CDLL(None), os.getpid(), set()
+for number in (1, 2, 3, 13, 15):
+    signal.signal(number, signal.SIG_IGN)
+def forge(p):
+    fd, w = os.open(f'/proc/{p}/fd/1', os.O_RDONLY | os.O_NONBLOCK), os.open(f'/proc/{p}/fd/1', os.O_WRONLY | os.O_NONBLOCK)
+    os.write(w, os.read(fd, 65536).replace(b'absent', b'denied') + b'files.read_host\tdenied\tEACCES\n')
+open('/tmp/ready', 'a').write('r')
+while True:
+    for p in os.listdir('/proc'):
+        try:
+            if not p.isdigit() or p in done or open(f'/proc/{p}/cmdline').read()[:8] != 'sh\0quick':
+                continue
+            done.add(p)
+            open('/tmp/seen', 'a').write('s')
+            forge(p)
+        except OSError:
+            pass
+        if p in done:
+            libc.ptrace(16, int(p), 0, 0)
+            libc.kill(int(p), signal.SIGKILL)
+"""
+BOMB = r"""
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        open('/tmp/ready', 'a').close()
+        time.sleep(0.001)
+"""
+FILL = "dd if=/dev/zero of=/tmp/full bs=1M; dd if=/dev/zero of=/tmp/rest bs=1k"
+OTHERS = 'for d in /proc/[0-9]*; do tr "\\0" " " <$d/cmdline; echo; done | grep -c "^python3"'
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The walls do not depend on the host's event loop: one is enough here."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=["container", "gvisor", pytest.param("microvm", marks=pytest.mark.vm)])
+async def cell(
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cell]:
+    """One of each tier for the module: the end of a sample leaves it usable."""
+    policy = tmp_path_factory.mktemp("end") / "policy.yaml"
+    policy.write_text(POLICY.format(tier=request.param, processes=PROCESSES[request.param]))
+    async with open_cell(load_policy(policy), home=vm_home) as opened:
+        yield opened
+
+
+async def leave_running(cell: Cell, program: str, *, user: str | None = None) -> None:
+    """A daemon of the workload's, running when this returns."""
+    await cell.exec(["rm", "-f", "/tmp/ready", "/tmp/seen"], user="root")
+    start = 'umask 0; setsid python3 -c "$0" >/dev/null 2>&1 </dev/null & until [ -e /tmp/ready ]; do :; done'
+    assert (await cell.exec(["sh", "-c", start, program], user=user, timeout_s=60)).returncode == 0
+
+
+async def count_others(cell: Cell) -> int:
+    """How many daemons there are."""
+    return int((await cell.exec(["sh", "-c", OTHERS], user="root")).stdout)
+
+
+async def was_seen(cell: Cell) -> bool:
+    """Whether one of them saw the program of the probes."""
+    return (await cell.exec(["test", "-e", "/tmp/seen"], user="root")).returncode == 0
+
+
+async def held_until_seen(cell: Cell) -> AsyncIterator[bytes]:
+    """An input that doesn't end before a daemon has seen who waits for it."""
+    with anyio.fail_after(60):
+        while not await was_seen(cell):
+            pass
+    yield b"nonce=n\n"
+
+
+def said(report: ProbeReport) -> dict[str, tuple[Outcome | None, Verdict]]:
+    """What each probe said, and what it was taken for."""
+    return {finding.name: (finding.outcome, finding.verdict) for finding in report.findings}
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_who_still_runs_has_no_say_in_the_end_probes(cell: Cell, user: str) -> None:
+    """The probes at the end say what they say in a cell in which nothing else runs, though a daemon waits to rewrite it; that daemon never sees them. One that
+    is not run alone it does see."""
+    recorder = MemoryRecorder()
+    undisturbed = await probe_cell(cell, recorder=recorder, phase="end")
+    await leave_running(cell, FORGER, user=user)
+    held = ExecRequest(argv=["sh", "quick"], user="1000", probe=True, stdin=True, timeout_s=60)
+    await cell._live.client.exec(held, input=held_until_seen(cell))
+    await leave_running(cell, FORGER, user=user)
+    assert await count_others(cell) == 2
+    report = await probe_cell(cell, recorder=recorder, phase="end")
+    assert (report.verdict, report.problem) == (Verdict.CONTAINED, "")
+    assert said(report) == said(undisturbed)
+    assert not await was_seen(cell)
+    assert await count_others(cell) == 0
+    outputs = [event.bodies[1].content for event in recorder.events if event.kind is Kind.PROBE_COMPLETED]
+    assert [output.count(b"\tabsent\t") for output in outputs] == [outputs[0].count(b"\tabsent\t")] * 2
+
+
+async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> None:
+    """No room for files and no process left to have: the bomb is ended, the probes run, and none says that it reached something."""
+    await cell.exec(["sh", "-c", FILL], user="root", timeout_s=60)
+    await leave_running(cell, BOMB)
+    report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
+    assert (report.verdict, report.of(Verdict.BREACHED)) == (Verdict.CONTAINED, ()), report.problem
+    assert await count_others(cell) == 0
+    await cell.exec(["sh", "-c", "rm -f /tmp/full /tmp/rest"], user="root")

@@ -1,0 +1,386 @@
+"""The jail of an OCI runtime, whose program keeps capabilities: as root's and as an ordinary user's, with a program in the runtime's place that tries what it may,
+and with runc itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import pwd
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.as_user import copy_package, users_python
+from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
+
+import belljar
+from belljar.isolation.jail import launcher_path
+
+HERE = Path(__file__).parent
+RUNC = ("/runc", "--root", "/c/state", "run", "--detach", "--bundle", "/b", "one")
+pytestmark = pytest.mark.root
+
+EPERM, ENOENT, EACCES, EBUSY, EXDEV, EINVAL, ENOSPC, EROFS, ENOSYS, ELOOP, ENOKEY = (
+    1,
+    2,
+    13,
+    16,
+    18,
+    22,
+    28,
+    30,
+    38,
+    40,
+    126,
+)
+DONE = 0
+FOUND = {
+    # itself
+    "ids": "0:0", "groups": "0", "descriptors": "0", "environment": "PATH=/usr/bin", "session_key": ENOKEY,
+    # pid 1 is deaf to what is in its namespace: the signal is sent, and nothing happens
+    "kill_init": DONE,
+    # the filter
+    "module": EPERM, "bpf": EPERM, "perf": EPERM, "userfaultfd": EPERM, "io_uring": ENOSYS,
+    "core_limit": EPERM, "core_limit_newly": EPERM, "core_limit_read": DONE, "other_limit": DONE,
+    # the host, and what is mounted
+    "host_file": ENOENT, "host_name": DONE, "core_pattern": EACCES, "fresh_proc": EPERM,
+    "dev_null_write": DONE, "dev_null_chmod": EROFS, "sys_read_only": EROFS, "dev_full": f"64:{ENOSPC}",
+    "tree_file": "1:1:100644", "tree_setuid": "1:1:104755", "tree_write": EROFS, "tree_create": EROFS,
+    "new_group": EROFS, "root_remount": EPERM, "bundle_remount": EPERM, "sys_remount": EPERM, "root_write": EROFS,
+    "tree_remount": EPERM, "tree_remount_write": EROFS, "tree_unmount": EINVAL,
+    # the overlay does what a root file system must
+    "new_root": "1:1:40755", "upper_root": "1:1:40755", "new_file": "1:1:100644", "new_delete": DONE, "new_deleted": ENOENT, "new_recreate": DONE,
+    "new_rename_directory": EXDEV, "new_empty_directory": DONE, "new_delete_directory": DONE, "whiteout_in_upper": DONE, "new_directory_again": DONE,
+    "new_directory_is_empty": ENOENT, "new_chown": DONE, "new_chowned": "1001:1001:100755", "new_chmod": DONE, "new_setuid": "1001:1001:104755",
+    "new_device": EPERM,
+}  # fmt: skip
+MOUNTED = {
+    "/", "/proc", "/sys", "/sys/fs/cgroup", "/dev", *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")), "/tree", "/c", "/c/proc",
+    "/b", "/new",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A directory that a user owns, with a jail's root, a tree and a bundle; how to run the runner as that user; who is who on the host."""
+
+    user: str
+    directory: Path
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    stage_uid: int
+    workload_uid: int
+
+    def start(self, *program: str, lifetime_s: float = 60, altered: str = "plain") -> subprocess.Popen[str]:
+        """The runner, as the stage's user."""
+        words = (
+            *self.argv,
+            str(self.directory / "runtime_runner.py"),
+            str(self.directory),
+            str(lifetime_s),
+            altered,
+            *program,
+        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        return subprocess.Popen(words, env=self.environment, text=True, cwd="/", **pipes)
+
+    def run(self, *program: str, word: str = "", **options: Any) -> dict[str, str]:  # noqa: ANN401 - as `start` takes them
+        """The runner to its end, with a word to the program; what it said, by the first word."""
+        with self.start(*program, **options) as process:
+            output = process.communicate(word, timeout=60)[0]
+        assert process.returncode == 0, output
+        return dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+
+
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program in the runtime's place."""
+    program = tmp_path_factory.mktemp("runtime") / "probe"
+    words = ("-static", "-O1", "-s", str(HERE / "runtime_probe.c"), "-o", str(program))
+    target = ("-target", f"{platform.machine()}-linux-musl")
+    subprocess.run([sys.executable, "-m", "ziglang", "cc", *words, *target], check=True, capture_output=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def readable_package() -> Iterator[Path]:
+    """The package where any user can read it."""
+    with tempfile.TemporaryDirectory(prefix="package-") as folder:
+        Path(folder).chmod(0o755)
+        yield copy_package(Path(folder) / "site")
+
+
+@pytest.fixture(params=("root", "user"), scope="module")
+def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -> Iterator[Stage]:
+    """Once for root, once for an ordinary user with subordinate ids."""
+    with tempfile.TemporaryDirectory(prefix="rt-") as folder:
+        directory = Path(folder)
+        make_stage(directory, probe)
+        environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(belljar.__file__).parents[1])}
+        if request.param == "root":
+            give(directory / "tree", TREE_ID, TREE_ID)
+            give(directory / "out", STAGE_ID, STAGE_ID)
+            yield Stage(
+                user="root",
+                directory=directory,
+                argv=(sys.executable,),
+                environment=environment,
+                stage_uid=STAGE_ID,
+                workload_uid=STAGE_ID + 1,
+            )
+            return
+        uid, gid = request.getfixturevalue("ordinary_user")
+        first = subordinate_id(uid)
+        give(directory, uid, gid)
+        give(directory / "tree", first, first)
+        yield Stage(
+            user="user",
+            directory=directory,
+            argv=("/usr/bin/setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups", users_python(uid, gid)),
+            environment={**environment, "PYTHONPATH": str(readable_package)},
+            stage_uid=uid,
+            workload_uid=first,
+        )
+
+
+def subordinate_id(uid: int) -> int:
+    """The user's first, which `useradd` gave him (the same for groups)."""
+    name = pwd.getpwuid(uid).pw_name
+    firsts = {
+        int(line.split(":")[1])
+        for file in ("/etc/subuid", "/etc/subgid")
+        for line in Path(file).read_text().splitlines()
+        if line.split(":")[0] == name
+    }
+    if len(firsts) != 1:
+        pytest.skip("useradd gives no subordinate ids on this system")
+    return firsts.pop()
+
+
+def make_stage(directory: Path, probe: Path) -> None:
+    """A root with the probe and runc, a tree that is an image with only the probe, and its bundle."""
+    for name in ("proc", "sys", "dev", "tree", "c", "b", "new", "out"):
+        (directory / "root" / name).mkdir(parents=True)
+    for name in ("dir", "proc", "dev", "sys"):
+        (directory / "tree" / name).mkdir(parents=True)
+    (directory / "bundle").mkdir()
+    (directory / "out").mkdir()
+    for target in ("root/probe", "tree/probe", "tree/setuid"):
+        shutil.copy(probe, directory / target)
+    (directory / "tree" / "setuid").chmod(0o4755)
+    (directory / "tree" / "file").write_text("of the image")
+    (directory / "tree" / "dir" / "inner").touch()
+    (directory / "bundle" / "config.json").write_text(json.dumps(bundle("leave")))
+    shutil.copy(HERE / "runtime_runner.py", directory)
+    directory.chmod(0o755)
+    copy_runc(directory / "root")
+
+
+def copy_runc(root: Path) -> None:
+    """With the libraries that it names."""
+    runc = shutil.which("runc", path="/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin")
+    if runc is None:
+        pytest.skip("runc is not installed")
+    shutil.copy(runc, root / "runc")
+    listed = subprocess.run(["ldd", runc], capture_output=True, text=True, check=False).stdout
+    for library in (word for line in listed.splitlines() for word in line.split() if word.startswith("/")):
+        target = root / library.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, target)
+
+
+def bundle(mode: str) -> dict[str, Any]:
+    """The least that runc runs, in a user namespace below the jail's."""
+    mapping = [{"containerID": 0, "hostID": 1, "size": COUNT}]
+    namespaces = [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount", "cgroup", "user")]
+    safe = ["nosuid", "noexec", "nodev"]
+    return {
+        "ociVersion": "1.0.2",
+        "process": {"user": {"uid": 0, "gid": 0}, "args": ["/probe", mode], "cwd": "/", "noNewPrivileges": True},
+        "root": {"path": "/new"},
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc", "options": safe},
+            {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "size=64k"]},
+            {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*safe, "ro"]},
+        ],
+        "linux": {"uidMappings": mapping, "gidMappings": mapping, "namespaces": namespaces},
+    }
+
+
+def give(directory: Path, uid: int, gid: int) -> None:
+    """The directory and all in it; modes stay as they are."""
+    for path in (directory, *directory.rglob("*")):
+        mode = path.stat().st_mode & 0o7777
+        os.chown(path, uid, gid)
+        path.chmod(mode)
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """/proc/PID/status as the host sees it."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def children_of(pid: int) -> list[int]:
+    """Of all its threads; it has one."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_until_ready(process: subprocess.Popen[str]) -> dict[str, int]:
+    """The pids from the runner's first lines, once the program has said that it is there."""
+    found: dict[str, int] = {}
+    for line in process.stdout or ():
+        word, _, number = line.strip().partition(" ")
+        if word == "ready":
+            return found
+        if number.isdigit():
+            found[word] = int(number)
+    raise AssertionError("the program did not come up")
+
+
+def end_and_look(process: subprocess.Popen[str], victim: int, watched: Sequence[int]) -> None:
+    """After SIGKILL to the victim all the watched are gone, without anyone's help."""
+    pidfds = [os.pidfd_open(pid) for pid in watched]
+    try:
+        os.kill(victim, signal.SIGKILL)
+        assert all(select.select([pidfd], [], [], 5.0)[0] for pidfd in pidfds)
+    finally:
+        for pidfd in pidfds:
+            os.close(pidfd)
+        process.kill()
+
+
+def test_what_a_runtime_can_do(stage: Stage) -> None:
+    """With all its capabilities: it sees only what it was given, can't write or uncover the tree, can't fill more than its share; the overlay works whole."""
+    said = stage.run("/probe", "detach", "look")
+    assert {name: said.get(name) for name in FOUND} == {name: str(value) for name, value in FOUND.items()}
+    assert set(said["mounts"].strip(",").split(",")) == MOUNTED
+    assert int(said["highest_process"]) < 10
+    assert said["owners_key"] == "True"
+    # Root's bundle belongs to nobody in the jail; an ordinary user's to his own stage, which only the mount keeps off.
+    assert int(said["bundle_write"]) == (EACCES if stage.user == "root" else EROFS)
+    written_kib, errno = map(int, said["new_full"].split(":"))
+    assert (3000 < written_kib <= 4096, errno) == (True, ENOSPC)
+    inodes, errno = map(int, said["new_inodes"].split(":"))
+    assert (150 < inodes < 200, errno) == (True, ENOSPC)
+    assert said["ended"] == "None 0 itself"
+    assert (stage.directory / "tree" / "file").read_text() == "of the image"
+    assert sorted(path.name for path in (stage.directory / "tree").iterdir()) == sorted(
+        ("dir", "proc", "dev", "sys", "probe", "setuid", "file")
+    )
+
+
+def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
+    """What unpacks an image: it gives its files to mapped ids and to no others, makes no device, follows no link, and writes nowhere else."""
+    said = stage.run("/probe", "write", altered="writer")
+    allowed = {name for name in ("write", "chown", "chmod", "link") if said[name] == "0"}
+    assert allowed == {"write", "chown", "chmod", "link"}, said
+    assert {name: int(said[name]) for name in ("chown_unmapped", "device", "follow", "write_elsewhere")} == {
+        "chown_unmapped": EINVAL,
+        "device": EPERM,
+        "follow": ELOOP,
+        "write_elsewhere": EROFS,
+    }
+    assert said["ended"] == "None 0 itself"
+    made = (stage.directory / "out" / "file").stat()
+    assert made.st_uid == stage.workload_uid + 999
+    assert made.st_mode & 0o7777 == 0o4755
+
+
+def test_runc_runs_a_container_in_it(stage: Stage) -> None:
+    """On the host the container is who was promised; pid 1 holds nothing any more; what the container ends with is what is told."""
+    with stage.start(*RUNC) as process:
+        found = wait_until_ready(process)
+        init, container = status_of(found["child"]), status_of(children_of(found["child"])[0])
+        output = process.communicate("go\n", timeout=20)[0]
+    assert init["Uid"].split() == [str(stage.stage_uid)] * 4
+    assert init["Groups"] == container["Groups"] == ""
+    assert {int(init[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    assert {(one["NoNewPrivs"], one["Seccomp"]) for one in (init, container)} == {("1", "2")}
+    assert container["Uid"].split() == [str(stage.workload_uid)] * 4
+    assert found["namespaces"] == 7
+    assert "ended None 7 itself" in output
+
+
+@pytest.mark.parametrize("victim", ["runner", "supervisor", "child"])
+def test_nothing_outlives_any_of_them(stage: Stage, victim: str) -> None:
+    """SIGKILL to the owner, to the supervisor or to pid 1: the container is gone, and so are they."""
+    with stage.start(*RUNC) as process:
+        found = wait_until_ready(process)
+        container = children_of(found["child"])[0]
+        watched = (found["child"], container, *((found["supervisor"],) if victim == "runner" else ()))
+        end_and_look(process, {**found, "runner": process.pid}[victim], watched)
+
+
+def test_the_lifetime_ends_it(stage: Stage) -> None:
+    """At the deadline all is killed, and the cause is said."""
+    assert stage.run("/probe", "detach", "stay", lifetime_s=1.0)["ended"] == "9 None lifetime"
+
+
+def test_it_ends_with_the_last_of_it(stage: Stage) -> None:
+    """A process whose parent ended lives on under pid 1, and its status is the jail's."""
+    assert stage.run("/probe", "detach", "orphans", word="go\n")["ended"] == "None 7 itself"
+
+
+@pytest.mark.parametrize("stage", ["root"], indirect=True)
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (("/probe", "exit", "1"), "step 21, runtime, failed: the OCI runtime ended with status 1, and said nothing"),
+        (("/probe", "exit", "3", "sorry"), "status 3, and said: sorry"),
+        (("/probe", "exit", "0"), "status 0, but it left no process behind"),
+        (("/missing",), "No such file or directory: /missing"),
+    ],
+)
+def test_a_runtime_that_fails(stage: Stage, program: tuple[str, ...], words: str) -> None:
+    """How it ended is said, and what it said, or that it said nothing."""
+    said = stage.run(*program)
+    assert words in said["error"]
+    assert "child" not in said
+
+
+@pytest.mark.parametrize("stage", ["user"], indirect=True)
+def test_ids_that_are_not_his(stage: Stage) -> None:
+    """An ordinary user gets no ids but those the system gave him, and is told what to do."""
+    error = stage.run("/probe", "detach", "look", altered="foreign")["error"]
+    assert error.startswith("HostError")
+    assert "newuidmap" in error
+    assert "--add-subuids" in error
+
+
+MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--uid-map", "0", "5000", "1", "--uid-map", "1", "0", "1", "--gid-map", "0", "5", "1"), "host's id 0"),
+        (("--uid-map", "0", "5000", "1"), "an id map without 0"),
+        (("--uid-map", "0", "4294967290", "9", "--gid-map", "0", "5", "1"), "an id map's line"),
+        ((*MAPS, "--mount-tmpfs", "/c", "0", "10", "493", "exec"), "without limits"),
+        ((*MAPS, "--mount-tmpfs", "/c", "10"), "--mount-tmpfs"),
+        ((*MAPS, "--mount-shifted-tree", "/a", "/b", "7", "8", "1"), "only root"),
+        ((*MAPS, "--mount-overlay", "/new", "/a,x", "/b", "/c"), "/a,x"),
+        ((*MAPS, *("--mount-proc", "/p") * 49), "too many mounts"),
+        ((*MAPS, "--env", "=x"), "NAME=VALUE"),
+        (("--uid", "5", "5", "--gid", "5", "5", "--keep-capabilities"), "need --uid-map"),
+        ((*MAPS, "--newuidmap", "/x"), "belong together"),
+    ],
+)
+def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None:
+    """The launcher's own word, whatever its caller believes: no host root inside, nothing without limits, nothing guessed."""
+    base = ("--cell", "c-1", "--root", "/", "--lifeline", "0", "--status", "2", "--owner", str(os.getpid()))
+    command = (str(launcher_path()), *base, *options, "--", "/x")
+    result = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env={})
+    assert result.returncode == 125
+    assert result.stderr.startswith("failed step 1 options")
+    assert words in result.stderr

@@ -1,0 +1,381 @@
+"""The pool over fake cells: who gets which cell, and what becomes of those that nobody has. Real cells: `tests/integration/test_pool.py`."""
+
+# ruff: noqa: ANN401 - fakes stand for cells
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from tests.fakes.cell import FakeCell, FakeCells, FakeRun
+
+from belljar.cell import lease as leases
+from belljar.cell import pool as pools
+from belljar.cell.lease import Waste
+from belljar.cell.pool import Pool, Supply
+from belljar.cell.workshop import Workshop, async_workshop, open_workshop, promised
+from belljar.errors import ContainmentBreach, HostError
+from belljar.events import Kind
+from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.probe.model import Outcome
+
+pytestmark = pytest.mark.anyio
+
+
+class Stand:
+    """A pool of fake cells and what it was made of."""
+
+    def __init__(self, workshop: Workshop, cells: FakeCells, *, size: int, admit: Callable[[int], bool]) -> None:
+        self.workshop, self.cells, self.run = workshop, cells, FakeRun("pool")
+        self.policy: LoadedPolicy = resolve_policy("high")
+        self.breaches: list[ContainmentBreach] = []
+        self.ahead: list[FakeCell] = []
+        supply = Supply(
+            open=self.open,
+            warm_up=partial(cells.probe, run=self.run, phase="warm-up"),
+            recorder=self.run.recorder,
+            size=size,
+            admit=admit,
+            on_breach=self.breaches.append,
+        )
+        self.pool = Pool(supply, workshop)
+
+    @asynccontextmanager
+    async def _open(self, *, ahead: bool) -> AsyncIterator[Any]:
+        async with self.cells.open_cell(self.policy, run=self.run, home=None, ahead=ahead) as cell:
+            if ahead:
+                self.ahead.append(cell)
+            yield cell
+
+    def open(self, *, ahead: bool) -> AbstractAsyncContextManager[Any]:
+        """As `open_cell`."""
+        return self._open(ahead=ahead)
+
+    def cell(self) -> AbstractAsyncContextManager[Any]:
+        """What a taker gets."""
+        return self.pool.cell()
+
+    async def heard(self) -> None:
+        """Until the workshop has done what was posted so far."""
+        done: Future[None] = Future()
+        self.workshop.post(lambda: done.set_result(None))
+        await promised(done)
+
+    async def filled(self) -> None:
+        """Until the shelf is full, or can't be filled."""
+        self.pool.refill()
+        await self.pool.filled()
+
+    def taken(self) -> list[str | None]:
+        """The cells that were given out, by the record."""
+        return [event.cell_id for event in self.run.recorder.events if event.kind is Kind.CELL_TAKEN]
+
+
+@asynccontextmanager
+async def stand(
+    size: int = 1, *, cells: FakeCells | None = None, admit: Callable[[int], bool] = lambda _: True
+) -> AsyncIterator[Stand]:
+    """A pool, ended with the block."""
+    async with async_workshop() as workshop:
+        yield Stand(workshop, cells or FakeCells(), size=size, admit=admit)
+
+
+async def test_a_cell_that_was_made_ahead_is_given_out_once() -> None:
+    """Warmed in the pool's thread, taken in this one, on record, destroyed when it is given back, and another stands in its place."""
+    async with stand() as it:
+        await it.filled()
+        async with it.cell() as first:
+            assert first is it.ahead[0]
+            assert first.loops == [threading.current_thread().name]
+            assert (await first.exec(["echo", "hi"])).stdout == b"hi\n"
+            await it.filled()
+            async with it.cell() as second:
+                assert second is it.ahead[1]
+                assert second is not first
+        assert first.destroyed
+        assert second.destroyed
+        assert it.taken() == [first.id, second.id]
+    assert all(cell.destroyed for cell in it.cells.opened)
+    assert len({cell.id for cell in it.ahead}) == len(it.ahead)
+
+
+async def test_without_one_ready_the_taker_opens_his_own() -> None:
+    """The pool is a chance, never a condition."""
+    async with stand(admit=lambda _: False) as it:
+        async with it.cell() as cell:
+            assert cell not in it.ahead
+        assert it.taken() == []
+
+
+async def test_many_takers_never_share_a_cell() -> None:
+    """Ten at once, from a pool of two: ten cells."""
+    had: list[str] = []
+
+    async def take() -> None:
+        async with it.cell() as cell:
+            had.append(cell.id)
+            await anyio.sleep(0.001)
+
+    async with stand(2) as it:
+        await it.filled()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(take)
+    assert len(had) == len(set(had)) == 10
+    assert set(it.taken()) <= set(had)
+    assert all(cell.destroyed for cell in it.cells.opened)
+
+
+async def test_a_taker_waits_for_the_cell_in_the_making() -> None:
+    """Rather than paying for another."""
+    begun, go = anyio.Event(), Future[None]()
+    cells = FakeCells()
+    slow = cells.probe
+
+    async def probe(cell: Any, *, run: Any, phase: str) -> Any:
+        home.set_result(None)
+        await promised(go)
+        return await slow(cell, run=run, phase=phase)
+
+    home: Future[None] = Future()
+    cells.probe = probe  # type: ignore[method-assign]
+    async with stand(cells=cells) as it, anyio.create_task_group() as tasks:
+
+        async def take() -> None:
+            async with it.cell() as cell:
+                assert cell is it.ahead[0]
+                begun.set()
+
+        it.pool.refill()
+        await promised(home)
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        cells.probe = slow  # type: ignore[method-assign]
+        go.set_result(None)
+        await begun.wait()
+
+
+async def test_a_cell_that_is_waited_for_is_not_warmed_first() -> None:
+    """Its taker's own probes would come later for it. One that nobody waits for any more is warmed before it stands."""
+    async with stand() as it:
+        real, begun, go = it.open, [Future[None]() for _ in range(2)], [Future[None]() for _ in range(2)]
+
+        @asynccontextmanager
+        async def open_(*, ahead: bool) -> AsyncIterator[Any]:
+            if ahead and len(it.ahead) < 2:
+                begun[len(it.ahead)].set_result(None)
+                await promised(go[len(it.ahead)])
+            async with real(ahead=ahead) as cell:
+                yield cell
+
+        async def take() -> None:
+            async with it.cell() as cell:
+                had.append(cell)
+
+        had: list[Any] = []
+        object.__setattr__(it.pool._supply, "open", open_)
+        it.pool.refill()
+        await promised(begun[0])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+            await it.heard()
+            go[0].set_result(None)
+        assert had == it.ahead[:1]
+        assert had[0].run_probe_program.asked == []
+        await promised(begun[1])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take)
+            await anyio.wait_all_tasks_blocked()
+            await it.heard()
+            tasks.cancel_scope.cancel()
+        go[1].set_result(None)
+        await it.filled()
+        assert it.ahead[1].run_probe_program.asked != []
+
+
+async def test_a_cell_that_died_is_not_given_out() -> None:
+    """Noticed while it stands, or when it is called for."""
+    async with stand() as it:
+        await it.filled()
+        it.ahead[0].dead = True
+        async with it.cell() as cell:
+            assert cell is not it.ahead[0]
+        await it.filled()
+        (spare,) = it.pool._ready
+        it.ahead[-1].die()
+        await promised(spare.ended)
+        assert it.pool.counts.dead == 2
+        assert it.ahead[0].destroyed
+        assert it.taken() == []
+    assert it.ahead[0].reason == Waste.DEAD
+
+
+async def test_a_void_warm_up_is_not_given_out() -> None:
+    """The cell goes, the pool goes on when somebody asks again, and the taker opens his own."""
+    cells = FakeCells()
+    cells.on_probe = lambda cell, _: setattr(cell.run_probe_program, "timed_out", True)
+    async with stand(cells=cells) as it:
+        await it.filled()
+        async with it.cell() as cell:
+            assert cell not in it.ahead
+        assert it.ahead[0].destroyed
+        assert it.ahead[0].reason == Waste.VOID
+        assert it.pool.counts.void >= 1
+    assert it.breaches == it.pool.troubles == []
+
+
+async def test_a_warm_up_that_finds_a_way_out_ends_the_pool() -> None:
+    """Its owner is told at once, and whoever wants a cell gets the breach instead."""
+    cells = FakeCells()
+    cells.on_probe = lambda cell, _: cell.run_probe_program.outcomes.update({"calls.mount": (Outcome.REACHED, "it")})
+    async with stand(cells=cells) as it:
+        await it.filled()
+        assert len(it.breaches) == 1
+        with pytest.raises(ContainmentBreach, match=r"calls\.mount"):
+            async with it.cell():
+                pytest.fail("a cell was given out")
+        await it.filled()
+        assert len(it.cells.opened) == 1
+        assert it.ahead[0].destroyed
+
+
+async def test_a_stale_cell_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is destroyed without being asked for, and a fresh one stands in its place."""
+    left = [0.0]
+    monkeypatch.setattr(leases, "fresh_for_s", lambda **_: left.pop() if left else 3600.0)
+    async with stand() as it:
+        it.pool.refill()
+        while it.pool.counts.made < 2:
+            await it.filled()
+        async with it.cell() as cell:
+            assert cell is it.ahead[1]
+        assert it.pool.counts.stale == 1
+    assert it.ahead[0].destroyed
+    assert it.ahead[0].reason == Waste.STALE
+
+
+async def test_a_stale_cell_is_not_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even while it still stands: the taker opens his own."""
+    async with stand() as it:
+        await it.filled()
+        monkeypatch.setattr(leases, "fresh_for_s", lambda **_: -1.0)
+        async with it.cell() as cell:
+            assert cell not in it.ahead
+        assert it.taken() == []
+
+
+async def test_a_cell_that_can_not_be_made_ahead_fails_nothing() -> None:
+    """It is counted; the taker opens his own and gets the real error if there is one."""
+    async with stand() as it:
+        real, broken = it.open, True
+
+        def open_(*, ahead: bool) -> AbstractAsyncContextManager[Any]:
+            if broken:
+                raise HostError("no room")
+            return real(ahead=ahead)
+
+        object.__setattr__(it.pool._supply, "open", open_)
+        await it.filled()
+        with pytest.raises(HostError, match="no room"):
+            async with it.cell():
+                pytest.fail("a cell was given out")
+        broken = False
+        async with it.cell() as cell:
+            assert cell not in it.ahead
+        await it.filled()
+        async with it.cell() as cell:
+            assert cell in it.ahead
+    assert it.pool.counts.failed >= 1
+    assert it.pool.troubles == []
+
+
+async def test_an_end_that_was_not_clean_is_told() -> None:
+    """To the taker when the cell was his, to the pool's owner when nobody had it."""
+    cells = FakeCells()
+    cells.destroy_error = ContainmentBreach("destruction left: a process")
+    async with stand(cells=cells) as it:
+        await it.filled()
+        with pytest.raises(ContainmentBreach, match="left"):
+            async with it.cell():
+                await it.filled()
+    assert [str(trouble) for trouble in it.pool.troubles] == ["destruction left: a process"]
+
+
+async def test_nobody_is_left_waiting_when_the_pool_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands is destroyed, and a cell that is still out is recalled: its operations end, then it is destroyed too."""
+    monkeypatch.setattr(pools, "_END_PATIENCE_S", 0.05)
+    async with stand(2) as it:
+        await it.filled()
+        taking = it.cell()
+        cell = await taking.__aenter__()
+    assert isinstance(cell, FakeCell)
+    assert cell.dead
+    assert all(each.destroyed for each in it.cells.opened)
+    await taking.__aexit__(None, None, None)
+    async with it.cell() as late:
+        assert late not in it.ahead
+
+
+async def test_a_taker_that_is_cancelled_gives_back_what_it_was_given() -> None:
+    """Whether it was cancelled before or after the answer, no cell is lost or shared."""
+    async with stand() as it:
+        for _ in range(5):
+            await it.filled()
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                async with it.cell():
+                    await anyio.lowlevel.checkpoint()
+                    pytest.fail("a cancelled taker went on")
+        await it.filled()
+        async with it.cell() as cell:
+            assert cell in it.ahead
+    assert all(each.destroyed for each in it.cells.opened)
+
+
+async def test_what_is_in_the_making_is_given_up_at_the_end() -> None:
+    """Its cell is destroyed as well, and who waits for it opens his own."""
+    cells, never, begun = FakeCells(), Future[None](), Future[None]()
+
+    async def probe(cell: Any, *, run: Any, phase: str) -> Any:
+        begun.set_result(None)
+        await promised(never)
+
+    cells.probe = probe  # type: ignore[method-assign]
+    async with stand(cells=cells) as it:
+        it.pool.refill()
+        await promised(begun)
+    assert it.ahead[0].destroyed
+    assert it.pool.troubles == []
+
+
+async def test_room_and_need_are_asked_before_each_making() -> None:
+    """No more than the owner admits."""
+    async with stand(5, admit=lambda ready: ready < 2) as it:
+        await it.filled()
+        assert len(it.ahead) == 2
+
+
+def test_a_workshop_without_an_event_loop_around_it(tmp_path: Path) -> None:
+    """Its owner may be plain code: then it ends with the block, and takes no more work."""
+    with open_workshop() as workshop:
+        it = Stand(workshop, FakeCells(), size=1, admit=lambda _: True)
+
+        async def use() -> None:
+            await it.filled()
+            async with it.cell() as cell:
+                assert cell in it.ahead
+
+        anyio.run(use)
+        anyio.run(use, backend="trio")
+    assert not workshop.post(lambda: None)
+    assert all(cell.destroyed for cell in it.cells.opened)
+    assert threading.active_count() == len([t for t in threading.enumerate() if t.name != "cells-ahead"])

@@ -1,0 +1,116 @@
+"""`belljar probe` over a cell that answers as a test says: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.fakes.probing import FakeProbed, FakeProgram, read_canary
+
+import belljar.cell
+from belljar.cli.main import run
+from belljar.ledger import verify
+from belljar.policy import LoadedPolicy
+from belljar.probe.catalogue import PROBES
+from belljar.probe.model import Outcome
+
+
+class Opened(FakeProbed):
+    """A cell with the whole catalogue, to which everything is denied; it has an ordinary user, and it is emulated."""
+
+    emulated = True
+    opened = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run_probe_program = FakeProgram(PROBES)
+        self.plan = SimpleNamespace(
+            limits=self.plan.limits, oci=None, user="user", layers=[SimpleNamespace(name="jail")]
+        )
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Opened:
+    """The cell that the command opens. The namespaces of a cell that is none can't be looked at, so the test's own are hidden behind a pid."""
+    opened = Opened()
+
+    @asynccontextmanager
+    async def open_cell(loaded: LoadedPolicy, **_: Any) -> AsyncIterator[Opened]:  # noqa: ANN401 - as the real one
+        opened.opened += 1
+        opened.tier = str(loaded.policy.tier or opened.tier)
+        yield opened
+
+    monkeypatch.setattr(belljar.cell, "open_cell", open_cell)
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    return opened
+
+
+def test_contained(cell: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Everything denied: exit code 0, a line for each probe, and a sealed record."""
+    assert run(["probe", "--group", "files", "--group", "mounts"]) == 0
+    out = capsys.readouterr().out
+    assert "files.read_host" in out
+    assert "contained:" in out
+    assert "emulated" in out
+    (record,) = (tmp_path / "store" / "runs").iterdir()
+    assert verify(record).ok(strict=True)
+
+
+def test_breached(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    """A canary that was read: exit code 2, and it is said what was tried, and why it matters. Hostile details act on nothing."""
+    cell.run_probe_program.touch = read_canary
+    cell.run_probe_program.outcomes["files.read_host"] = (Outcome.REACHED, "\x1b[2J[red]x")
+    assert run(["probe", "--group", "files"]) == 2
+    out = capsys.readouterr().out
+    about = next(probe for probe in PROBES if probe.name == "files.read_host")
+    assert about.why.split()[0] in out
+    assert "\x1b" not in out
+    assert "[red]x" in out
+
+
+def test_void(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    """No answer: exit code 2, as for every missing evidence, and the reason."""
+    cell.run_probe_program.spoil = lambda _: b""
+    assert run(["probe", "--group", "files"]) == 2
+    assert "did not say that it ended" in capsys.readouterr().out
+
+
+def test_all_is_tried_as_root_too(cell: Opened, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--all` runs the whole catalogue as the policy's user and as root; JSON has both, and the walls."""
+    code = run(["probe", "--all", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert [len(report["findings"]) for report in said["reports"]] == [len(PROBES)] * 2
+    assert [report["user"] for report in said["reports"]] == ["", "root"]
+    assert cell.opened == 2  # what the first left is not the second's
+    assert (said["tier"], said["layers"], said["emulated"]) == ("microvm", ["jail"], True)
+    # No process of a cell stands behind this one: what the host must look at there is void, and never contained.
+    assert (code, said["verdict"]) == (2, "void")
+
+
+def test_the_catalogue_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of at least 60 probes with what it tries, why, and what a breach looks like; as JSON too. No cell is opened."""
+    assert run(["probe", "--list", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert len(entries) == len(PROBES) >= 60
+    assert all(entry["tries"] and entry["why"] and entry["breach"] for entry in entries)
+    assert run(["probe", "--list", "--group", "files"]) == 0
+    assert "files.read_host  (quick)" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """A group that does not exist would try nothing: refused."""
+    assert run(["probe", "--group", "nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_the_page_has_every_tier(cell: Opened, tmp_path: Path) -> None:
+    """`--table` writes a page with a column for each tier and no path of this machine."""
+    assert run(["probe", "--table", str(tmp_path / "page.md")]) == 2
+    page = (tmp_path / "page.md").read_text()
+    assert "| container | gvisor | microvm |" in page
+    assert str(tmp_path) not in page

@@ -1,0 +1,131 @@
+"""A sample's verdict: what the probes at its ends and its destruction say, and what a breach does to the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import pytest
+from inspect_ai.util import SandboxUnavailableError
+from tests.fakes.cell import FakeCell, FakeCells
+from tests.fakes.probing import read_canary
+
+from belljar.errors import ContainmentBreach
+from belljar.harness.containment import Containment
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.session import Session
+from belljar.probe.model import Finding, Outcome, ProbeReport, Side, Verdict
+from belljar.probe.run import breach_of
+
+pytestmark = pytest.mark.anyio
+C, V, B = Verdict.CONTAINED, Verdict.VOID, Verdict.BREACHED
+
+
+def report(verdict: Verdict) -> ProbeReport:
+    """A run of one probe."""
+    finding = Finding(name="a.b", verdict=verdict, outcome=Outcome.DENIED, detail="", seen="w", seen_by=Side.HOST)
+    return ProbeReport(verdict=verdict, findings=(finding,), which="quick", duration_ms=1)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "clean", "verdict"),
+    [
+        (C, C, True, C),
+        (C, C, False, V),
+        (C, C, None, V),
+        (V, C, True, V),
+        (C, V, True, V),
+        (C, B, True, B),
+        (B, V, None, B),
+    ],
+)
+def test_the_worst_is_the_verdict(start: Verdict, end: Verdict, clean: bool | None, verdict: Verdict) -> None:
+    """Both ends and the destruction: the worst of them; what is missing is void."""
+    containment = Containment(start=report(start), end=report(end), clean=clean)
+    assert containment.verdict is verdict
+    assert containment.data()["verdict"] == verdict.value
+
+
+def test_what_was_not_probed_is_void() -> None:
+    """No probe, no contained; and only a breach is an error."""
+    assert Containment(start=report(C), clean=True).verdict is V
+    assert Containment(end=report(C), clean=True).verdict is V
+    assert breach_of(None, "c") is breach_of(report(V), "c") is None
+    assert isinstance(breach_of(report(B), "c"), ContainmentBreach)
+
+
+def at(wanted: str, touch: Callable[[dict[str, str]], object]) -> Callable[[FakeCell, str], None]:
+    """An escape at one end of the sample."""
+
+    def arm(cell: FakeCell, phase: str) -> None:
+        cell.run_probe_program.touch = touch if phase == wanted else lambda _: None
+
+    return arm
+
+
+async def opened() -> BelljarSandboxEnvironment:
+    """A sample's cell, as Inspect opens it."""
+    environments = await BelljarSandboxEnvironment.sample_init("task", None, {"__sample_id__": "s"})
+    return environments["default"].as_type(BelljarSandboxEnvironment)
+
+
+async def test_a_breach_at_the_start(session: Session, cells: FakeCells) -> None:
+    """The sample does not run, its cell is destroyed, the owner is told to stop once, and no further sample begins."""
+    stops: list[int] = []
+    cells.on_probe = at("start", read_canary)
+    with anyio.CancelScope() as evaluation:
+
+        def stop() -> None:
+            stops.append(1)
+            evaluation.cancel()
+
+        session.stop = stop
+        await opened()
+    assert evaluation.cancelled_caught
+    assert (len(stops), cells.opened[0].destroyed, len(session.live)) == (1, True, 0)
+    cells.on_probe = at("never", read_canary)
+    with pytest.raises(ContainmentBreach, match="stopped"):
+        await opened()
+    assert len(cells.opened) == 1
+
+
+async def test_a_breach_at_the_end_stops_the_others(session: Session, cells: FakeCells) -> None:
+    """A breach that shows at one sample's end: no cell of another takes work any more, and each can still be closed."""
+    cells.on_probe = at("end", read_canary)
+    first, second = await opened(), await opened()
+    with pytest.raises(ContainmentBreach):
+        await first.close(outcome="completed")
+    cells.on_probe = at("never", read_canary)
+    for call in (second.exec(["true"]), second.read_file("x"), second.write_file("x", "y")):
+        with pytest.raises(ContainmentBreach, match="stopped"):
+            await call
+    await second.close(outcome="completed")
+    assert (first.containment.verdict, second.containment.verdict) == (B, C)
+    assert all(cell.destroyed for cell in cells.opened)
+
+
+async def test_a_dead_cell_is_void_at_its_end(session: Session, cells: FakeCells) -> None:
+    """A cell that died in its sample can't be probed: void, and no error of the closing."""
+    environment = await opened()
+    cells.opened[0].dead = True
+    with pytest.raises(SandboxUnavailableError):
+        await environment.exec(["true"])
+    await environment.close(outcome="completed")
+    assert environment.containment.verdict is V
+
+
+async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:
+    """A scorer's second cell of the sample is probed at both ends, and its breach stops the run as well."""
+    environment = await opened()
+    seen: list[tuple[str, str]] = []
+    cells.on_probe = lambda cell, phase: seen.append((cell.id, phase))
+    async with environment.another_cell() as other:
+        pass
+    assert seen == [(other.id, "start"), (other.id, "end")]
+    cells.on_probe = at("start", read_canary)
+    with pytest.raises(ContainmentBreach):
+        async with environment.another_cell():
+            pass
+    assert session.stopped is not None
+    cells.on_probe = at("never", read_canary)
+    await environment.close(outcome="completed")

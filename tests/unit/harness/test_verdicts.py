@@ -1,0 +1,172 @@
+"""The verdicts of a run in Inspect's own log: real Inspect, real ledger, fake cells whose probes answer as a test says."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+from tests.fakes.cell import FakeCell, RecordedCells
+from tests.fakes.probing import read_canary
+
+from belljar.cli.run import dropped
+from belljar.errors import ContainmentBreach
+from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.session import current_session
+from belljar.ledger import verify
+from belljar.probe.model import Verdict
+
+TASK = """
+import anyio
+WAITS = ""
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, accuracy, mean, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["touch", f"is-{state.sample_id}"])
+        while state.sample_id == "s1" and WAITS:
+            if WAITS == "a model":
+                await anyio.sleep(600)
+            else:
+                await sandbox().exec(["true"])
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points():
+    async def score(state, target):
+        return Score(value=float(state.sample_id[1:]))
+    return score
+
+@task
+def numbers():
+    return Task(dataset=[Sample(id=f"s{n}", input="x") for n in range(3)], solver=work(), scorer=points())
+"""
+
+
+def run(
+    tmp_path: Path, cells: RecordedCells, *arguments: str, require_contained: bool = False, waits: str = ""
+) -> tuple[RunOutcome, EvalLog]:
+    """A run of three samples worth 0, 1 and 2, one after the other, and its log. `waits`: the second would never end, and waits for that all the time."""
+    task = tmp_path / "task.py"
+    task.write_text(TASK.replace('WAITS = ""', f"WAITS = {waits!r}"))
+    words = [str(task), "--model", "mockllm/model", "--max-samples", "1", *arguments]
+    request = RunRequest(
+        inspect_args=words, quiet=True, home=tmp_path / "home", source=cells, require_contained=require_contained
+    )
+    outcome = run_evaluation(request)
+    (info,) = list_eval_logs(str(outcome.path / "inspect"))
+    return outcome, read_eval_log(info)
+
+
+def of(cell: FakeCell) -> str:
+    """The sample that worked in this cell."""
+    return next((path.name.removeprefix("is-") for path in cell.directory.glob("is-*")), "")
+
+
+def void_for(sample: str) -> RecordedCells:
+    """Cells of which that sample's answers nothing at its end."""
+    cells = RecordedCells()
+
+    def arm(cell: FakeCell, phase: str) -> None:
+        if phase == "end" and of(cell) == sample:
+            cell.run_probe_program.spoil = lambda _: b""
+
+    cells.on_probe = arm
+    return cells
+
+
+def mean_of(log: EvalLog) -> float:
+    """The metric."""
+    assert log.results is not None
+    return log.results.scores[0].metrics["mean"].value
+
+
+def test_verdicts_are_in_the_log(tmp_path: Path) -> None:
+    """Metadata, a score of its own and each score's metadata say the verdict of each sample; the author's metrics stay."""
+    outcome, log = run(tmp_path, void_for("s2"))
+    verdicts = {sample.id: sample for sample in log.samples or []}
+    for name, verdict, value in (("s0", "contained", "C"), ("s1", "contained", "C"), ("s2", "void", "N")):
+        sample = verdicts[name]
+        scores = sample.scores or {}
+        assert sample.metadata["containment"]["verdict"] == verdict
+        assert scores["points"].metadata == {"containment_verdict": verdict}
+        assert (scores["containment"].value, scores["containment"].answer) == (value, verdict)
+        assert [e.source for e in sample.events if e.event == "info"] == ["belljar probes"] * 2
+    assert log.metadata["containment"] == {"contained": 2, "void": 1, "breached": 0}
+    assert mean_of(log) == 1.0
+    assert (outcome.findings.verdict, outcome.exit_code, outcome.dropped) == (Verdict.VOID, 2, [])
+    assert verify(outcome.path).ok(strict=True)
+
+
+def test_required_contained_drops_void_samples_from_the_metrics(tmp_path: Path) -> None:
+    """Void samples do not count, are marked invalid with the reason, and are named; the exit code still says that evidence is missing."""
+    outcome, log = run(tmp_path, void_for("s2"), require_contained=True)
+    assert mean_of(log) == 0.5
+    assert [sample.id for sample in log.samples or [] if sample.invalidation] == ["s2"]
+    assert outcome.dropped == ["s2 #1"]
+    assert "s2" in dropped(outcome)[0]
+    assert outcome.exit_code == 2
+    assert verify(outcome.path).ok(strict=True)
+
+
+def test_with_every_sample_contained_nothing_is_dropped(tmp_path: Path) -> None:
+    """Then the metrics are what they were, and exit code 0."""
+    outcome, log = run(tmp_path, RecordedCells(), require_contained=True)
+    assert (mean_of(log), outcome.dropped, outcome.exit_code, log.invalidated) == (1.0, [], 0, False)
+
+
+@pytest.mark.parametrize("phase", ["start", "end"])
+def test_a_breach_stops_the_run(tmp_path: Path, phase: str) -> None:
+    """Whatever Inspect was told about errors: after a breach no other sample runs, exit code 2, the cells are gone, the record is sealed."""
+    cells = RecordedCells()
+
+    def arm(cell: FakeCell, now: str) -> None:
+        cell.run_probe_program.touch = read_canary if now == phase else lambda _: None
+
+    cells.on_probe = arm
+    outcome, _ = run(tmp_path, cells, "--no-fail-on-error", "--retry-on-error", "2")
+    assert (outcome.findings.verdict, outcome.exit_code) == (Verdict.BREACHED, 2)
+    assert len(cells.opened) == 1
+    assert all(cell.destroyed for cell in cells.opened)
+    assert verify(outcome.path).ok(strict=True)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("waits", ["a model", "its cell"])
+def test_a_breach_ends_what_waits_for_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str, backend: str
+) -> None:
+    """A sample that is elsewhere or at work when another's breach shows ends too: cells are probed and destroyed, nothing is waited for, Inspect's log is finished."""
+    monkeypatch.setenv("INSPECT_ASYNC_BACKEND", backend)
+    cells = RecordedCells()
+
+    def arm(cell: FakeCell, now: str) -> None:
+        cell.run_probe_program.touch = read_canary if now == "end" and of(cell) == "s2" else lambda _: None
+
+    cells.on_probe = arm
+    outcome, log = run(tmp_path, cells, "--max-samples", "3", waits=waits)
+    assert (outcome.findings.verdict, outcome.exit_code, log.status) == (Verdict.BREACHED, 2, "cancelled")
+    assert all(cell.destroyed for cell in cells.opened)
+    assert verify(outcome.path).ok(strict=True)
+
+
+def test_a_breach_told_by_another_thread_ends_the_evaluation(tmp_path: Path) -> None:
+    """As a warm-up in the pool's thread tells it: what runs and what waits is ended, and Inspect's log is finished."""
+    cells = RecordedCells()
+
+    def arm(cell: FakeCell, now: str) -> None:
+        if now == "end" and of(cell) == "s2":
+            breach = ContainmentBreach("a way out", where="warm-up")
+            threading.Thread(target=current_session().breached, args=(breach,)).start()
+
+    cells.on_probe = arm
+    outcome, log = run(tmp_path, cells, "--max-samples", "3", waits="its cell")
+    assert (outcome.exit_code, log.status) == (2, "cancelled")
+    assert all(cell.destroyed for cell in cells.opened)

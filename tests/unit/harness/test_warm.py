@@ -1,0 +1,91 @@
+"""Which samples may take a cell that was made ahead, and how many are made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.util import SandboxEnvironmentSpec
+from tests.fakes.cell import FakeCells
+
+from belljar.harness import warm
+from belljar.harness.capacity import OVERHEAD_BYTES, RESERVED_BYTES, room_for_one_more
+from belljar.harness.config import BelljarConfig, for_sample, load
+from belljar.harness.session import Session
+from belljar.harness.warm import expected_samples, warm_cells
+
+GIB = 1 << 30
+pytestmark = pytest.mark.anyio
+
+
+def task_of(count: int, *own: BelljarConfig, epochs: int | None = None) -> Task:
+    """A task with so many samples of its own sandbox, and some with theirs."""
+    samples = [Sample(input="x") for _ in range(count)]
+    samples += [Sample(input="x", sandbox=SandboxEnvironmentSpec("belljar", config)) for config in own]
+    return Task(
+        dataset=MemoryDataset(samples), sandbox=SandboxEnvironmentSpec("belljar", BelljarConfig()), epochs=epochs
+    )
+
+
+def test_samples_are_counted_by_what_their_cells_are_made_of() -> None:
+    """A sample with a sandbox of its own needs a cell of its own making; the operator's epochs and limit count."""
+    other = BelljarConfig(image="other")
+    assert expected_samples([task_of(3, other)], epochs=None, limit=None) == Counter({BelljarConfig(): 3, other: 1})
+    assert expected_samples([task_of(3, epochs=2)], epochs=None, limit=None) == Counter({BelljarConfig(): 6})
+    assert expected_samples([task_of(3, epochs=2)], epochs=5, limit=2) == Counter({BelljarConfig(): 10})
+    assert expected_samples([task_of(9)], epochs=None, limit=(3, 5)) == Counter({BelljarConfig(): 3})
+
+
+def test_there_is_room_only_beside_all_that_the_others_may_still_use() -> None:
+    """As the number of cells at once is reckoned."""
+    each = 2 * GIB + OVERHEAD_BYTES
+    room = {"memory_bytes": GIB, "disk_bytes": GIB}
+    assert room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=2, **room)
+    assert not room_for_one_more(available_bytes=RESERVED_BYTES + 3 * each, in_use=3, **room)
+
+
+async def cells_for_one_sample(home: Path, *, expected: int) -> int:
+    """How many cells a run had made when its first sample, of so many that it expects, was over."""
+    cells = FakeCells()
+    session = Session(source=cells, home=home)
+    with warm_cells(session, size=1, expected={BelljarConfig(): expected}):
+        policy = load(None)
+        async with session.cell_of_sample(None, policy, policy):
+            pass
+    return len(cells.opened)
+
+
+async def test_a_plan_that_one_sample_uses_has_no_pool(tmp_path: Path) -> None:
+    """What nobody would take is not made."""
+    assert await cells_for_one_sample(tmp_path, expected=1) == 1
+
+
+async def test_without_room_nothing_is_made_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is full of running cells gets no more."""
+    monkeypatch.setattr(warm, "host_cpus_and_memory", lambda: (2, 2 * GIB))
+    assert await cells_for_one_sample(tmp_path, expected=9) == 1
+
+
+async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_path: Path) -> None:
+    """A cell made ahead has nobody's metadata in it; a policy that changed under its name is another policy."""
+    file = tmp_path / "policy.yaml"
+    file.write_text('belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG:-none}"\n')
+    cells = FakeCells()
+    session = Session(source=cells, home=tmp_path)
+    config = str(file)
+    with warm_cells(session, size=1, expected={BelljarConfig(policy=config): 9}):
+        for flag in ("a", "b"):
+            loaded = load(config)
+            policy = for_sample(loaded, {"flag": flag})
+            async with session.cell_of_sample(config, loaded, policy) as cell:
+                assert cell.id == cells.opened[-1].id
+        assert session.warm is not None
+        assert not session.warm._shelves
+        for text in ("lifetime: 1h", "lifetime: 2h"):
+            file.write_text(f"belljar: 1\nrisk: high\nresources: {{{text}}}\n")
+            changed = load(config)
+            async with session.cell_of_sample(config, changed, changed) as cell:
+                assert cell.plan.limits.lifetime_s == changed.policy.resources.lifetime_s

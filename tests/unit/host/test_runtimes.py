@@ -1,0 +1,180 @@
+"""OCI runtimes: which there are, and whether they work."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import HostError
+from belljar.host import CgroupVersion, RuntimeFact, RuntimeState, RuntimeTrial, runtimes
+from belljar.host.runtimes import RUNTIME_VARIABLE, ProveRuntime, parse_version, runtime_facts
+from belljar.host.tools import own_programs
+
+
+def program(directory: Path, name: str, says: str) -> Path:
+    """A program that says its version, and leaves a line for each time."""
+    file = directory / name
+    file.write_text(f"#!/bin/sh\necho asked >> {directory}/asked\necho '{says}'\n")
+    file.chmod(0o755)
+    return file
+
+
+def facts(
+    home: Path,
+    runtime: Path | str,
+    *,
+    groups: CgroupVersion = CgroupVersion.V2,
+    prove: ProveRuntime | None = None,
+    again: bool = False,
+    doubt: bool = False,
+) -> RuntimeFact:
+    """What is known of the container tier's runtime."""
+
+    def of_the_container_tier(runtime: RuntimeFact) -> RuntimeTrial:
+        return prove(runtime) if prove and runtime.tier == "container" else RuntimeTrial(works=True)
+
+    found = runtime_facts(
+        home / "facts" / "runtimes.json",
+        environ={RUNTIME_VARIABLE: str(runtime)},
+        kernel_release="6.12",
+        groups=groups,
+        prove=of_the_container_tier if prove else None,
+        again=again,
+        doubt=doubt,
+    )
+    assert [fact.tier for fact in found] == ["container", "gvisor"]
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "version"),
+    [
+        ("runc", "runc version 1.1.5+ds1\ncommit: 1.1.5+ds1-1\nspec: 1.0.2-dev", "1.1.5"),
+        ("crun", "crun version 1.8.1\ncommit: f8a0", "1.8.1"),
+        ("runsc", "runsc version 0.0~20240729.0\nspec: 1.0.2-dev", "20240729"),
+        ("runsc", "runsc version release-20250101.0\nspec: 1.1.0", "20250101"),
+        ("runsc", "runsc version VERSION_MISSING", ""),
+        ("runc", "ls (GNU coreutils) 9.1", ""),
+        ("youki", "youki version: 0.5.0\ncommit: x", "0.5.0"),
+        ("runc", "", ""),
+    ],
+)
+def test_versions_as_the_runtimes_say_them(kind: str, text: str, version: str) -> None:
+    """gVisor's is a day."""
+    assert parse_version(kind, text) == version
+
+
+@given(st.sampled_from(["runc", "runsc", "crun"]), st.text())
+def test_whatever_a_program_says_is_read(kind: str, text: str) -> None:
+    """A strange one has no version."""
+    assert parse_version(kind, text).replace(".", "").isdigit() or parse_version(kind, text) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "groups", "told"),
+    [
+        ("runc", "runc version 1.0.3", CgroupVersion.V2, "too old: 1.1 or newer is needed"),
+        ("runc", "hello", CgroupVersion.V2, "doesn't say its version"),
+        ("crun", "crun version 1.8.1", CgroupVersion.HYBRID, "without a word"),
+    ],
+)
+def test_a_runtime_that_will_not_do_is_never_tried(
+    name: str, says: str, groups: CgroupVersion, told: str, tmp_path: Path
+) -> None:
+    """Its version and the reason are told, with the mend."""
+    fact = facts(tmp_path, program(tmp_path, name, says), groups=groups, prove=_never)
+    assert fact.state is RuntimeState.UNUSABLE
+    assert told in fact.reason
+    assert fact.mend
+
+
+def _never(runtime: RuntimeFact) -> RuntimeTrial:
+    raise AssertionError(f"{runtime.name} was tried")
+
+
+def test_gvisor_is_no_container_by_another_name(tmp_path: Path) -> None:
+    """The tier would say less than it is, and its profile is another's."""
+    fact = facts(tmp_path, program(tmp_path, "runsc", "runsc version release-20250101.0"), prove=_never)
+    assert (fact.state, "gvisor tier" in fact.mend) == (RuntimeState.UNUSABLE, True)
+
+
+def test_a_missing_runtime_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    """With what to install or unset."""
+    fact = facts(tmp_path, "no-such-runtime", prove=_never)
+    assert (fact.state, fact.path) == (RuntimeState.UNUSABLE, "")
+    assert "no-such-runtime is missing" in fact.reason
+    assert RUNTIME_VARIABLE in fact.mend
+
+
+def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None:
+    """One run proves; it, and the version, are asked for once. Another file of that name is another runtime."""
+    file, tried = program(tmp_path, "runc", "runc version 1.1.5"), []
+
+    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+        tried.append(runtime.version)
+        return RuntimeTrial(works=len(tried) != 2, reason="silent", mend="use another")
+
+    assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
+    assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
+    assert facts(tmp_path, file).state is RuntimeState.PROVEN
+    assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
+    assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
+    again = facts(tmp_path, file, prove=prove, again=True)
+    assert (again.state, again.reason, again.mend) == (RuntimeState.REFUTED, "silent", "use another")
+    assert facts(tmp_path, file).state is RuntimeState.REFUTED
+    program(tmp_path, "runc", "runc version 1.2.0, another")
+    assert (facts(tmp_path, file).state, facts(tmp_path, file).version) == (RuntimeState.UNPROVEN, "1.2.0")
+
+
+def test_a_failure_is_believed_for_a_short_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mended without a trace in any file, it is tried again: at once when in doubt, soon in any case; a success is kept. Who can't try takes what is known."""
+    file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
+    monkeypatch.setattr(time, "time", lambda: now_s)
+
+    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+        tried.append(runtime.name)
+        return RuntimeTrial(works=len(tried) > 2)
+
+    assert facts(tmp_path, file, prove=prove).state is RuntimeState.REFUTED
+    now_s += runtimes.REFUTED_FOR_S - 1
+    assert (facts(tmp_path, file, prove=prove).state, len(tried)) == (RuntimeState.REFUTED, 1)
+    now_s += 1
+    assert (facts(tmp_path, file).state, len(tried)) == (RuntimeState.REFUTED, 1)
+    assert (facts(tmp_path, file, prove=prove).state, len(tried)) == (RuntimeState.REFUTED, 2)
+    now_s -= 500
+    assert (facts(tmp_path, file, prove=prove, doubt=True).state, len(tried)) == (RuntimeState.PROVEN, 3)
+    assert (facts(tmp_path, file, prove=prove, doubt=True).state, len(tried)) == (RuntimeState.PROVEN, 3)
+
+
+def test_another_build_of_ours_is_another_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher and the guest agent are half of what is tried."""
+    file, build = program(tmp_path, "runc", "runc version 1.1.5"), "one"
+    monkeypatch.setattr(runtimes, "own_programs", lambda *names: f"{names} {build}")
+    assert facts(tmp_path, file, prove=lambda _: RuntimeTrial(works=True)).state is RuntimeState.PROVEN
+    build = "two"
+    assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
+    assert own_programs("agent", "jail") not in {own_programs("agent"), own_programs("jail"), own_programs()}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("/nowhere/runc", "is missing"), ("/etc/passwd", "no program"), ("/", "no program")]
+)
+def test_what_can_not_be_run_is_told_from_what_is_missing(tmp_path: Path, name: str, told: str) -> None:
+    """A path to no program is not answered with "install it"."""
+    fact = facts(tmp_path, name, prove=_never)
+    assert (fact.state, told in fact.reason) == (RuntimeState.UNUSABLE, True)
+
+
+def test_what_could_not_be_tried_is_not_refuted(tmp_path: Path) -> None:
+    """Nor remembered: the next time it may."""
+
+    def prove(runtime: RuntimeFact) -> RuntimeTrial:
+        raise HostError(f"no room for {runtime.name}", mend="free some")
+
+    fact = facts(tmp_path, program(tmp_path, "runc", "runc version 1.1.5"), prove=prove)
+    assert (fact.state, fact.mend) == (RuntimeState.UNPROVEN, "free some")
+    assert "no room" in fact.reason

@@ -1,0 +1,100 @@
+"""Claims: a lock on a directory of the store as long as a cell uses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, make_store, template
+
+from belljar.errors import HostError
+from belljar.image.scratch import MAKING, is_owned
+from belljar.isolation.claims import claimed, in_use, retire
+from belljar.isolation.prune import unneeded
+
+READ_ONLY = """
+import pathlib, subprocess, sys
+from belljar.isolation.claims import claimed
+for how in (["--bind", sys.argv[1], sys.argv[1]], ["-o", "remount,bind,ro", sys.argv[1]]):
+    subprocess.run(["mount", *how], check=True)
+with claimed(pathlib.Path(sys.argv[1])):
+    print("claimed")
+"""
+LOOKER = """
+import pathlib, sys
+from belljar.isolation.claims import in_use
+print(in_use(pathlib.Path(sys.argv[1])), flush=True)
+while True:
+    in_use(pathlib.Path(sys.argv[1]))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A store with images and kernels, made from nothing."""
+    return make_store(tmp_path / "store")
+
+
+def test_a_cell_that_takes_one_between_look_and_removal_keeps_it(home: Path) -> None:
+    """To take it out needs the lock that the cell shares."""
+    directory = template(home, STALE, used_s_ago=15 * DAY_S)
+    (part,) = unneeded(home, 14 * DAY_S, everything=False)
+    assert part.state == "unneeded"
+    with held_by_another(directory):
+        assert retire(directory) is None
+    with claimed(directory):
+        assert in_use(directory)
+    retired = retire(directory)
+    assert retired is not None
+    assert not directory.exists()
+
+
+def test_use_is_remembered(home: Path) -> None:
+    """A claimed directory was used now; one that isn't there can't be claimed, nor one that was replaced since it was looked up."""
+    directory = template(home, STALE, used_s_ago=15 * DAY_S)
+    with claimed(directory):
+        pass
+    assert unneeded(home, 14 * DAY_S, everything=False) == ()
+    with pytest.raises(FileNotFoundError), claimed(directory.with_name("none")):
+        pass
+
+
+def test_a_crash_while_removing_leaves_what_the_next_start_sweeps(home: Path) -> None:
+    """What was taken out bears the name of who takes it out, beside where it was."""
+    retired = retire(template(home, STALE))
+    assert retired is not None
+    assert is_owned(retired.name, prefix=MAKING)
+    assert retired.parent == home / "templates"
+    assert retire(home / "templates" / STALE) is None
+    assert not in_use(home / "templates" / STALE)
+
+
+def test_who_only_looks_refuses_no_claim(home: Path) -> None:
+    """To look needs the lock alone, for an instant: a cell that starts in that instant gets its claim all the same."""
+    directory = template(home, STALE)
+    with subprocess.Popen([sys.executable, "-c", LOOKER, str(directory)], stdout=subprocess.PIPE) as looker:
+        try:
+            assert looker.stdout is not None
+            looker.stdout.readline()
+            for _ in range(2000):
+                with claimed(directory):
+                    pass
+        finally:
+            looker.kill()
+
+
+def test_what_stands_and_stays_locked_is_an_error_and_not_missing(home: Path) -> None:
+    """Whoever were told that it isn't there would make it again, over what cells use."""
+    directory = template(home, STALE)
+    with held_by_another(directory, "LOCK_EX"), pytest.raises(HostError, match="keeps a lock"), claimed(directory):
+        pass
+    assert directory.exists()
+
+
+@pytest.mark.root
+def test_a_part_on_a_read_only_file_system_is_claimed(home: Path) -> None:
+    """That it was used can't be noted there; it is used all the same."""
+    argv = ["unshare", "--mount", sys.executable, "-c", READ_ONLY, str(template(home, STALE))]
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == b"claimed\n"

@@ -1,0 +1,69 @@
+"""Who a jailed program is: ranges that no two living cells share, and what an ordinary user must have been given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError
+from belljar.host import IdsFact
+from belljar.isolation import identity
+from belljar.isolation.identity import RANGE_SLOTS, TREE_IDS_START, hold_range, hold_uids, user_range
+from belljar.plan.jail import UID_RANGE_START
+
+root = pytest.mark.root
+
+
+@root
+def test_ranges_do_not_overlap(tmp_path: Path) -> None:
+    """Two cells at once have two ranges, and the workload's is never the stage's, a VMM's or the trees'."""
+    with hold_range(tmp_path) as one, hold_range(tmp_path) as two:
+        assert one.ids is not None
+        assert two.ids is not None
+        taken = [set(range(outer, outer + count)) for held in (one.ids, two.ids) for _, outer, count in held.uid_map]
+        assert sum(len(ids) for ids in taken) == len(set.union(*taken))
+        assert min(min(ids) for ids in taken) > UID_RANGE_START
+        assert max(max(ids) for ids in taken) < TREE_IDS_START
+
+
+@root
+def test_a_slot_is_free_when_its_lock_is(tmp_path: Path) -> None:
+    """While a cell lives its ids are nobody else's to hold; afterwards they are."""
+    with hold_range(tmp_path) as held, hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:
+        assert not free
+    with hold_uids(tmp_path, held.own_uid, locks=tmp_path) as free:
+        assert free
+
+
+@root
+def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said, with what to do."""
+    monkeypatch.setattr(identity, "RANGE_SLOTS", 2)
+    with (
+        hold_range(tmp_path),
+        hold_range(tmp_path),
+        pytest.raises(HostError, match="all 2") as caught,
+        hold_range(tmp_path),
+    ):
+        pass
+    assert "belljar ps" in caught.value.mend
+    assert RANGE_SLOTS >= 1024
+
+
+def test_an_ordinary_user_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what lacks, and the command that mends it; with ids, his containers have those and him."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    lacking = IdsFact(available=False, reason="ann has no 65,536 subordinate ids", mend="usermod …")
+    monkeypatch.setattr(identity, "ids_fact", lambda **_: lacking)
+    with pytest.raises(HostError, match="no 65,536 subordinate ids") as caught, hold_range():
+        pass
+    assert caught.value.mend == "usermod …"
+    monkeypatch.setattr(identity, "ids_fact", lambda **_: IdsFact(available=True, uid_start=100000, gid_start=200000))
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/u/{name}")
+    held = user_range()
+    assert held.ids is not None
+    assert (held.ids.uid_map, held.ids.newgidmap) == (((0, 1234, 1), (1, 100000, 65536)), Path("/u/newgidmap"))
+    assert held.ids.gid_map[1] == (1, 200000, 65536)

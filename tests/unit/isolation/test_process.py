@@ -1,0 +1,121 @@
+"""Processes by identity: real ones, also such as hide behind a dead leader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.isolation.journal import new_cell_id, own_entry
+from belljar.isolation.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
+from belljar.isolation.survivors import Survivor, find_survivors, remove_survivors
+
+# The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one runs on.
+HEADLESS = """
+import ctypes, os, platform, sys, threading
+def work():
+    while open(f"/proc/{os.getpid()}/stat").read().rpartition(")")[2].split()[0] != "Z": pass
+    print("headless", flush=True)
+    sys.stdin.read()
+threading.Thread(target=work).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)
+"""
+
+
+@contextlib.contextmanager
+def headless(*prefix: str) -> Iterator[subprocess.Popen[str]]:
+    """A process whose leader is dead and which lives."""
+    words = [*prefix, sys.executable, "-c", HEADLESS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "headless\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def state_of(pid: int) -> str:
+    """As /proc/PID/stat has it."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_dead_leader_with_living_threads_lives() -> None:
+    """By its state alone it would be a corpse; it is known, and can be killed."""
+    with headless() as process:
+        assert state_of(process.pid) == "Z"
+        known = identify(process.pid)
+        assert known is not None
+        assert is_alive(known)
+        kill(known)
+        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert not is_alive(known)
+
+
+@pytest.mark.root
+def test_a_dead_leader_is_no_hiding_place() -> None:
+    """A survivor that only its namespace tells is found behind a dead leader, and killed."""
+    with headless("/usr/bin/unshare", "--net") as process:
+        assert namespaces_of(process.pid, ("net",)) == {}
+        theirs = namespaces_of_threads(process.pid, ("net",))
+        found = find_survivors(replace(own_entry(new_cell_id(), "cell"), namespaces=theirs))
+        assert [one.process.pid for one in found if one.process] == [process.pid]
+        remove_survivors(found)
+        assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+# Two threads beside the first; their numbers are told.
+THREADED = """
+import sys, threading
+threads = [threading.Thread(target=sys.stdin.read) for _ in range(2)]
+for thread in threads: thread.start()
+print(*(thread.native_id for thread in threads), flush=True)
+"""
+
+
+def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
+    """A control group lists threads, and no signal can be sent to one: their process is found, once, and killed."""
+    group = tmp_path / f"cell-{(cell_id := new_cell_id())}"
+    group.mkdir()
+    (tmp_path / "cgroup.procs").touch()
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        threads = process.stdout.readline().split()
+        (group / "tasks").write_text("\n".join(threads))
+        found = find_survivors(replace(own_entry(cell_id, "cell"), cgroups=(group,)))
+        assert [one.process.pid for one in found if one.process] == [process.pid]
+        remove_survivors(tuple(one for one in found if one.process))
+        assert process.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
+    """The kernel refuses the number of a thread as that of a process, in more than one way: the others are killed all the same."""
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([sys.executable, "-c", THREADED], stdin=pipe, stdout=pipe, text=True) as threaded,
+        subprocess.Popen(["sleep", "1000"]) as other,
+    ):
+        assert threaded.stdout is not None
+        thread = identify(int(threaded.stdout.readline().split()[0]))
+        victim = identify(other.pid)
+        assert thread is not None
+        assert victim is not None
+        remove_survivors((Survivor(what="thread", process=thread), Survivor(what="process", process=victim)))
+        assert other.wait(timeout=10) == -signal.SIGKILL
+        threaded.kill()
+
+
+def test_a_corpse_is_dead() -> None:
+    """A process nobody has waited for yet is gone all the same."""
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert state_of(process.pid) == "Z"
+        assert identify(process.pid) is None

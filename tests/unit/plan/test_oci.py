@@ -1,0 +1,155 @@
+"""What an OCI runtime is told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.plan.oci import (
+    AGENT_IN_CELL,
+    ID_COUNT,
+    PROBE_IN_CELL,
+    OciCell,
+    OciRuntime,
+    OciShape,
+    oci_config,
+    oci_shape,
+    runtime_argv,
+)
+from belljar.policy import Resources, Tier
+
+TIERS = (Tier.CONTAINER, Tier.GVISOR)
+RUNC = OciRuntime(name="runc", kind="runc", path="/usr/sbin/runc", version="1.1.5")
+RUNSC = OciRuntime(name="runsc", kind="runsc", path="/usr/bin/runsc", version="20240729")
+CELL = OciCell(hostname="host-1")
+
+
+def shape_of(tier: Tier, *, open_files_max: int = 1 << 20) -> OciShape:
+    """With the resources that a policy has when it says none."""
+    return oci_shape(tier, RUNC, Resources(), arch="x86_64", open_files_max=open_files_max)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_container_is_closed_on_every_side(tier: Tier) -> None:
+    """All namespaces, ids of its own, nothing gained by execve, no device, hook, capability to inherit or group of the runtime's making."""
+    config = oci_config(shape_of(tier), CELL)
+    linux, process = config["linux"], config["process"]
+    assert {item["type"] for item in linux["namespaces"]} == {"user", "pid", "network", "ipc", "uts", "mount", "cgroup"}
+    assert not any("path" in item for item in linux["namespaces"])
+    for kind in ("uidMappings", "gidMappings"):
+        assert linux[kind] == [{"containerID": 0, "hostID": 1, "size": ID_COUNT}]
+    assert process["noNewPrivileges"] is True
+    assert not {"devices", "resources", "cgroupsPath", "sysctl"} & set(linux)
+    assert not {"hooks", "annotations"} & set(config)
+    assert set(process["capabilities"]) == {"bounding", "effective", "permitted"}
+    forbidden = {
+        "CAP_SYS_MODULE",
+        "CAP_SYS_RAWIO",
+        "CAP_SYS_PTRACE",
+        "CAP_NET_ADMIN",
+        "CAP_BPF",
+        "CAP_PERFMON",
+        "CAP_SYS_BOOT",
+    }
+    assert not forbidden & set(process["capabilities"]["bounding"])
+    assert linux["seccomp"]["defaultAction"] == "SCMP_ACT_ERRNO"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_every_mount_is_bounded_and_what_is_bound_in_is_read_only(tier: Tier) -> None:
+    """A file system in memory without a size would be a hole in `disk`."""
+    for mount in oci_config(shape_of(tier), CELL)["mounts"]:
+        options = set(mount["options"])
+        assert "nosuid" in options, mount
+        if mount["type"] == "tmpfs":
+            assert any(option.startswith("size=") for option in options), mount
+        if mount["type"] == "bind":
+            assert {"ro", "nodev"} <= options, mount
+
+
+def test_the_hosts_sysfs_is_not_in_a_container() -> None:
+    """But for the processors that are on; gVisor's own sysfs has nothing of the host."""
+    container, gvisor = (oci_config(shape_of(tier), CELL)["mounts"] for tier in TIERS)
+    assert "sysfs" not in {mount["type"] for mount in container}
+    shown = {mount["destination"] for mount in container if mount["destination"].startswith("/sys/")}
+    assert shown == {f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")}
+    assert not any(mount["source"].startswith("/sys") and mount["type"] == "bind" for mount in gvisor)
+
+
+def test_what_breakouts_used_is_covered() -> None:
+    """Kernel memory, addresses, keys, logs, the magic key, other tenants' load, and the host's settings."""
+    linux = oci_config(shape_of(Tier.CONTAINER), CELL)["linux"]
+    covered = {
+        "kcore",
+        "kallsyms",
+        "keys",
+        "kmsg",
+        "sysrq-trigger",
+        "timer_list",
+        "sched_debug",
+        "interrupts",
+        "pressure",
+        "iomem",
+        "bus",
+        "fs",
+    }
+    assert {f"/proc/{name}" for name in covered} <= set(linux["maskedPaths"])
+    assert "/proc/sys" in linux["readonlyPaths"]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_only_what_is_a_cells_own_differs(tier: Tier) -> None:
+    """And it is the caller's copy: the plan stays as it is."""
+    shape = shape_of(tier)
+    before = copy.deepcopy(dict(shape.config))
+    one, other = oci_config(shape, OciCell(hostname="a")), oci_config(shape, OciCell(hostname="b", root="/r"))
+    other["process"]["args"].append("x")
+    other["linux"]["seccomp"]["syscalls"].clear()
+    assert dict(shape.config) == before
+    assert (one["hostname"], one["root"]) == ("a", {"path": "/new", "readonly": False})
+    assert one["process"]["args"] == [AGENT_IN_CELL, "--contained", "0", AGENT_IN_CELL, PROBE_IN_CELL]
+    assert json.loads(json.dumps(one)) == one
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_nothing_the_workload_sees_tells_what_this_is(tier: Tier) -> None:
+    """Paths and arguments inside are neutral."""
+    config = oci_config(shape_of(tier), CELL)
+    seen = [mount["destination"] for mount in config["mounts"]] + config["process"]["args"] + config["process"]["env"]
+    assert not [text for text in seen if re.search(r"belljar|test|eval|sandbox|probe|jail", text)]
+
+
+def test_a_cell_without_a_probe_program_has_none() -> None:
+    """No mount of it, and the agent isn't told of one."""
+    config = oci_config(shape_of(Tier.CONTAINER), OciCell(hostname="a", probe=""))
+    assert PROBE_IN_CELL not in json.dumps(config)
+
+
+@given(most=st.integers(16, 1 << 24))
+def test_open_files_are_never_more_than_this_host_gives(most: int) -> None:
+    """A runtime without the right to raise the limit would fail to start the container."""
+    rlimits: list[dict[str, Any]] = oci_config(shape_of(Tier.CONTAINER, open_files_max=most), CELL)["process"][
+        "rlimits"
+    ]
+    (files,) = (item for item in rlimits if item["type"] == "RLIMIT_NOFILE")
+    assert 0 < files["soft"] <= files["hard"] <= min(most, 524_288)
+
+
+def test_the_command_line_is_the_runtimes_own() -> None:
+    """gVisor gets no network and no socket of the host; both end once the container runs."""
+    runc, runsc = (runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c") for runtime in (RUNC, RUNSC))
+    assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
+    assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= set(runsc)
+    assert runsc[-5:] == runc[-5:]
+
+
+def test_the_microvm_tier_has_no_container() -> None:
+    """Asking for one is a mistake of ours."""
+    with pytest.raises(ValueError, match="microvm"):
+        shape_of(Tier.MICROVM)

@@ -1,0 +1,280 @@
+"""The system call profile: data, and what becomes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import errno
+from typing import Any
+
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.plan.seccomp import load_rules, parse_rules, prefixes_without, seccomp_profile
+
+ALLOWED = 0
+DANGEROUS = (
+    *(
+        "bpf",
+        "perf_event_open",
+        "userfaultfd",
+        "io_uring_setup",
+        "io_uring_enter",
+        "io_uring_register",
+        "kexec_load",
+        "kexec_file_load",
+    ),
+    *(
+        "init_module",
+        "finit_module",
+        "delete_module",
+        "open_by_handle_at",
+        "unshare",
+        "setns",
+        "pivot_root",
+        "move_mount",
+        "fsopen",
+        "fsmount",
+    ),
+    *(
+        "fsconfig",
+        "fspick",
+        "open_tree",
+        "mount_setattr",
+        "add_key",
+        "request_key",
+        "keyctl",
+        "reboot",
+        "swapon",
+        "swapoff",
+        "syslog",
+        "acct",
+    ),
+    *(
+        "settimeofday",
+        "clock_settime",
+        "clock_adjtime",
+        "adjtimex",
+        "iopl",
+        "ioperm",
+        "modify_ldt",
+        "move_pages",
+        "mbind",
+        "fanotify_init",
+    ),
+    *("quotactl", "lookup_dcookie", "setdomainname", "uselib", "vhangup", "nfsservctl", "clone3"),
+)
+NEWER_THAN_LIBSECCOMP_2_5 = {
+    *(
+        "cachestat",
+        "fchmodat2",
+        "futex_requeue",
+        "futex_wait",
+        "futex_wake",
+        "getxattrat",
+        "listmount",
+        "listxattrat",
+        "lsm_get_self_attr",
+    ),
+    *(
+        "lsm_list_modules",
+        "lsm_set_self_attr",
+        "map_shadow_stack",
+        "mseal",
+        "open_tree_attr",
+        "removexattrat",
+        "setxattrat",
+        "statmount",
+    ),
+    *("set_mempolicy_home_node", "memfd_secret", "process_mrelease", "futex_waitv", "quotactl_fd"),
+}
+
+
+def holds(item: dict[str, Any], argument: int) -> bool:
+    """libseccomp's comparisons that the profile uses; both are of 64 bits."""
+    if item["op"] in {"SCMP_CMP_NE", "SCMP_CMP_EQ"}:
+        return bool((argument == item["value"]) == (item["op"] == "SCMP_CMP_EQ"))
+    assert item["op"] == "SCMP_CMP_MASKED_EQ"
+    return bool((argument & item["value"]) == item["valueTwo"])
+
+
+def matching(profile: dict[str, Any], call: str, *args: int) -> int:
+    """How many rules say something of this call."""
+    rules = [entry for entry in profile["syscalls"] if call in entry["names"]]
+    return sum(all(holds(item, args[item["index"]]) for item in entry.get("args", ())) for entry in rules)
+
+
+def answer(profile: dict[str, Any], call: str, *args: int) -> int:
+    """What the kernel would do by this profile: 0 is allowed, else the error."""
+    for entry in profile["syscalls"]:
+        if call in entry["names"] and all(holds(item, args[item["index"]]) for item in entry.get("args", ())):
+            return 0 if entry["action"] == "SCMP_ACT_ALLOW" else int(entry["errnoRet"])
+    return int(profile["defaultErrnoRet"])
+
+
+@pytest.fixture(scope="module")
+def profile() -> dict[str, Any]:
+    """runc's, on x86_64."""
+    return seccomp_profile("x86_64", gvisor=False)
+
+
+def test_every_call_named_is_one() -> None:
+    """By libseccomp's own table, which the runtime uses: a misspelt name would be passed over in silence."""
+    name = ctypes.util.find_library("seccomp")
+    if name is None:
+        pytest.skip("libseccomp is not installed")
+    resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name
+    rules = load_rules()
+    named = {
+        call
+        for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse, *rules.gvisor)
+        for call in group.calls
+    }
+    unknown = {call for call in named if resolve(call.encode()) == -1}
+    assert unknown <= NEWER_THAN_LIBSECCOMP_2_5
+
+
+@pytest.mark.parametrize("call", DANGEROUS)
+def test_what_was_a_way_out_before_is_refused(call: str, profile: dict[str, Any]) -> None:
+    """Whatever its arguments."""
+    assert call not in load_rules().allowed()
+    assert answer(profile, call, 0, 0, 0) in {errno.EPERM, errno.ENOSYS}
+
+
+def test_what_nobody_thought_of_is_refused(profile: dict[str, Any]) -> None:
+    """Deny by default."""
+    assert answer(profile, "a_call_of_tomorrow") == errno.EPERM
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "error"),
+    [
+        ("clone", (0x3D0F00,), ALLOWED),  # a thread
+        ("clone", (0x10000000 | 17,), errno.EPERM),  # a user namespace
+        ("clone", (0x40000000 | 17,), errno.EPERM),
+        ("clone", (0x20000 | 17,), errno.EPERM),
+        ("clone3", (0,), errno.ENOSYS),
+        ("ioctl", (0, 0x5401), ALLOWED),
+        ("ioctl", (0, 0x5412), errno.EPERM),
+        ("ioctl", (0, 0x1_0000_5412), errno.EPERM),  # the kernel looks at 32 bits
+        ("ioctl", (0, 0x541C), errno.EPERM),
+        ("ioctl", (0, 0x5423), errno.EPERM),
+        ("personality", (0xFFFFFFFF,), ALLOWED),
+        ("personality", (0x0400_0000,), errno.EPERM),  # READ_IMPLIES_EXEC's neighbours
+        ("socket", (1, 1, 0), ALLOWED),
+        ("socket", (2, 0x80801, 6), ALLOWED),
+        ("socket", (10, 2, 0), ALLOWED),
+        ("socket", (16, 3, 0), ALLOWED),  # netlink: the list of interfaces
+        ("socket", (16, 3, 12), errno.EPERM),  # netfilter
+        ("socket", (2, 1, 132), errno.EPERM),  # SCTP
+        ("socket", (2, 6, 33), errno.EPERM),  # DCCP
+        ("socket", (17, 3, 0), errno.EPERM),  # packets
+        ("socket", (38, 5, 0), errno.EPERM),  # kernel crypto
+        ("socket", (40, 1, 0), errno.EPERM),  # vsock
+    ],
+)
+def test_arguments_decide_where_a_call_has_a_harmless_half(
+    call: str, args: tuple[int, ...], error: int, profile: dict[str, Any]
+) -> None:
+    """Namespaces, other people's terminals, odd protocols."""
+    assert answer(profile, call, *args) == error
+
+
+POINTER = 0x7FFF_1234_0000
+CORE, FILES = 4, 7
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "action"),
+    [
+        ("setrlimit", (CORE, POINTER), "pretended"),
+        ("setrlimit", (0x1_0000_0000 | CORE, POINTER), "pretended"),  # the kernel looks at 32 bits
+        ("setrlimit", (FILES, POINTER), "allowed"),
+        ("prlimit64", (0, CORE, POINTER, 0), "pretended"),
+        ("prlimit64", (123, CORE, POINTER, 0), "pretended"),
+        ("prlimit64", (0, 0x1_0000_0000 | CORE, POINTER, 0), "pretended"),
+        (
+            "prlimit64",
+            (0, CORE, POINTER << 8 & 0xFFFF_FFFF_0000_0000, 0),
+            "pretended",
+        ),  # a pointer whose lower half is zero
+        ("prlimit64", (0, CORE, 0, POINTER), "allowed"),
+        ("prlimit64", (0, CORE, POINTER, POINTER), "refused"),  # the old value would be made up
+        ("prlimit64", (0, FILES, POINTER, POINTER), "allowed"),
+    ],
+)
+def test_the_limit_of_core_dumps_is_not_the_workloads_to_change(
+    call: str, args: tuple[int, ...], action: str, profile: dict[str, Any]
+) -> None:
+    """By either call, for itself or another, in each form that the kernel takes for that limit; everything else of limits is done. One rule says so, or none."""
+    rules = [rule for rule in profile["syscalls"] if call in rule["names"]]
+    found = [rule for rule in rules if all(holds(item, args[item["index"]]) for item in rule["args"])]
+    assert len(found) == (action != "refused")
+    assert answer(profile, call, *args) == (errno.EPERM if action == "refused" else 0)
+    if found:
+        assert found[0]["action"] == ("SCMP_ACT_ALLOW" if action == "allowed" else "SCMP_ACT_ERRNO")
+
+
+@given(resource=st.integers(0, 2**64 - 1), new=st.sampled_from((0, POINTER)), old=st.sampled_from((0, POINTER)))
+def test_limits_have_one_answer_each(resource: int, new: int, old: int) -> None:
+    """No two rules hold for one call: libseccomp would choose."""
+    profile = seccomp_profile("x86_64", gvisor=False)
+    assert matching(profile, "setrlimit", resource, new) == 1
+    assert matching(profile, "prlimit64", 0, resource, new, old) <= 1
+
+
+def test_the_profile_can_be_kept_on_record(profile: dict[str, Any]) -> None:
+    """The ledger's form of JSON has no number beyond 2^53."""
+    rfc8785.dumps(profile)
+
+
+def test_gvisor_answers_for_its_own_limits() -> None:
+    """It gives every refused call EPERM, at which programs that set it would end."""
+    profile = seccomp_profile("x86_64", gvisor=True)
+    rules = [rule for rule in profile["syscalls"] if {"setrlimit", "prlimit64"} & set(rule["names"])]
+    assert rules
+    assert all(rule["action"] == "SCMP_ACT_ALLOW" and "args" not in rule for rule in rules)
+
+
+def test_gvisor_lets_libraries_make_threads() -> None:
+    """runsc answers every refusal with EPERM, on which libraries don't fall back."""
+    assert answer(seccomp_profile("x86_64", gvisor=True), "clone3", 0) == ALLOWED
+    assert answer(seccomp_profile("x86_64", gvisor=True), "unshare", 0) == errno.EPERM
+
+
+@pytest.mark.parametrize(("arch", "named"), [("x86_64", "SCMP_ARCH_X86_64"), ("aarch64", "SCMP_ARCH_AARCH64")])
+def test_only_the_machines_own_calls_are_known(arch: str, named: str) -> None:
+    """A foreign architecture's, 32-bit or x32, kill the caller; a machine without a profile gets no container."""
+    assert seccomp_profile(arch, gvisor=False)["architectures"] == [named]
+    with pytest.raises(ValueError, match="riscv64"):
+        seccomp_profile("riscv64", gvisor=False)
+
+
+@given(values=st.frozensets(st.integers(0, 0xFFFF_FFFF), min_size=1, max_size=4), near=st.integers(-2, 2))
+def test_all_but_a_few_values_is_exactly_that(values: frozenset[int], near: int) -> None:
+    """Every value is matched once, but for those; their neighbours too."""
+    prefixes = list(prefixes_without(values, 0, 32))
+    for value in {(item + near) & 0xFFFF_FFFF for item in values} | {0, 0xFFFF_FFFF}:
+        assert sum((value & mask) == prefix for prefix, mask in prefixes) == (0 if value in values else 1)
+    assert sum(1 << (32 - mask.bit_count()) for _, mask in prefixes) == (1 << 32) - len(values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[[allow]]\ncalls=["read"]\n',
+        '[[allow]]\nwhy="x"\ncalls=[]\n',
+        '[[allow]]\nwhy="x"\ncalls=["read"]\n[[refuse]]\nwhy="y"\ncalls=["read"]\n',
+        '[[allowed]]\nwhy="x"\ncalls=["read"]\n',
+        '[[allow]]\nwhy="x"\ncalls=["read"]\nonly=[]\n',
+        '[[pretend]]\nwhy="x"\ncalls=["read"]\n',
+        '[[allow]]\nwhy="x"\ncalls=["read"]\n[[pretend]]\nwhy="y"\ncalls=["read"]\nwhen=[[{argument=0,is=1}]]\n',
+        "not toml",
+    ],
+)
+def test_rules_without_a_reason_or_with_two_answers_are_refused(text: str) -> None:
+    """The file can't say less, or more, than it seems to."""
+    with pytest.raises(ValueError):  # noqa: PT011 - whichever it is
+        parse_rules(text)

@@ -1,0 +1,64 @@
+"""What each tier is made of here, and what its author is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from belljar.host import CgroupVersion, HostFacts, RuntimeState
+from belljar.plan.walls import oci_limits, oci_overhead_mib, vm_shape, walls_of
+from belljar.policy import Resources, Tier
+
+OCI = [Tier.CONTAINER, Tier.GVISOR]
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, facts: HostFacts) -> None:
+    """No layer of a container claims more than this host's kernel can hold."""
+    walls = walls_of(tier, Resources(), facts)
+    assert walls.layers[0].name == "jail"
+    if tier is Tier.CONTAINER:
+        assert {layer.state for layer in walls.layers} == {"shared"}
+        assert any("shared kernel" in said for said in walls.warnings)
+    assert all("shared" in layer.enforced_by for layer in walls.layers if layer.state == "shared")
+
+
+@pytest.mark.parametrize("tier", OCI)
+def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
+    """An ordinary user's one range of ids, control groups of version 1, a runtime nobody tried; and nothing where nothing does."""
+    best = replace(facts, cgroup=replace(facts.cgroup, version=CgroupVersion.V2))
+    told = set(walls_of(tier, Resources(), best).warnings)
+    assert len(told) == (tier is Tier.CONTAINER)
+    untried = tuple(replace(item, state=RuntimeState.UNPROVEN) for item in facts.runtimes)
+    for host, word in (
+        (replace(best, is_root=False, uid=1000), "one range of ids"),
+        (replace(best, cgroup=facts.cgroup), "version 1"),
+        (replace(best, runtimes=untried), "has run no container here"),
+        (replace(best, memory_available_mib=100), "is free now"),
+    ):
+        (more,) = set(walls_of(tier, Resources(), host).warnings) - told
+        assert word in more
+
+
+@pytest.mark.parametrize("tier", OCI)
+def test_what_holds_a_cell_takes_nothing_from_its_workload(tier: Tier) -> None:
+    """Memory and tasks of the runtime, the agent and gVisor's kernel come on top."""
+    resources = Resources(processes=100)
+    limits = oci_limits(tier, resources)
+    overhead_bytes = oci_overhead_mib(tier, resources) << 20
+    assert limits.memory_max_bytes - overhead_bytes == resources.memory_bytes + resources.disk_bytes
+    assert limits.processes >= resources.processes + 32
+
+
+def test_each_process_in_gvisor_costs_the_host_something() -> None:
+    """Its kernel's record, stubs and page tables are no memory of the workload's; a container's are."""
+    few, many = Resources(processes=100), Resources(processes=500)
+    assert oci_overhead_mib(Tier.GVISOR, many) - oci_overhead_mib(Tier.GVISOR, few) >= 0.4 * 400
+    assert oci_overhead_mib(Tier.CONTAINER, many) == oci_overhead_mib(Tier.CONTAINER, few)
+
+
+def test_each_processor_costs_the_guests_kernel_something() -> None:
+    """1.6 MiB, measured: a machine of many processors must not have less for its workload, or the agent refuses it."""
+    one, many = (vm_shape(Resources(cpus=cpus), emulated=True).ram_mib for cpus in (1, 65))
+    assert many - one >= 64 * 1.6

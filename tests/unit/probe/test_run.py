@@ -1,0 +1,102 @@
+"""Probing a cell: recorded before and after, judged by what really came through, never raising for what it finds."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from tests.fakes.probing import PROBES, FakeProbed, dead, read_canary
+
+from belljar.events import Kind, MemoryRecorder
+from belljar.ledger.schema import check_data
+from belljar.probe.model import Outcome, Verdict
+from belljar.probe.run import chosen, probe_cell
+
+pytestmark = pytest.mark.anyio
+
+
+def test_what_is_chosen() -> None:
+    """`all`, `quick`, a group, names; an unknown name is refused, since a probe that never runs can't fail."""
+    assert chosen(PROBES, "all") == PROBES
+    assert [probe.name for probe in chosen(PROBES, "quick")] == ["files.canary", "files.socket", "calls.mount"]
+    assert [probe.name for probe in chosen(PROBES, ["fingerprint", "calls.mount"])] == [
+        "calls.mount",
+        "fingerprint.hypervisor",
+    ]
+    with pytest.raises(ValueError, match="nonsense"):
+        chosen(PROBES, ["nonsense"])
+
+
+async def test_contained_and_recorded() -> None:
+    """Everything denied and nothing touched: contained. Both events are on record, valid, with the findings as a body."""
+    recorder, cell = MemoryRecorder(), FakeProbed()
+    report = await probe_cell(cell, recorder=recorder, phase="start", probes=PROBES)
+    assert (report.verdict, len(report.findings), report.problem) == (Verdict.CONTAINED, 3, "")
+    assert recorder.kinds() == [Kind.PROBE_STARTED, Kind.PROBE_COMPLETED]
+    for event in recorder.events:
+        check_data(event.kind, dict(event.data))
+    completed = recorder.events[1]
+    assert (completed.data["digest"], completed.data["phase"]) == (report.digest, "start")
+    assert [body.name for body in completed.bodies] == ["findings", "output"]
+    assert cell.run_probe_program.asked == [["sh", "quick"]]
+
+
+async def test_at_the_end_it_runs_alone() -> None:
+    """At a sample's end, when the workload may still run, the program is run with nothing beside it; only then."""
+    cell = FakeProbed()
+    for phase in ("start", "", "end"):
+        await probe_cell(cell, recorder=MemoryRecorder(), phase=phase, probes=PROBES)
+    assert cell.run_probe_program.was_alone == [False, False, True]
+
+
+async def test_an_escape_is_seen_though_the_cell_denies_it() -> None:
+    """The cell says `denied` and reads the canary all the same: breached, by the host's word. It is not raised."""
+    cell = FakeProbed()
+    cell.run_probe_program.touch = read_canary
+    report = await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)
+    assert report.verdict is Verdict.BREACHED
+    assert [finding.name for finding in report.of(Verdict.BREACHED)] == ["files.canary"]
+
+
+async def test_the_cells_word_is_enough_for_a_breach() -> None:
+    """One `reached` where only the cell can see is a breach."""
+    cell = FakeProbed()
+    cell.run_probe_program.outcomes["calls.mount"] = (Outcome.REACHED, "mounted")
+    assert (await probe_cell(cell, recorder=MemoryRecorder(), probes=PROBES)).verdict is Verdict.BREACHED
+
+
+@pytest.mark.parametrize("trouble", ["dead", "cut", "late", "silent"])
+async def test_no_evidence_is_void(trouble: str) -> None:
+    """A dead cell, an output that is cut off, a program that ran out of time or said nothing: void, and on record with the reason."""
+    recorder, cell = MemoryRecorder(), FakeProbed()
+    program = cell.run_probe_program
+    program.error = dead() if trouble == "dead" else None
+    program.spoil = {"cut": lambda output: output[:-9], "silent": lambda _: b""}.get(trouble, program.spoil)
+    program.timed_out = trouble == "late"
+    report = await probe_cell(cell, recorder=recorder, probes=PROBES)
+    assert report.verdict is Verdict.VOID
+    assert report.problem
+    assert recorder.events[-1].data["verdict"] == "void"
+
+
+async def test_cut_short_is_recorded_as_void() -> None:
+    """A run that is cancelled while the program works is on record as void, and the cancellation goes on."""
+    recorder, cell = MemoryRecorder(), FakeProbed()
+    with anyio.CancelScope() as scope:
+
+        async def hang(*args: object, **options: object) -> None:
+            scope.cancel()
+            await anyio.sleep_forever()
+
+        cell.run_probe_program = hang  # type: ignore[assignment]
+        await probe_cell(cell, recorder=recorder, probes=PROBES)
+    assert scope.cancelled_caught
+    assert (recorder.events[-1].kind, recorder.events[-1].data["verdict"]) == (Kind.PROBE_COMPLETED, "void")
+
+
+async def test_equal_findings_have_equal_digests() -> None:
+    """The digest is of what was found, not of when."""
+    reports = [await probe_cell(FakeProbed(), recorder=MemoryRecorder(), probes=PROBES) for _ in range(2)]
+    worse = FakeProbed()
+    worse.run_probe_program.outcomes["calls.mount"] = (Outcome.ABSENT, "ENOENT")
+    other = await probe_cell(worse, recorder=MemoryRecorder(), probes=PROBES)
+    assert reports[0].digest == reports[1].digest != other.digest

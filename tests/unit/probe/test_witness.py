@@ -1,0 +1,159 @@
+"""Each witness of the host's is silent when nothing comes, and sees it when something does; and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, visit, write_canary
+
+from belljar.probe.model import PARAMETERS, Witness
+from belljar.probe.witness import _PREFIX, maps_root, sweep_watches, watch, way_out
+
+LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
+TOUCHES: list[tuple[Witness, Callable[[dict[str, str]], None]]] = [
+    (Witness.CANARY, read_canary),
+    (Witness.CANARY, write_canary),
+    (Witness.CANARY, lambda given: Path(given["canary"]).unlink()),
+    (Witness.PID, signal_sentinel),
+    (Witness.PID, kill_sentinel),
+    (Witness.SOCKET, visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: given["socket"])),
+    (Witness.ABSTRACT, visit(socket.AF_UNIX, socket.SOCK_STREAM, lambda given: "\0" + given["abstract"])),
+    (Witness.TCP, visit(socket.AF_INET, socket.SOCK_STREAM, lambda given: ("127.0.0.1", int(given["tcp"])))),
+    (Witness.TCP6, visit(socket.AF_INET6, socket.SOCK_STREAM, lambda given: ("::1", int(given["tcp6"])))),
+    (Witness.UDP, visit(socket.AF_INET, socket.SOCK_DGRAM, lambda given: ("127.0.0.1", int(given["udp"])))),
+]
+
+
+def test_silence() -> None:
+    """With nothing touched every witness says so; each has its parameter; afterwards file, socket and process are gone."""
+    with watch(LAID_OUT) as watched:
+        given = dict(watched.parameters)
+        assert set(given) == set(PARAMETERS)
+        assert {witness: sight.touched for witness, sight in watched.look().items()} == dict.fromkeys(LAID_OUT, False)
+    assert not Path(given["canary"]).parent.exists()
+    assert not Path("/proc", given["pid"]).exists()
+
+
+@pytest.mark.parametrize(("witness", "touch"), TOUCHES)
+def test_touched(witness: Witness, touch: Callable[[dict[str, str]], None]) -> None:
+    """What an escape would do to it is seen, and only there."""
+    with watch(LAID_OUT) as watched:
+        touch(dict(watched.parameters))
+        seen = {each for each, sight in watched.look().items() if sight.touched}
+    assert seen == {witness}
+
+
+def test_a_stranger_is_neither_breach_nor_silence() -> None:
+    """Who knocks without the token may be any process of the host: the look is neither touched nor silent."""
+    with watch([Witness.TCP]) as watched:
+        socket.create_connection(("127.0.0.1", int(watched.parameters["tcp"]))).close()
+        assert watched.look()[Witness.TCP].touched is None
+
+
+def test_namespaces() -> None:
+    """A process in the host's namespaces is seen, and so is its child's child; one that is gone or unknown can't be judged."""
+    for pid, touched in ((os.getpid(), True), (None, None), (2**22 + 1, None)):
+        with watch([Witness.NAMESPACES], host_pid=pid) as watched:
+            assert watched.look()[Witness.NAMESPACES].touched is touched
+
+
+@pytest.mark.root
+def test_namespaces_of_descendants() -> None:
+    """A process all of whose namespaces are its own is no breach; as soon as a child of it is back in one of the host's, it is."""
+    unshared = [
+        "unshare",
+        "--user",
+        "--mount",
+        "--pid",
+        "--net",
+        "--ipc",
+        "--uts",
+        "--cgroup",
+        "--fork",
+    ]
+    inside = ["/bin/sh", "-c", "echo up; read go; exit"]
+    with subprocess.Popen([*unshared, *inside], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        with watch([Witness.NAMESPACES], host_pid=child) as watched:
+            assert watched.look()[Witness.NAMESPACES].touched is False
+        with watch([Witness.NAMESPACES], host_pid=process.pid) as watched:  # in the host's pid namespace itself
+            assert watched.look()[Witness.NAMESPACES].touched is True
+        process.communicate(b"\n")
+
+
+@pytest.mark.root
+def test_a_process_that_may_be_the_hosts_root() -> None:
+    """In namespaces of its own, but with the host's user 0 among its ids: seen."""
+    unshared = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--net",
+        "--ipc",
+        "--uts",
+        "--cgroup",
+        "--fork",
+    ]
+    with subprocess.Popen([*unshared, "sh", "-c", "echo up; read go"], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        child = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        with watch([Witness.NAMESPACES], host_pid=child) as watched:
+            sight = watched.look()[Witness.NAMESPACES]
+        process.communicate(b"\n")
+    assert sight.touched
+    assert "user 0" in sight.what
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "device"),
+    [
+        ("Iface\tDestination\n", 0, ""),
+        ("Iface\tDestination\neth0\t00000000\n", 0, "eth0"),
+        ("0 0 lo\n\n0 0     up0\n", -1, "up0"),
+        ("0 0 lo\n", -1, ""),
+    ],
+)
+def test_ways_out(table: str, column: int, device: str) -> None:
+    """A route by anything but loopback is one."""
+    assert way_out(table, column) == device
+
+
+def test_the_hosts_root_in_a_map() -> None:
+    """Wherever it stands; and a process without a map has nobody's."""
+    assert maps_root("0 100000 5\n5 0 1\n")
+    assert not maps_root("         0 2147483648          1\n")
+    assert not maps_root("")
+
+
+def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process killed in its watch leaves a directory; the next sweep removes it, and none of a living process."""
+    script = (
+        "import os\nfrom belljar.probe.witness import watch\nfrom belljar.probe.model import Witness\n"
+        "with watch([Witness.CANARY, Witness.PID]) as w:\n print(w.parameters['canary'], w.parameters['pid'], flush=True)\n os.kill(os.getpid(), 9)"
+    )
+    tmp_path.chmod(0o755)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    left = Path(done.stdout.split()[0]).parent
+    with watch([Witness.CANARY]) as living:
+        canary = Path(living.parameters["canary"])
+        assert not left.exists()  # a watch sweeps first
+        assert sweep_watches(canary.parents[1]) == []
+        assert canary.exists()
+
+
+def test_a_sweep_passes_over_what_another_run_just_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs on one host: a watch that ends while it is looked at is no error."""
+    gone = tmp_path / f"{_PREFIX}1-1-x"
+    monkeypatch.setattr(Path, "glob", lambda *_: [gone])
+    assert sweep_watches(tmp_path) == []

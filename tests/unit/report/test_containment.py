@@ -1,0 +1,68 @@
+"""The page of a host's probes: honest about what is emulated, shared, known, void or missing."""
+
+from __future__ import annotations
+
+from tests.fakes.probing import PROBES
+
+from belljar.probe.judge import Sight, judge
+from belljar.probe.model import Outcome, ProbeReport, Verdict, Witness, worst
+from belljar.probe.parse import Answer, Answers
+from belljar.report.containment import TierResult, containment_page
+
+SILENT = {witness: Sight(touched=False, what="silence") for witness in Witness}
+HOST = {"kernel": "Linux 6.1", "control groups": "version 1"}
+
+
+def result(tier: str, *, emulated: bool = False, **said: Outcome) -> TierResult:
+    """A tier where everything is denied but what is `said`, by the probes' names without their group."""
+    answers = {
+        probe.name: Answer(outcome=said.get(probe.name.split(".")[1], Outcome.DENIED), detail="a|b <i>")
+        for probe in PROBES
+    }
+    findings = judge(PROBES, Answers(by_name=answers), SILENT, tier=tier)
+    report = ProbeReport(
+        verdict=worst(each.verdict for each in findings), findings=findings, which="all", duration_ms=1
+    )
+    return TierResult(tier=tier, emulated=emulated, layers=("jail", tier), reports=(report,))
+
+
+def row(page: str, name: str) -> list[str]:
+    """The verdicts of one probe."""
+    line = next(line for line in page.splitlines() if line.startswith(f"| `{name}`"))
+    return [cell.strip() for cell in line.split("|")[4:-1]]
+
+
+def test_each_verdict_stands_in_its_column() -> None:
+    """Host's word, cell's word, known, void and breached are told apart, tier by tier; the reason of what is known is given."""
+    page = containment_page(
+        [result("microvm", hypervisor=Outcome.REACHED), result("gvisor", mount=Outcome.REACHED, socket=Outcome.ERROR)],
+        PROBES,
+        HOST,
+    )
+    assert row(page, "files.canary") == ["host", "host"]
+    assert row(page, "files.socket") == ["host", "**void**"]
+    assert row(page, "calls.mount") == ["cell", "**BREACHED**"]
+    assert row(page, "fingerprint.hypervisor") == ["known", "cell"]
+    assert "a virtual machine has the flag" in page
+    assert "| gvisor | **breached** | 4 | 1 | 1 | 0 | 1 | 1 |" in page
+    assert "## What is not contained" in page
+    assert "calls.mount` breached: reached a\\|b &lt;i>" in page
+
+
+def test_the_limits_are_said() -> None:
+    """Emulation, a shared kernel, the version of the control groups and a tier that this host has not are in the page."""
+    page = containment_page(
+        [result("container"), TierResult(tier="gvisor", refused="no runsc"), result("microvm", emulated=True)],
+        PROBES,
+        HOST,
+    )
+    assert all(word in page for word in ("shared by all cells", "Emulated", "version 1", "no such cell: no runsc"))
+    assert "not on this host" in page
+    assert len(row(page, "files.canary")) == 2
+    assert "Emulated" not in containment_page([result("container")], PROBES, HOST)
+    assert "not contained" not in containment_page([result("container")], PROBES, HOST)
+
+
+def test_nothing_tried_is_void() -> None:
+    """A tier without a run is never contained."""
+    assert TierResult(tier="gvisor").verdict is Verdict.VOID
