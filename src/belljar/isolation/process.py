@@ -97,7 +97,10 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def kill(process: ProcessId) -> None:
-    """SIGKILL to that very process; harmless when it has ended. Raises `PermissionError` when it is not ours, `OSError` for the number of a thread that leads no process."""
+    """SIGKILL to that very process; harmless when it has ended.
+
+    Raises `PermissionError` when it is not ours, another `OSError` for the number of a thread that leads no process.
+    """
     try:
         pidfd = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -18,7 +18,15 @@ from typing import Final
 
 from belljar.isolation import cgroup, kernel_objects
 from belljar.isolation.journal import JournalEntry
-from belljar.isolation.process import PROC, ProcessId, identify, identify_group, kill, namespaces_of, namespaces_of_threads
+from belljar.isolation.process import (
+    PROC,
+    ProcessId,
+    identify,
+    identify_group,
+    kill,
+    namespaces_of,
+    namespaces_of_threads,
+)
 from belljar.units import printable
 
 _KILL_PATIENCE_S: Final = 1.0
