@@ -5,7 +5,7 @@
 #include <sys/statvfs.h>
 #include <sys/sysinfo.h>
 
-enum { SELDOM_NS = 50000000, OFTEN_NS = 2000000, PAUSE_PER_COST = 20, NEARLY = 16, DISK_NEARLY = 1024 };
+enum { SELDOM_NS = 50000000, OFTEN_NS = 2000000, PAUSE_PER_COST = 20, LONGEST_PAUSE_NS = 200000000, NEARLY = 16, DISK_NEARLY = 1024 };
 
 static const char *const places[] = {".", "dev/shm"}; /* all that a workload may write in */
 static int place_fds[] = {-1, -1};
@@ -57,10 +57,12 @@ static struct look { uint8_t flag; bool (*check)(bool *soon); bool full, soon; i
 };
 enum { LOOKS = sizeof looks / sizeof *looks };
 
-/* Never more than a small part of the time is spent on it. */
+/* Not more than a small part of the time is spent on it. A look that seems dear was mostly kept waiting, by a busy host: one such must not keep the eyes shut for long. */
 static int64_t due_ns(const struct look *look, int64_t pause_ns)
 {
     int64_t costly_ns = PAUSE_PER_COST * look->cost_ns;
+    if (costly_ns > LONGEST_PAUSE_NS)
+        costly_ns = LONGEST_PAUSE_NS;
     return look->at_ns + (pause_ns > costly_ns ? pause_ns : costly_ns);
 }
 

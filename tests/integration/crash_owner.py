@@ -136,7 +136,7 @@ def strike(victim: str, after_s: float, struck: list[str]) -> None:
     give_up = time.monotonic() + 20
     while time.monotonic() < give_up:
         for depth, pid, name in below(os.getpid()):
-            if is_victim(victim, depth, name):
+            if is_victim(victim, pid, depth, name):
                 time.sleep(after_s)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -145,11 +145,19 @@ def strike(victim: str, after_s: float, struck: list[str]) -> None:
         time.sleep(0.0005)
 
 
-def is_victim(victim: str, depth: int, name: str) -> bool:
-    """By where it stands (the supervisor is our child, the stage its) or, for a runtime, what it is called."""
+def is_victim(victim: str, pid: int, depth: int, name: str) -> bool:
+    """By where it stands (the supervisor is our child, the stage its) or, for a runtime, what it is called. A launcher that only tries the host out holds no cell."""
     if victim == "runtime":
         return depth >= 3 and name.startswith(("runc", "runsc", "exe"))
-    return name.startswith("jail") and depth == {"supervisor": 1, "stage": 2}[victim]
+    return name.startswith("jail") and depth == {"supervisor": 1, "stage": 2}[victim] and holds_a_cell(pid)
+
+
+def holds_a_cell(pid: int) -> bool:
+    """Whether it was started with a cell's name."""
+    try:
+        return b"--cell" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def below(pid: int, depth: int = 1) -> Iterator[tuple[int, int, str]]:

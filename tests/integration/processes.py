@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from belljar.isolation.process import identify, is_alive, kill
+
 
 def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) -> None:
     """Until it holds; the test fails when that takes too long."""
@@ -28,6 +30,13 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
 
     wait_for(look, "a VMM", within_s=within_s)
     return found[0]
+
+
+def kill_tree(root: int) -> None:
+    """Kill a process that those below it don't outlive, and wait until all of them are gone: they follow it a moment later."""
+    doomed = [process for pid in (root, *_below(root)) if (process := identify(pid)) is not None]
+    kill(doomed[0])
+    wait_for(lambda: not any(is_alive(process) for process in doomed), f"the end of {root} and all below it")
 
 
 def _below(pid: int) -> Iterator[int]:

@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
-from tests.integration.processes import wait_for
+from tests.integration.processes import kill_tree, wait_for
 
 from belljar.cell import Cell, Pool, open_pool, start_run
 from belljar.cell.lease import Waste
 from belljar.events import Kind
-from belljar.isolation.process import identify, kill
+from belljar.isolation.process import identify
 from belljar.isolation.reap import reap
 from belljar.ledger import Line, Status, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
@@ -74,9 +75,8 @@ async def test_a_cell_made_ahead_is_a_whole_cell(tier: str, home: Path, tmp_path
                 assert abs(float(clock.stdout) - time.time()) < 1
                 await first.exec(["touch", "/tmp/mine"])
                 dead = await standing(pool)
-                doomed = identify(dead.host_pid or 0)
-                assert doomed is not None
-                kill(doomed)
+                assert dead.host_pid is not None
+                await anyio.to_thread.run_sync(kill_tree, dead.host_pid)
                 async with pool.cell() as second:
                     assert second.id not in {first.id, dead.id}
                     assert (await second.exec(["test", "-e", "/tmp/mine"])).returncode == 1
