@@ -6,22 +6,19 @@ from (size, times, inode): a new version of the program or of one of its librari
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError
-from belljar.image.scratch import MAKING, owned_name
+from belljar.image.scratch import MAKING, locked, owned_name, remove_tree
 
 STORE_MEND: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 _FORMAT: Final = 1
@@ -83,7 +80,7 @@ def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
         directory.mkdir(parents=True, exist_ok=True, mode=0o711)
         if (found := _find(directory, recipe)) is not None:
             return found
-        with _locked(home, recipe.directory):
+        with locked(home, recipe.directory):
             return _find(directory, recipe) or _make(directory, recipe)
     except OSError as exc:
         raise HostError(
@@ -136,12 +133,12 @@ def outdated_roots(directory: Path) -> list[Path]:
 
 def remove_root(home: Path, root: Path) -> None:
     """Remove one of them, in turn with those who make them; not one that was made anew meanwhile. Raises `FileNotFoundError` when it isn't there."""
-    with _locked(home, root.parent.name):
+    with locked(home, root.parent.name):
         if _is_current(root):
             return
         retired = root.with_name(owned_name(MAKING, f"retired-{root.name[:12]}"))
         root.rename(retired)
-        _remove_tree(retired)
+        remove_tree(retired)
 
 
 def _is_current(root: Path) -> bool:
@@ -190,10 +187,10 @@ def _make(directory: Path, recipe: Recipe) -> ProgramRoot:
         scratch.chmod(0o711)
         final = directory / digest
         if final.exists():  # its description was out of date: the files' stamps changed, their contents did not
-            _remove_tree(final)
+            remove_tree(final)
         scratch.rename(final)
     except BaseException:
-        _remove_tree(scratch)
+        remove_tree(scratch)
         raise
     data = {
         "format": _FORMAT,
@@ -230,13 +227,6 @@ def _fill(root: Path, sources: Mapping[str, Path], recipe: Recipe) -> dict[str, 
     return digests
 
 
-def _remove_tree(path: Path) -> None:
-    for directory in [path, *path.rglob("*")]:
-        if directory.is_dir() and not directory.is_symlink():
-            directory.chmod(0o700)
-    shutil.rmtree(path)
-
-
 def _copy(original: Path, target: Path) -> str:
     """A copy of the file's contents, nobody's to write; its digest."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -247,15 +237,3 @@ def _copy(original: Path, target: Path) -> str:
             copy.write(chunk)
     target.chmod(0o555 if os.access(original, os.X_OK) else 0o444)
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked(home: Path, name: str) -> Iterator[None]:
-    locks = home / "locks"
-    locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

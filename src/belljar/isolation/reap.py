@@ -5,8 +5,6 @@ Reads only the journal, so it needs no memory of its own and can be run by the n
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ import anyio.to_thread
 
 from belljar.events import Event, JsonValue, Kind
 from belljar.host.home import belljar_home
-from belljar.image.scratch import MAKING, sweep
+from belljar.image.scratch import MAKING, locked, sweep
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_uids
 from belljar.isolation.journal import Journal, JournalEntry
@@ -115,7 +113,7 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
         _sweep_store(home, journal)
     if not any(not entry.owner_lives() for entry in journal.entries()):
         return ()
-    with _reaper(home):
+    with locked(home, "reap"):
         return tuple(
             _reap_one(home, journal, entry)
             for entry in journal.entries()
@@ -190,15 +188,3 @@ def _age_s(path: Path) -> float:
         return max(0.0, time.time() - path.stat().st_mtime)
     except FileNotFoundError:
         return 0.0
-
-
-@contextmanager
-def _reaper(home: Path) -> Iterator[None]:
-    directory = home / "locks"
-    directory.mkdir(exist_ok=True, mode=0o700)
-    fd = os.open(directory / "reap", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

@@ -280,7 +280,8 @@ def _survivor(process: ProcessId, why: str) -> Survivor:
 def _groups(entry: JournalEntry) -> Iterator[Survivor]:
     for group in entry.cgroups:
         (group.parent / "cgroup.procs").stat()  # else nothing is mounted there now, and a group's absence says nothing
-        for process in {identify_group(number) for number in cgroup.processes_in(group)}:
+        for number in cgroup.processes_in(group):
+            process = identify_group(number)
             if process is not None and process.pid != os.getpid():
                 yield _survivor(process, f"in {group}")
         if _is_there(group):
