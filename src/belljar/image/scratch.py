@@ -74,7 +74,15 @@ def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
 def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
     """This user's scratch directories under `parent` whose owner is gone."""
     candidates = [path for path in parent.glob(f"{prefix}*") if _is_orphan(path.name.removeprefix(prefix))]
-    return [path for path in candidates if path.lstat().st_uid == os.geteuid()]
+    return [path for path in candidates if _is_mine(path)]
+
+
+def _is_mine(path: Path) -> bool:
+    """Not what another sweep has just removed."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def start_time(pid: int) -> int | None:

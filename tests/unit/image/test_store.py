@@ -122,6 +122,19 @@ def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> 
     assert [path.name for path in parent.iterdir()] == ["notes"]
 
 
+def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the other one removes between look and removal is nobody's error."""
+    gone, left = (tmp_path / f"{os.getpid()}-{(start_time(os.getpid()) or 0) + number}-abc" for number in (1, 2))
+    left.mkdir()
+
+    def seen_before(_directory: Path, _pattern: str) -> list[Path]:
+        return [gone, left]
+
+    monkeypatch.setattr(Path, "glob", seen_before)
+    assert sweep(tmp_path) == [left]
+    assert not left.exists()
+
+
 def test_a_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     """A file where the store should be is a `HostError` with the path."""
     (tmp_path / "file").write_text("")
