@@ -1,4 +1,7 @@
-/* Addresses beyond the cell. A packet that a route takes has left, whether or not it is answered: so nothing is waited for. */
+/* Addresses beyond the cell. A packet that a route takes has left, whether or not it is answered: so nothing is waited for.
+ *
+ * A cell in a range has a route, to the range's router. There an answer shows that something was reached, and a refusal is waited for; whether the router let anything
+ * through without an answer is what the host looks at. */
 #include "probe.h"
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -37,10 +40,51 @@ static socklen_t parse(union address *a, const char *text, int port, unsigned sc
     return inet_pton(AF_INET6, text, &a->v6.sin6_addr) == 1 ? sizeof a->v6 : 0;
 }
 
+enum { REFUSAL_MS = 300, SILENCE_MS = 20, RCODE = 3, ANSWERS = 7 };
+
+static bool connects(int s, const union address *a, socklen_t length)
+{
+    int error = 0;
+    socklen_t size = sizeof error;
+    struct pollfd waiting = {.fd = s, .events = POLLOUT};
+    if (connect(s, &a->any, length) == 0)
+        return true;
+    if (errno != EINPROGRESS)
+        return false;
+    if (poll(&waiting, 1, REFUSAL_MS) != 1)
+        error = ETIMEDOUT;
+    else
+        getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &size);
+    errno = error;
+    return error == 0;
+}
+
+/* A name server's "there is no such name" is a refusal. */
+static bool is_answer(const struct message *m, const unsigned char *answer, ssize_t n)
+{
+    if (m->bytes != QUESTION)
+        return n > 0;
+    return n > ANSWERS && (answer[RCODE] & 15) == 0 && answer[ANSWERS] != 0;
+}
+
+static bool is_answered(int s, const union address *a, socklen_t length, const struct message *m)
+{
+    unsigned char answer[512];
+    struct pollfd waiting = {.fd = s, .events = POLLIN};
+    if (connect(s, &a->any, length) != 0 || send(s, m->bytes, m->length, MSG_NOSIGNAL) < 0)
+        return false;
+    ssize_t n = poll(&waiting, 1, SILENCE_MS) == 1 ? recv(s, answer, sizeof answer, 0) : (errno = ETIMEDOUT, -1);
+    if (n >= 0 && !is_answer(m, answer, n))
+        errno = ENODATA;
+    return n >= 0 && is_answer(m, answer, n);
+}
+
 static bool leaves(int s, const union address *a, socklen_t length, const struct message *m)
 {
     int on = 1;
     setsockopt(s, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
+    if (parameter("interface") != NULL)
+        return m->type == SOCK_STREAM ? connects(s, a, length) : is_answered(s, a, length, m);
     if (m->type == SOCK_STREAM)
         return connect(s, &a->any, length) == 0 || errno == EINPROGRESS || errno == ECONNREFUSED;
     return sendto(s, m->bytes, m->length, MSG_NOSIGNAL, &a->any, length) >= 0;
@@ -58,7 +102,7 @@ static void send_scoped(struct finding *f, const char *text, int port, unsigned 
     if (s < 0)
         refused(f, "socket");
     else if (leaves(s, &a, length, m))
-        reached(f, "a packet left for %s port %d", text, port);
+        reached(f, parameter("interface") != NULL ? "%s port %d answers" : "a packet left for %s port %d", text, port);
     else
         denied(f, "%s: %s", text, errno_name(errno));
     if (s >= 0)

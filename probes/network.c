@@ -24,6 +24,13 @@ static bool is_stub(const char *name)
     return false;
 }
 
+/* The one port by which the cell hangs on its range's router, if it has one. */
+static bool is_port(const char *name)
+{
+    const char *port = parameter("interface");
+    return port != NULL && strcmp(port, name) == 0;
+}
+
 static void interfaces(struct finding *f)
 {
     struct if_nameindex *all = if_nameindex();
@@ -32,9 +39,9 @@ static void interfaces(struct finding *f)
         return;
     }
     for (struct if_nameindex *i = all; i->if_index != 0; i++)
-        if (!is_stub(i->if_name))
+        if (!is_stub(i->if_name) && !is_port(i->if_name))
             reached(f, "interface %s", i->if_name);
-    absent(f, "nothing but the loopback interface");
+    absent(f, "nothing but the loopback interface%s", parameter("interface") != NULL ? " and the range's port" : "");
     if_freenameindex(all);
 }
 
@@ -49,7 +56,7 @@ static void routes_of(struct finding *f, const char *path, int name_column)
         for (int i = 0; i <= name_column && line != NULL; i++)
             while ((field = strsep(&line, " \t")) != NULL && field[0] == 0)
                 ;
-        if (field != NULL && field[0] != 0 && !is_stub(field) && strcmp(field, "Iface") != 0)
+        if (field != NULL && field[0] != 0 && !is_stub(field) && !is_port(field) && strcmp(field, "Iface") != 0)
             reached(f, "a route by %.32s", field);
     }
 }
@@ -59,7 +66,7 @@ static void routes(struct finding *f)
     enum { NAME_IN_V4 = 0, NAME_IN_V6 = 9 };
     routes_of(f, "/proc/net/route", NAME_IN_V4);
     routes_of(f, "/proc/net/ipv6_route", NAME_IN_V6);
-    absent(f, "no route leads out");
+    absent(f, "no route leads out%s", parameter("interface") != NULL ? " but to the range's router" : "");
 }
 
 static int connected(int type, int family, int port)

@@ -24,6 +24,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "tcp6": "a port of the host's ::1 that takes connections; 0 where the host has no IPv6",
     "udp": "a port of the host's 127.0.0.1 that takes datagrams",
     "pid": "a process of the host, with SIGUSR1 blocked; that is the only signal it may be sent",
+    "interface": "the cell's one port to its range's router; not given when it has no network device",
 }
 
 
@@ -77,7 +78,9 @@ class Witness(StrEnum):
     UDP = "udp"
     PID = "pid"
     NAMESPACES = "namespaces"
-    """The cell's own processes, as the host sees them: in no namespace of its own, without its root among their ids, without a route."""
+    """The cell's own processes, as the host sees them: in no namespace of its own, without its root among their ids, without a route (but to its range's router)."""
+    ROUTER = "router"
+    """The range's router: its rules are the plan's, and nothing but the range's ports hangs on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,15 @@ from pathlib import Path
 from belljar.isolation.process import namespaces_of
 from belljar.plan import Plan
 from belljar.plan.oci import OPEN_FILES
+from belljar.probe.routed import Router
 
 
-def cell_parameters(plan: Plan, *, fresh: bool) -> Mapping[str, str]:
-    """The bounds that are tried, as the plan has them. `fresh`: nothing of a sample has run in the cell yet."""
+def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) -> Mapping[str, str]:
+    """The bounds that are tried, as the plan has them. `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to."""
     limits = plan.limits
+    port = {"interface": router.interface} if router is not None else {}
     return {
+        **port,
         "processes": str(limits.processes),
         "disk_bytes": str(limits.disk_bytes),
         "open_files": str(_open_files(plan)),

@@ -18,6 +18,7 @@ from belljar.probe.judge import Sight, judge, overall
 from belljar.probe.model import Probe, ProbeReport, Verdict, Witness, worst
 from belljar.probe.parameters import cell_parameters, host_parameters
 from belljar.probe.parse import MAX_OUTPUT_BYTES, Answers, parse_answers
+from belljar.probe.routed import Router, routed
 from belljar.probe.witness import Watch, watch
 from belljar.units import printable
 
@@ -61,6 +62,11 @@ class Probed(Protocol):
     @property
     def host_pid(self) -> int | None:
         """Its outermost process, as the host counts."""
+        ...
+
+    @property
+    def router(self) -> Router | None:
+        """What its port leads to; None without a network device."""
         ...
 
     async def run_probe_program(
@@ -119,14 +125,17 @@ async def probe_cell(
     A breach is not raised, and neither is a dead cell (void): the caller decides what either means. Raises `ValueError` for an
     unknown name, and what the recorder raises: without a record nothing is tried.
     """
-    wanted = chosen(_catalogue() if probes is None else probes, which)
+    wanted = routed(chosen(_catalogue() if probes is None else probes, which), cell.router, tier=cell.tier)
     words = which if isinstance(which, str) else ",".join(which)
     about: dict[str, JsonValue] = {"which": words, "phase": phase, "user": "" if user is None else user}
     recorder.record(Event(kind=Kind.PROBE_STARTED, cell_id=cell.id, actor=actor, data=about))
     began = time.monotonic()
     attempt = _nothing("it was interrupted")
     try:
-        told = {**cell_parameters(cell.plan, fresh=phase != END), **host_parameters(whole=which != QUICK)}
+        told = {
+            **cell_parameters(cell.plan, fresh=phase != END, router=cell.router),
+            **host_parameters(whole=which != QUICK),
+        }
         attempt = await _attempt(
             cell, wanted, [which] if isinstance(which, str) else which, told=told, user=user, alone=phase == END
         )
@@ -177,7 +186,8 @@ async def _attempt(
     alone: bool,
 ) -> _Attempt:
     timeout_s = _QUICK_TIMEOUT_S if list(words) == [QUICK] else _ALL_TIMEOUT_S
-    with watch({probe.witness for probe in wanted if probe.witness}, host_pid=cell.host_pid) as watched:
+    witnesses = {probe.witness for probe in wanted if probe.witness}
+    with watch(witnesses, host_pid=cell.host_pid, router=cell.router) as watched:
         output: ProgramOutput | None = None
         problem = "it did not end in time"
         try:

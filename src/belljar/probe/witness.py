@@ -24,6 +24,7 @@ from belljar.isolation.process import ProcessId, identify, is_alive, namespaces_
 from belljar.probe.inotify import FileWatch
 from belljar.probe.judge import Sight
 from belljar.probe.model import Witness
+from belljar.probe.routed import NoRouter, Router
 from belljar.units import printable
 
 _PREFIX: Final = "tmp-w"
@@ -47,8 +48,10 @@ class Watch:
 
 
 @contextmanager
-def watch(wanted: Collection[Witness], *, host_pid: int | None = None) -> Iterator[Watch]:
-    """Lay out what the wanted witnesses need. `host_pid`: the cell's outermost process, as the host counts.
+def watch(
+    wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None
+) -> Iterator[Watch]:
+    """Lay out what the wanted witnesses need. `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
 
     What this host can't lay out is not fatal: its look says so, and probes that need it are void.
     """
@@ -56,7 +59,7 @@ def watch(wanted: Collection[Witness], *, host_pid: int | None = None) -> Iterat
     parameters = {"nonce": nonce, "token": token}
     looks: dict[Witness, Callable[[], Sight]] = {}
     with ExitStack() as stack:
-        layout = _Layout(stack, token)
+        layout = _Layout(stack, token, router or NoRouter())
         for witness in [each for each in Witness if each in wanted]:
             try:
                 parameter, looks[witness] = layout.lay(witness, host_pid)
@@ -70,8 +73,8 @@ def watch(wanted: Collection[Witness], *, host_pid: int | None = None) -> Iterat
 class _Layout:
     """Makes the things, each entered into `stack`."""
 
-    def __init__(self, stack: ExitStack, token: str) -> None:
-        self._stack, self._token = stack, token.encode()
+    def __init__(self, stack: ExitStack, token: str, router: Router) -> None:
+        self._stack, self._token, self._router = stack, token.encode(), router
         self._directory: Path | None = None
 
     def lay(self, witness: Witness, host_pid: int | None) -> tuple[str, Callable[[], Sight]]:
@@ -82,7 +85,9 @@ class _Layout:
             case Witness.PID:
                 return self._sentinel()
             case Witness.NAMESPACES:
-                return "", lambda: _namespaces(host_pid)
+                return "", lambda: _namespaces(host_pid, self._router.interface)
+            case Witness.ROUTER:
+                return "", self._router.look
             case _:
                 return self._listener(witness)
 
@@ -192,7 +197,7 @@ def _datagrams(listener: socket.socket) -> list[bytes]:
     return said
 
 
-def _namespaces(host_pid: int | None) -> Sight:
+def _namespaces(host_pid: int | None, port: str) -> Sight:
     """What the host's kernel says of the cell's processes: their namespaces, by number, whether they may be the host's root, and where their network leads."""
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
@@ -202,25 +207,25 @@ def _namespaces(host_pid: int | None) -> Sight:
         shared = sorted(name for name, number in theirs.items() if own.get(name) == number)
         if shared:
             return Sight(touched=True, what=f"a process of the cell is in the host's {', '.join(shared)} namespace")
-        if open_wall := _open_wall(pid):
+        if open_wall := _open_wall(pid, port):
             return Sight(touched=True, what=f"a process of the cell {open_wall}")
         looked += len(theirs) == len(own)
     if not looked:
         return Sight(touched=None, what="the host could not read the namespaces of the cell's processes")
     return Sight(
         touched=False,
-        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route",
+        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route{' but to its router' if port else ''}",
     )
 
 
-def _open_wall(pid: int) -> str:
+def _open_wall(pid: int, port: str) -> str:
     """What a process could do though its namespaces are its own; "" when it has ended or can do neither."""
     with contextlib.suppress(OSError):
         if maps_root(Path(f"/proc/{pid}/uid_map").read_text()):
             return "has the host's user 0 among its own"
         for table, column in (("route", 0), ("ipv6_route", -1)):
             file = Path(f"/proc/{pid}/net/{table}")
-            if file.exists() and (device := way_out(file.read_text(errors="replace"), column)):
+            if file.exists() and (device := way_out(file.read_text(errors="replace"), column, port)):
                 return f"has a route by {printable(device, max_chars=32)}"
     return ""
 
@@ -231,10 +236,10 @@ def maps_root(uid_map: str) -> bool:
     return any(outer == "0" for _, outer, _ in lines)
 
 
-def way_out(table: str, column: int) -> str:
-    """The first device but loopback in a routing table of the kernel's, which has devices in that column; "" when there is none. Pure."""
+def way_out(table: str, column: int, port: str = "") -> str:
+    """The first device but loopback and the cell's port in a routing table of the kernel's, which has devices in that column; "" when there is none. Pure."""
     lines = [line.split() for line in table.splitlines()]
-    return next((words[column] for words in lines if words and words[column] not in ("Iface", "lo")), "")
+    return next((words[column] for words in lines if words and words[column] not in ("Iface", "lo", port)), "")
 
 
 def _family(pid: int) -> Iterator[int]:
