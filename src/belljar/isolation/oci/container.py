@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -32,15 +32,19 @@ from belljar.isolation.journal import EntryKind, new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
+from belljar.isolation.port import Port
 from belljar.isolation.program_root import STORE_MEND, ProgramRoot
 from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Renewal, fresh_renewal, judge, now_ns, renewed_names
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.model import Plan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
-from belljar.units import format_duration, format_size
+from belljar.units import format_duration, format_size, printable
 
 _READY_DEADLINE_S: Final = 30.0
+_ATTACH_DEADLINE_S: Final = 20.0
+_FILE_DEADLINE_S: Final = 10.0
+_RESOLVER_FILE: Final = "/etc/resolv.conf"
 _DEATH_WORD_S: Final = 0.5
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _SMALL_BYTES: Final = 16 << 20
@@ -73,6 +77,7 @@ class ContainerSpec:
     tree: Tree
     hostname: str
     directory: Path
+    port: Port | None = None
 
 
 class JailedContainer:
@@ -91,7 +96,7 @@ class JailedContainer:
         )
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            self.jailed = Jailed(mine, home, hold_range(), let_go=self._let_go)
+            self.jailed = Jailed(mine, home, hold_range(is_nested=self._user_namespace() is not None), let_go=self._let_go)
             undo.pop_all()
         self.client = GuestClient.from_socket(self._ours)
 
@@ -100,8 +105,10 @@ class JailedContainer:
         started = time.monotonic()
         await anyio.to_thread.run_sync(self._make)
         self.timings_ms["prepare"] = _since(started)
+        self._start()
+        if self.spec.port is not None:
+            await self._connect(self.spec.port)
         try:
-            self._start()
             done = await self._greet(renewal)
         except CellError as exc:
             raise await self._explained(exc, time.monotonic() - started) from exc
@@ -120,7 +127,8 @@ class JailedContainer:
     def _make(self) -> None:
         self.jailed.make(cpu_later=True)
         directory = self.spec.directory
-        config = oci_config(self.spec.shape, OciCell(hostname=self.spec.hostname, tmp=self._tmp()))
+        cell = OciCell(hostname=self.spec.hostname, tmp=self._tmp(), has_port=self.spec.port is not None)
+        config = oci_config(self.spec.shape, cell)
         try:
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
             directory.mkdir(mode=0o711)
@@ -151,13 +159,47 @@ class JailedContainer:
             mounts=self._mounts(),
             keep_capabilities=True,
             init=True,
+            network=self._network(),
             environment=_ENVIRONMENT,
         )
-        argv = runtime_argv(spec.shape.runtime, spec.root.program, state=_STATE, bundle=_BUNDLE, name=_CONTAINER_NAME)
+        argv = runtime_argv(
+            spec.shape.runtime,
+            spec.root.program,
+            state=_STATE,
+            bundle=_BUNDLE,
+            name=_CONTAINER_NAME,
+            has_port=spec.port is not None,
+        )
         try:
-            self.jailed.start(jail, argv, kept=(), stdin_fd=self._theirs.fileno())
+            self.jailed.start(
+                jail, argv, kept=(), stdin_fd=self._theirs.fileno(), user_namespace=self._user_namespace()
+            )
         finally:
             self._theirs.close()
+
+    def _network(self) -> Literal["", "plain", "covered"]:
+        if self.spec.port is None:
+            return ""
+        return "covered" if self.spec.shape.runtime.kind == "runsc" else "plain"
+
+    def _user_namespace(self) -> int | None:
+        return None if self.spec.port is None else self.spec.port.user_namespace
+
+    async def _connect(self, port: Port) -> None:
+        """Have the link put into the stage's network namespace, before anything of the runtime's runs. Raises `HostError` or `CellError`."""
+        began = time.monotonic()
+        stage = await self.jailed.wait_network()
+        try:
+            with anyio.fail_after(_ATTACH_DEADLINE_S):
+                await port.attach(stage.pid)
+        except TimeoutError:
+            what = f"the cell's port was not attached in {_ATTACH_DEADLINE_S:.0f} s"
+            raise CellError(what, where=f"cell {self.spec.cell_id}") from None
+        except BelljarError:
+            if self.jailed.end() is None:
+                raise
+        self.jailed.go_on()  # or says how the stage ended
+        self.timings_ms["network"] = _since(began)
 
     def _mounts(self) -> tuple[JailMount, ...]:
         spec, identity = self.spec, self.jailed.identity.jail
@@ -206,8 +248,19 @@ class JailedContainer:
             hostname=renewal.hostname,
         )
         judge(renewed, where=f"cell {self.spec.cell_id}", needed=NEEDED_OF_CONTAINER)
+        if self.spec.port is not None:
+            await self._name_the_resolver(self.spec.port)
         self.timings_ms["renew"] = _since(began)
         return renewed_names(renewed)
+
+    async def _name_the_resolver(self, port: Port) -> None:
+        """The image's file, as an image's root would write it: a workload may edit it, and reaches nothing more by that."""
+        text = f"nameserver {port.settings.resolver}\n".encode()
+        try:
+            await self.client.write_file(_RESOLVER_FILE, text, user="0", cwd="/", mode=0o644, timeout_s=_FILE_DEADLINE_S)
+        except (OSError, ValueError) as exc:
+            what = f"{_RESOLVER_FILE} can't be written in the cell: {printable(str(exc))}"
+            raise CellError(what, where=f"cell {self.spec.cell_id}") from exc
 
     async def _explained(self, error: CellError, waited_s: float) -> BelljarError:
         """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""
@@ -266,7 +319,7 @@ class LiveContainer:
     """A container that runs. Made only by `open_container`. As `isolation.live.Live`.
 
     Attributes:
-        timings_ms: milliseconds by phase: prepare, runtime, renew, total.
+        timings_ms: milliseconds by phase: prepare, network (with a port), runtime, renew, total.
     """
 
     def __init__(self, plan: Plan, container: JailedContainer, recorder: Recorder) -> None:
@@ -346,12 +399,14 @@ async def open_container(
     recorder: Recorder,
     planned: Mapping[str, Any],
     cell_id: str | None = None,
+    port: Port | None = None,
 ) -> AsyncIterator[LiveContainer]:
     """A container of the plan, ready; destroyed when the block is left, however it is left.
 
     Args:
         planned: what `cell.planned` is to say; recorded before anything is made.
         cell_id: default a new one.
+        port: the cell's place on its range's network, attached before anything of the runtime's runs. None: no network at all.
 
     Raises:
         HostError: this host can't. CellError: the container could not be made, with the runtime's status and words; nothing is left of it.
@@ -360,13 +415,13 @@ async def open_container(
     """
     cell_id = cell_id or new_cell_id()
     async with recorded_lifetime(
-        recorder, cell_id, planned, partial(_start, plan, image, home, recorder, cell_id)
+        recorder, cell_id, planned, partial(_start, plan, image, home, recorder, cell_id, port)
     ) as live:
         yield live
 
 
 async def _start(
-    plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, held: ExitStack
+    plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None, held: ExitStack
 ) -> LiveContainer:
     tree = await _held_tree(home, image, held)
     runtime = plan.container.runtime
@@ -385,6 +440,7 @@ async def _start(
         tree=tree,
         hostname=renewal.hostname,
         directory=home / "cells" / cell_id,
+        port=port,
     )
     container, done = await start_container(spec, renewal, home=home, recorder=recorder)
     try:
