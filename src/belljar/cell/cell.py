@@ -20,11 +20,12 @@ from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.stream import RunningCommand
 from belljar.cell.watch import LimitWatch
 from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
-from belljar.errors import CellError, ProtocolViolation
+from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.isolation.live import Live
 from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
+from belljar.probe.routed import Router
 
 Input = bytes | AsyncIterator[bytes] | None
 
@@ -36,11 +37,19 @@ class Cell:
         id: the cell's name in the ledger, the journal and on the host.
         plan: what it was made by.
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
+        router: what its port leads to; None without a network device.
         destruction: what its end found, once it has ended.
     """
 
     def __init__(
-        self, live: Live, plan: Plan, recorder: Recorder, *, actor: Actor, image_command: Sequence[str] = ()
+        self,
+        live: Live,
+        plan: Plan,
+        recorder: Recorder,
+        *,
+        actor: Actor,
+        image_command: Sequence[str] = (),
+        router: Router | None = None,
     ) -> None:
         self.id = live.cell_id
         self.plan = plan
@@ -49,7 +58,8 @@ class Cell:
         self._recorder = recorder
         self._actor = actor
         self._ops = itertools.count(1)
-        self._dead: CellError | None = None
+        self.router = router
+        self._dead: BelljarError | None = None
         self.destruction: Destruction | None = None
 
     def __repr__(self) -> str:
@@ -294,6 +304,12 @@ class Cell:
 
     def hang_up(self) -> None:
         """Have every operation of it end, in whatever event loop it waits. From any thread."""
+        self._live.client.hang_up()
+
+    def condemn(self, error: BelljarError) -> None:
+        """Its range is dead, which is on record: every operation of it ends, and raises `error` from now on. From any thread; `destroy` is still to be called."""
+        self._dead = self._dead or error
+        self._live.kill()
         self._live.client.hang_up()
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:

@@ -19,9 +19,11 @@ from belljar.isolation.live import Live
 from belljar.isolation.microvm import open_vm
 from belljar.isolation.microvm.template import ensure_template
 from belljar.isolation.oci import ensure_tree, open_container
+from belljar.isolation.port import Port
 from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.probe.routed import Router
 
 
 async def prepare(policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None) -> Parts:
@@ -56,6 +58,8 @@ async def open_cell(
 ) -> AsyncIterator[Cell]:
     """A fresh cell of the plan's tier, destroyed when the block is left, however it is left.
 
+    With a network in its policy it is the range's own cell: its stand-ins, target cells and network are made with it and end with it (see `open_range`).
+
     Args:
         policy: a loaded policy, a policy file, or a preset's name; default the preset `high`.
         run: the run directory that records it; default one of its own, closed with the cell.
@@ -65,7 +69,7 @@ async def open_cell(
 
     Raises:
         PolicyError, HostError: refused before anything was made. CellError: it could not be made, or died while a call waited.
-        ContainmentBreach: its destruction found something left. Recorded and removed, but nothing of this run may count as contained.
+        ContainmentBreach: its destruction found something left, or its range's rules were changed. Recorded and removed, but nothing of this run may count as contained.
 
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
@@ -74,34 +78,58 @@ async def open_cell(
     async with AsyncExitStack() as stack:
         if run is None:
             run = stack.enter_context(start_run("cell", loaded.source, [], home=home))
-        recorder = run.recorder
-        parts = await prepare(loaded, recorder=recorder, home=home)
+        if loaded.policy.network is not None:
+            from belljar.cell.ranges import open_range
+
+            opened = await stack.enter_async_context(
+                open_range(loaded, run=run, home=home, actor=actor, ahead=ahead)
+            )
+            yield opened.cell
+            return
+        parts = await prepare(loaded, recorder=run.recorder, home=home)
         describe(run, loaded, parts)
-        live = await stack.enter_async_context(
-            _open(parts, home=home, recorder=recorder, planned=planned(loaded, parts, ahead=ahead))
-        )
+        made = standing_cell(loaded, parts, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
+        yield await stack.enter_async_context(made)
+
+
+@asynccontextmanager
+async def standing_cell(
+    loaded: LoadedPolicy,
+    parts: Parts,
+    *,
+    recorder: Recorder,
+    home: Path,
+    actor: Actor,
+    ahead: bool = False,
+    port: Port | None = None,
+    router: Router | None = None,
+) -> AsyncIterator[Cell]:
+    """One cell of these parts, with the policy's files in it. `port` and `router`: its place on its range's network, both or neither. Raises as `open_cell`."""
+    async with open_live(
+        parts, home=home, recorder=recorder, planned=planned(loaded, parts, ahead=ahead), port=port
+    ) as live:
         image_command = (*parts.image.entrypoint, *parts.image.cmd)
-        cell = Cell(live, parts.plan, recorder, actor=actor, image_command=image_command)
+        cell = Cell(live, parts.plan, recorder, actor=actor, image_command=image_command, router=router)
         try:
             await copy_in(cell, loaded)
             yield cell
         finally:
             with anyio.CancelScope(shield=True):
                 destruction = await cell.destroy()
-        if destruction.survivors:
-            raise breach(cell, destruction.survivors)
-        if destruction.unproven:
-            raise unproven(cell, destruction.unproven)
+    if destruction.survivors:
+        raise breach(cell, destruction.survivors)
+    if destruction.unproven:
+        raise unproven(cell, destruction.unproven)
 
 
-def _open(
-    parts: Parts, *, home: Path, recorder: Recorder, planned: dict[str, object]
+def open_live(
+    parts: Parts, *, home: Path, recorder: Recorder, planned: dict[str, object], port: Port | None = None
 ) -> AbstractAsyncContextManager[Live]:
-    """By the plan's tier."""
+    """By the plan's tier. `port`: its place on its range's network."""
     plan, image = parts.plan, parts.image
     if plan.oci is not None:
-        return open_container(plan, image, home=home, recorder=recorder, planned=planned)
-    return open_vm(plan, image, parts.machine_kernel, home=home, recorder=recorder, planned=planned)
+        return open_container(plan, image, home=home, recorder=recorder, planned=planned, port=port)
+    return open_vm(plan, image, parts.machine_kernel, home=home, recorder=recorder, planned=planned, port=port)
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:

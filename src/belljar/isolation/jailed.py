@@ -20,7 +20,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
-from belljar.isolation.process import ProcessId
+from belljar.isolation.process import ProcessId, kill
 from belljar.isolation.program_root import STORE_MEND
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.plan.jail import JailLimits, JailSpec
@@ -150,6 +150,12 @@ class Jailed:
     def host_pid(self) -> int | None:
         """The pid of the jail's pid 1, as the host counts."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
+
+    def kill(self) -> None:
+        """SIGKILL to the jail's pid 1, whose end is the end of everything in it. From any thread; nothing happens when it has ended."""
+        if self.jail is not None and self.jail.child is not None:
+            with suppress(OSError):
+                kill(self.jail.child)
 
     def count_oom_kills(self) -> int:
         """How often the kernel killed in the memory group, now or, after its end, until then."""

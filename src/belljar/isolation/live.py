@@ -70,6 +70,10 @@ class Live(Protocol):
         """Whether there is no room, or no inode, left now in what the cell may write, as far as the host can see into it."""
         ...
 
+    def kill(self) -> None:
+        """Kill everything in it now, from any thread; `destroy` is still to be called. Does nothing when it has ended."""
+        ...
+
     async def wait_dead(self) -> str:
         """Until the cell has ended; the cause of death."""
         ...

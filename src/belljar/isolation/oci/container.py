@@ -352,6 +352,10 @@ class LiveContainer:
             return False
         return not found.f_bavail or not found.f_favail
 
+    def kill(self) -> None:
+        """Kill everything in it now, from any thread; `destroy` is still to be called."""
+        self._container.jailed.kill()
+
     async def wait_dead(self) -> str:
         """Until the container has ended; the cause of death."""
         await self._container.jailed.wait_ended()

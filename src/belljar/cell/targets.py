@@ -1,0 +1,121 @@
+"""Target cells: what a stand-in of kind `cell` or `python` means as a policy of its own, and having its program serve. The deciding is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import anyio
+
+from belljar.cell.cell import Cell
+from belljar.cell.output import ExecOutput
+from belljar.errors import CellError, PolicyError
+from belljar.plan.network import StandInPlan
+from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
+from belljar.units import printable
+
+_INHERITED: Final = ("belljar", "risk", "resources")
+_OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
+_BEHIND: Final = (
+    "log=/var/log/service.log; { : > $log; } 2> /dev/null || log=/tmp/service.log; "
+    '"$@" > $log 2>&1 < /dev/null & echo $log'
+)
+"""A shell's words: the program behind it, its output in a file of the cell's. Prints which."""
+_START_TIMEOUT_S: Final = 30.0
+_LOG_BYTES: Final = 2000
+_DEFAULT_RETRIES: Final = 30
+_DEFAULT_INTERVAL_S: Final = 1.0
+_DEFAULT_TIMEOUT_S: Final = 30.0
+
+
+def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
+    """The policy of a target cell: the range's risk, its own image, files and limits, a tier at least the range's. Raises `PolicyError`."""
+    policy = parent.policy
+    own = {name: stand_in.settings[name] for name in _OWN if stand_in.settings.get(name) is not None}
+    fields: dict[str, Any] = {name: getattr(policy, name) for name in _INHERITED}
+    tier = _tier(policy, stand_in.settings.get("tier"))
+    try:
+        made = Policy.model_validate({**fields, **own, "name": stand_in.id, "tier": tier, "network": "none"}, strict=False)
+    except ValueError as error:
+        raise PolicyError(
+            f"the target cell can't be meant: {printable(str(error), max_chars=600)}",
+            where=f"network.stand_ins.{stand_in.id}",
+            mend="mend the stand-in's fields",
+        ) from error
+    return replace(parent, policy=made)
+
+
+def _tier(policy: Policy, own: object) -> Tier:
+    least = demanded_tier(policy.risk, policy.tier)
+    return max(least, Tier(str(own))) if own else least
+
+
+async def serve(cell: Cell, stand_in: StandInPlan) -> None:
+    """Start the target's program and wait until it is healthy. Without a health check it is taken at its word.
+
+    Raises `CellError` when it can't be started or does not become healthy in its time, with what it said last.
+    """
+    command = tuple(stand_in.settings.get("command") or ()) or cell.image_command
+    log = await _start(cell, stand_in, command) if command else ""
+    health = stand_in.settings.get("health")
+    if health:
+        await _wait_healthy(cell, stand_in, health, log)
+
+
+async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> str:
+    output = await cell.exec(["/bin/sh", "-c", _BEHIND, "sh", *command], timeout_s=_START_TIMEOUT_S)
+    if not output.success:
+        raise _failed(stand_in, cell, f"its program can't be started: {_words(output)}")
+    return output.stdout.decode("utf-8", "replace").strip()
+
+
+async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
+    argv = health_command(health)
+    retries = int(health.get("retries") or _DEFAULT_RETRIES)
+    interval_s = float(health.get("interval") or _DEFAULT_INTERVAL_S)
+    timeout_s = float(health.get("timeout") or _DEFAULT_TIMEOUT_S)
+    last = ""
+    for _ in range(retries):
+        output = await cell.exec(argv, timeout_s=timeout_s)
+        if output.success:
+            return
+        last = _words(output)
+        await anyio.sleep(interval_s)
+    said = await _log(cell, log)
+    raise _failed(stand_in, cell, f"it did not become healthy in {retries} tries: {last or 'the check failed'}{said}")
+
+
+def health_command(health: Mapping[str, Any]) -> list[str]:
+    """What is run in the target cell to see whether it is healthy. For HTTP whatever client the image has. Pure."""
+    if health.get("command"):
+        return [str(word) for word in health["command"]]
+    url = f"http://127.0.0.1:{int(health.get('port') or 80)}{health.get('path') or '/'}"
+    fetch = (
+        'if command -v curl > /dev/null; then exec curl -fsS -o /dev/null "$1"; fi; '
+        'if command -v wget > /dev/null; then exec wget -q -O /dev/null "$1"; fi; '
+        'exec python3 -c "import sys, urllib.request; urllib.request.urlopen(sys.argv[1])" "$1"'
+    )
+    return ["/bin/sh", "-c", fetch, "sh", url]
+
+
+async def _log(cell: Cell, log: str) -> str:
+    if not log:
+        return ""
+    output = await cell.exec(["tail", "-c", str(_LOG_BYTES), log], timeout_s=_START_TIMEOUT_S)
+    return f"; its output ends with: {printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
+
+
+def _words(output: ExecOutput) -> str:
+    if output.timed_out:
+        return "it took too long"
+    text = output.why_not_started or (output.stderr or output.stdout).decode("utf-8", "replace").strip()
+    return printable(text, max_chars=300) or f"status {output.returncode}"
+
+
+def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
+    return CellError(
+        f"the target cell {stand_in.id} does not serve: {what}",
+        where=f"network.stand_ins.{stand_in.id} (cell {cell.id})",
+        mend="mend its `command` or its `health`; `belljar exec` with its image shows what happens",
+    )
