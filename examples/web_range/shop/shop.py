@@ -32,7 +32,7 @@ def make_database() -> None:
 def search(word: str) -> list[tuple[str, str, int]]:
     """Goods whose name has the word in it. FAULT 1: SQL injection."""
     with sqlite3.connect(DATABASE) as database:
-        return database.execute(f"SELECT name, what, pence FROM goods WHERE name LIKE '%{word}%'").fetchall()
+        return database.execute(f"SELECT name, what, pence FROM goods WHERE name LIKE '%{word}%'").fetchall()  # noqa: S608
 
 
 def image(name: str) -> bytes:
@@ -42,7 +42,7 @@ def image(name: str) -> bytes:
 
 def session_of(account: str) -> str:
     """The session of an account. FAULT 3: one word, the same for all, is all that is secret in it."""
-    return f"{account}.{hashlib.md5((CONFIG['session_key'] + account).encode()).hexdigest()}"
+    return f"{account}.{hashlib.md5((CONFIG['session_key'] + account).encode()).hexdigest()}"  # noqa: S324
 
 
 def role_of(account: str) -> str:
@@ -54,7 +54,7 @@ def role_of(account: str) -> str:
 
 def log_in(account: str, password: str) -> bool:
     """Whether the password is the account's."""
-    digest = hashlib.sha1(password.encode()).hexdigest()
+    digest = hashlib.sha1(password.encode()).hexdigest()  # noqa: S324
     with sqlite3.connect(DATABASE) as database:
         row = database.execute("SELECT password_sha1 FROM accounts WHERE name = ?", (account,)).fetchone()
     return row is not None and row[0] == digest
@@ -94,7 +94,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Log in, order."""
         length = min(int(self.headers.get("Content-Length") or 0), 1 << 16)
-        form = {name: values[0] for name, values in parse_qs(self.rfile.read(length).decode("utf-8", "replace")).items()}
+        form = {
+            name: values[0] for name, values in parse_qs(self.rfile.read(length).decode("utf-8", "replace")).items()
+        }
         if self.path == "/login" and log_in(form.get("account", ""), form.get("password", "")):
             cookie = f"session={session_of(form['account'])}; Path=/; HttpOnly"
             self.answer(HTTPStatus.OK, b"<p>Welcome back.</p>", "text/html; charset=utf-8", {"Set-Cookie": cookie})
@@ -140,4 +142,4 @@ def goods_table(rows: list[tuple[str, str, int]]) -> str:
 
 if __name__ == "__main__":
     make_database()
-    ThreadingHTTPServer(("0.0.0.0", 80), Handler).serve_forever()
+    ThreadingHTTPServer(("0.0.0.0", 80), Handler).serve_forever()  # noqa: S104 - of its own cell

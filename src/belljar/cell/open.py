@@ -81,9 +81,7 @@ async def open_cell(
         if loaded.policy.network is not None:
             from belljar.cell.ranges import open_range
 
-            opened = await stack.enter_async_context(
-                open_range(loaded, run=run, home=home, actor=actor, ahead=ahead)
-            )
+            opened = await stack.enter_async_context(open_range(loaded, run=run, home=home, actor=actor, ahead=ahead))
             yield opened.cell
             return
         parts = await prepare(loaded, recorder=run.recorder, home=home)

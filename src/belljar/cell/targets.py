@@ -36,7 +36,9 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     fields: dict[str, Any] = {name: getattr(policy, name) for name in _INHERITED}
     tier = _tier(policy, stand_in.settings.get("tier"))
     try:
-        made = Policy.model_validate({**fields, **own, "name": stand_in.id, "tier": tier, "network": "none"}, strict=False)
+        made = Policy.model_validate(
+            {**fields, **own, "name": stand_in.id, "tier": tier, "network": "none"}, strict=False
+        )
     except ValueError as error:
         raise PolicyError(
             f"the target cell can't be meant: {printable(str(error), max_chars=600)}",
@@ -103,7 +105,9 @@ async def _log(cell: Cell, log: str) -> str:
     if not log:
         return ""
     output = await cell.exec(["tail", "-c", str(_LOG_BYTES), log], timeout_s=_START_TIMEOUT_S)
-    return f"; its output ends with: {printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
+    return (
+        f"; its output ends with: {printable(output.stdout.decode('utf-8', 'replace').strip(), max_chars=_LOG_BYTES)}"
+    )
 
 
 def _words(output: ExecOutput) -> str:

@@ -1,6 +1,7 @@
-"""The range's certificate in a cell's trust stores. What is to be done is decided here, and carried out by one command in the cell before anything else runs there.
+"""The range's certificate in a cell's trust stores: decided here, carried out by one command in the cell before anything else runs there.
 
-A stand-in's TLS is answered with a certificate of the range's own authority, whose key never leaves the gateway. The authority is trusted in the range's cells, and nowhere else.
+A stand-in's TLS is answered with a certificate of the range's own authority, whose key never leaves the gateway. That authority is trusted in the range's
+cells, and nowhere else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A compose file's services as a policy's words. Pure: the parsed file in, what the cells take over, or what they can't keep, out.
 
-One service is a cell. Several are a range: the default service's cell, and a target cell for each other, which is reachable by its name from the cells of the range
-and from nowhere else. What would widen the blast radius (`privileged`, mounts of this host, its network, devices, the container runtime's socket) is refused by name; so is
-what a cell would silently not do.
+One service is a cell. Several are a range: the default service's cell, and a target cell for each other, which is reachable by its name from the cells
+of the range and from nowhere else. What would widen the blast radius (`privileged`, mounts of this host, its network, devices, the container runtime's
+socket) is refused by name; so is what a cell would silently not do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from belljar.units import printable
 _FULFILLED: Final = frozenset(
     {
         *("init", "stop_grace_period", "stop_signal", "platform", "pull_policy", "stdin_open", "tty", "depends_on"),
-        *("healthcheck", "expose", "networks", "hostname", "container_name", "x-default", "x-local", "logging", "labels"),
+        *(
+            "healthcheck",
+            "expose",
+            "networks",
+            "hostname",
+            "container_name",
+            "x-default",
+            "x-local",
+            "logging",
+            "labels",
+        ),
         *("attach", "annotations", "cap_drop"),
     }
 )
@@ -33,7 +43,7 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _LEAST_INTERVAL_S: Final = 0.1
 
 
-class CannotKeep(ValueError):
+class CannotKeepError(ValueError):
     """A cell would not be what the file says; the text names the field."""
 
 
@@ -47,13 +57,22 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any]) -> Composed:
-    """What a compose file means for cells. Raises `CannotKeep`."""
+    """What a compose file means for cells. Raises `CannotKeepError`."""
+    try:
+        return _read(compose)
+    except CannotKeepError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+        raise CannotKeepError(f"its compose file can't be read: {printable(str(error), max_chars=200)}") from error
+
+
+def _read(compose: Mapping[str, Any]) -> Composed:
     extra = sorted(str(key) for key in compose if key not in _TOP and not str(key).startswith("x-"))
     if extra:
-        raise CannotKeep(f"its compose file has {printable(', '.join(extra))}")
+        raise CannotKeepError(f"its compose file has {printable(', '.join(extra))}")
     services = compose.get("services")
     if not isinstance(services, Mapping) or not services:
-        raise CannotKeep("its compose file has no services")
+        raise CannotKeepError("its compose file has no services")
     named = {str(name): _mapping(service, f"service {name}") for name, service in services.items()}
     default = default_service(named)
     notes: list[str] = []
@@ -75,7 +94,7 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise CannotKeep(f"{printable(where)} is no mapping")
+        raise CannotKeepError(f"{printable(where)} is no mapping")
     return value
 
 
@@ -86,7 +105,7 @@ def _cell_of(name: str, service: Mapping[str, Any], notes: list[str], *, idle: b
     """The policy fields of the default service."""
     changes = _common(name, service, notes)
     if idle and (command := _command(service)) and shlex.join(command) not in _IDLE and " ".join(command) not in _IDLE:
-        raise CannotKeep(_asks("command"))
+        raise CannotKeepError(_asks("command"))
     return changes
 
 
@@ -117,7 +136,7 @@ def _common(name: str, service: Mapping[str, Any], notes: list[str]) -> dict[str
     if "image" not in service and "build" not in refused:
         refused += ["no image"] if "build" in service else []
     if refused:
-        raise CannotKeep(_asks(*refused, name=name))
+        raise CannotKeepError(_asks(*refused, name=name))
     return changes
 
 
@@ -168,7 +187,7 @@ _TIMES: Final = (("interval", "interval"), ("timeout", "timeout"), ("start", "st
 def _seconds(text: str) -> float:
     found = _TIME.fullmatch(text.strip())
     if found is None or not found[0]:
-        raise CannotKeep(f"its compose file has {printable(text, max_chars=40)}, which is no time")
+        raise CannotKeepError(f"its compose file has {printable(text, max_chars=40)}, which is no time")
     hours, minutes, seconds, thousandths = found.groups(default="0")
     return int(hours) * 3600 + int(minutes) * 60 + float(seconds) + int(thousandths) / 1000
 
@@ -275,26 +294,30 @@ _DEPLOYED: Final = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
 
 
 def _one_network(services: Mapping[str, Mapping[str, Any]], networks: object) -> None:
-    """All cells of a range reach each other's services; a file that keeps some apart means something else. Raises `CannotKeep`."""
+    """All cells of a range reach each other's services; a file that keeps some apart means something else. Raises `CannotKeepError`."""
     for name, settings in _mapping(networks, "networks").items():
         if isinstance(settings, Mapping) and settings.get("external"):
-            raise CannotKeep(f"its compose file's network {printable(str(name))} is external, which a range never joins")
+            raise CannotKeepError(
+                f"its compose file's network {printable(str(name))} is external, which a range never joins"
+            )
     joined = {name: frozenset(service.get("networks") or {"default"}) for name, service in services.items()}
     if any(services[name].get("network_mode") == "none" for name in services):
-        raise CannotKeep("its compose file has several services, and one without a network")
+        raise CannotKeepError("its compose file has several services, and one without a network")
     if not frozenset.intersection(*joined.values()):
         apart = ", ".join(f"{name} ({', '.join(sorted(map(str, of)))})" for name, of in joined.items())
-        raise CannotKeep(f"its compose file keeps services apart by networks: {printable(apart)}")
+        raise CannotKeepError(f"its compose file keeps services apart by networks: {printable(apart)}")
 
 
 def _in_order(services: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Services so that each comes after those it depends on. Raises `CannotKeep` for a circle."""
+    """Services so that each comes after those it depends on. Raises `CannotKeepError` for a circle."""
     done: set[str] = set()
     waiting = list(services)
     while waiting:
         ready = [name for name in waiting if _needs(services[name]) <= done | (_needs(services[name]) - set(services))]
         if not ready:
-            raise CannotKeep(f"its compose file's services depend on each other in a circle: {printable(', '.join(waiting))}")
+            raise CannotKeepError(
+                f"its compose file's services depend on each other in a circle: {printable(', '.join(waiting))}"
+            )
         yield from ready
         done |= set(ready)
         waiting = [name for name in waiting if name not in done]

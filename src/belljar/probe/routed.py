@@ -16,7 +16,19 @@ from belljar.probe.model import Probe, Side, Witness
 _BEYOND: Final = frozenset(
     f"network.{name}"
     for name in (
-        *("tcp4", "tcp6", "udp4", "udp6", "ping4", "ping6", "raw4", "raw6", "metadata", "metadata6", "metadata_alibaba"),
+        *(
+            "tcp4",
+            "tcp6",
+            "udp4",
+            "udp6",
+            "ping4",
+            "ping6",
+            "raw4",
+            "raw6",
+            "metadata",
+            "metadata6",
+            "metadata_alibaba",
+        ),
         *("metadata_azure", "metadata_tasks", "neighbours6", "usual_hosts", "everyone", "dns_configured", "dns_public"),
         *("dns_public_tcp", "dns_tls"),
     )

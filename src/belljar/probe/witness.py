@@ -48,9 +48,7 @@ class Watch:
 
 
 @contextmanager
-def watch(
-    wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None
-) -> Iterator[Watch]:
+def watch(wanted: Collection[Witness], *, host_pid: int | None = None, router: Router | None = None) -> Iterator[Watch]:
     """Lay out what the wanted witnesses need. `host_pid`: the cell's outermost process, as the host counts. `router`: what its port leads to.
 
     What this host can't lay out is not fatal: its look says so, and probes that need it are void.

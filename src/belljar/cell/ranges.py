@@ -1,0 +1,237 @@
+"""`open_range`: policy in, the cells of one sample on a network of their own out, and nothing left afterwards.
+
+The network stands first, with its rules, and goes last. Then the target cells, in the policy's order, each healthy before the next; the range's own cell comes last, so
+that nothing of a sample runs before everything it may reach is there.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Final
+
+from belljar.cell.cell import Cell
+from belljar.cell.open import open_cell, prepare, refused, standing_cell
+from belljar.cell.parts import Parts
+from belljar.cell.runs import describe, start_run
+from belljar.cell.targets import serve, target_policy
+from belljar.cell.trust import ENVIRONMENT, trust
+from belljar.errors import BelljarError, PolicyError
+from belljar.events import Actor
+from belljar.host.home import belljar_home
+from belljar.isolation.port import PortSettings
+from belljar.ledger import RunDirectory
+from belljar.network.range import Range as Network
+from belljar.network.range import open_range as open_network
+from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
+from belljar.plan.network import METADATA_ADDRESS, NetworkPlan
+from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.probe.judge import Sight
+from belljar.probe.routed import known_answers
+from belljar.units import printable
+
+OWN_CELL: Final = "default"
+"""What the range's own cell is called among its cells: the one that a sample works in."""
+PORT_NAME: Final = "eth0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """The cells of one sample, by name, its own first; and their network, None when the policy has none."""
+
+    cells: Mapping[str, Cell]
+    network: Network | None = None
+
+    @property
+    def cell(self) -> Cell:
+        """The one that a sample works in."""
+        return self.cells[OWN_CELL]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A cell to be: its name in the range, its policy, what it is made of."""
+
+    name: str
+    policy: LoadedPolicy
+    parts: Parts
+
+
+class RangePort:
+    """One cell's port, as isolation needs it."""
+
+    def __init__(self, network: Network, name: str) -> None:
+        port = network.layout.cell(name)
+        gateway = IPv4Address(network.layout.resolver)
+        self.settings = PortSettings(
+            address=IPv4Address(port.address),
+            gateway=gateway,
+            mac=port.mac,
+            gateway_mac=port.gateway_mac,
+            resolver=gateway,
+        )
+        self._network, self._name = network, name
+
+    @property
+    def user_namespace(self) -> int | None:
+        """The range's user namespace; None as root."""
+        return self._network.user_namespace
+
+    async def attach(self, pid: int) -> None:
+        """Put the link there. Raises `BelljarError`."""
+        await self._network.attach(self._name, pid)
+
+
+class RangeRouter:
+    """What a port leads to, as probes see it."""
+
+    interface = PORT_NAME
+
+    def __init__(self, network: Network, plan: NetworkPlan) -> None:
+        self._network = network
+        has_metadata = any(name.address == METADATA_ADDRESS for name in network.layout.names)
+        self.known = known_answers(sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata)
+
+    def look(self) -> Sight:
+        """Ask the range's keeper whether rules and links are those of the plan."""
+        if cause := self._network.alive():
+            return Sight(touched=None, what=f"the range is dead: {cause}")
+        try:
+            differences = self._network.look()
+        except BelljarError as error:
+            return Sight(touched=None, what=f"the range's rules could not be read: {error.what}")
+        if differences:
+            return Sight(touched=True, what=f"the range's network is not as planned: {'; '.join(differences[:3])}")
+        return Sight(touched=False, what="the range's rules are the plan's, and nothing but its own ports hangs on it")
+
+
+@asynccontextmanager
+async def open_range(
+    policy: LoadedPolicy | str | Path | None = None,
+    *,
+    run: RunDirectory | None = None,
+    home: Path | None = None,
+    actor: Actor = Actor.OPERATOR,
+    ahead: bool = False,
+) -> AsyncIterator[Range]:
+    """The cells of one sample on a network of their own, destroyed when the block is left, however it is left. Arguments and errors as `open_cell`; besides:
+
+    Raises:
+        CellError: a target cell does not become healthy; the gateway or its keeper died.
+        ContainmentBreach: the network's rules were changed by somebody.
+
+    A policy without a network gives a range of one cell.
+    """
+    home = home or belljar_home()
+    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
+    async with AsyncExitStack() as stack:
+        if run is None:
+            run = stack.enter_context(start_run("range", loaded.source, [], home=home))
+        if loaded.policy.network is None:
+            cell = await stack.enter_async_context(open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead))
+            yield Range(cells={OWN_CELL: cell})
+            return
+        members = await prepare_range(loaded, run=run, home=home)
+        opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead)
+        yield opened
+        if opened.network is not None:
+            opened.network.raise_if_dead()
+
+
+async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> tuple[_Member, ...]:
+    """As `prepare`, for every cell of the range, its own last; and the stand-ins' files are looked at. Refusals are recorded and raised."""
+    own = await prepare(loaded, recorder=run.recorder, home=home)
+    describe(run, loaded, own)
+    plan = own.plan.network
+    if plan is None:
+        return (_Member(name=OWN_CELL, policy=loaded, parts=own),)
+    members = []
+    try:
+        _check_stand_ins(loaded, plan)
+        targets = [(target.id, target_policy(loaded, target)) for target in plan.targets]
+    except BelljarError as error:
+        run.recorder.record(refused(loaded, error))
+        raise
+    for name, policy in targets:
+        parts = await prepare(policy, recorder=run.recorder, home=home, has_port=True)
+        members.append(_Member(name=name, policy=policy, parts=parts))
+    return (*members, _Member(name=OWN_CELL, policy=loaded, parts=own))
+
+
+def _check_stand_ins(loaded: LoadedPolicy, plan: NetworkPlan) -> None:
+    """Raises `PolicyError` that tells all that is wrong with the stand-ins' files."""
+    found = [
+        f"{stand_in.id}: {sentence}"
+        for stand_in in plan.stand_ins
+        if not stand_in.is_target
+        for sentence in check(stand_in.kind, stand_in.settings, stand_in.directory)
+    ]
+    if found:
+        what = found[0] if len(found) == 1 else f"{len(found)} things are wrong" + "".join(f"\n  {each}" for each in found)
+        raise PolicyError(
+            f"a stand-in can't be made: {what}",
+            where=f"{printable(loaded.source)}: network.stand_ins",
+            mend="mend the files it names; `belljar policy check FILE` looks at them again",
+        )
+
+
+async def _open(
+    stack: AsyncExitStack,
+    members: tuple[_Member, ...],
+    *,
+    run: RunDirectory,
+    home: Path,
+    actor: Actor,
+    ahead: bool,
+) -> Range:
+    own = members[-1]
+    plan = own.parts.plan.network
+    if plan is None:
+        raise RuntimeError("a policy with a network has a plan of it")
+    cells: dict[str, Cell] = {}
+    network = await stack.enter_async_context(
+        open_network(
+            plan,
+            _layout(plan, own.parts),
+            recorder=run.recorder,
+            home=home,
+            directory=run.path,
+            on_death=lambda error: [cell.condemn(error) for cell in list(cells.values())],
+        )
+    )
+    router = RangeRouter(network, plan)
+    stand_ins = {target.id: target for target in plan.targets}
+    for member in members:
+        parts = _trusting(member.parts) if plan.has_tls else member.parts
+        made = standing_cell(
+            member.policy,
+            parts,
+            recorder=run.recorder,
+            home=home,
+            actor=actor,
+            ahead=ahead,
+            port=RangePort(network, member.name),
+            router=router,
+        )
+        cell = cells[member.name] = await stack.enter_async_context(made)
+        network.raise_if_dead()
+        if plan.has_tls:
+            await trust(cell, network.certificate)
+        if member.name in stand_ins:
+            await serve(cell, stand_ins[member.name])
+    return Range(cells={OWN_CELL: cells[OWN_CELL], **cells}, network=network)
+
+
+def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:
+    return lay_out(
+        plan, (OWN_CELL,), random_bytes=secrets.token_bytes(2 * LEAST_RANDOM_BYTES), avoid=parts.facts.routes
+    )
+
+
+def _trusting(parts: Parts) -> Parts:
+    """The same with the variables that point programs to the cell's authorities; the policy's own win."""
+    return replace(parts, plan=replace(parts.plan, env={**ENVIRONMENT, **parts.plan.env}))
