@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, leaves_nothing
+from tests.machine import TEMPLATES_VARIABLE
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.slow]
 CARRIERS = ("container-trio", "gvisor-asyncio", "microvm-asyncio")
@@ -46,11 +47,11 @@ def contracts(installed_with_groups: UsersBelljar) -> Iterator[dict[str, Contrac
 
 def copy_checkout(user: UsersBelljar) -> Path:
     """The contract's tests with what they use, pytest's settings, and pytest, where the user can read them."""
-    copy_distributions(["pytest", "trio"], user.libraries)
+    copy_distributions(["hypothesis", "pytest", "trio"], user.libraries)
     target, ignored = user.libraries.parent / "checkout", shutil.ignore_patterns("__pycache__")
     for part in ("contract", "fakes"):
         shutil.copytree(REPOSITORY / "tests" / part, target / "tests" / part, ignore=ignored)
-    for file in ("tests/conftest.py", "pyproject.toml"):
+    for file in ("tests/conftest.py", "tests/machine.py", "pyproject.toml"):
         shutil.copy(REPOSITORY / file, target / file)
     return target
 
@@ -67,6 +68,7 @@ def start(user: UsersBelljar, checkout: Path, carrier: str, chosen: str) -> Cont
             file.fileno(),
             PYTHONPATH=f"{user.libraries}:{checkout}",
             CONTRACT_CARRIERS=carrier,
+            **{TEMPLATES_VARIABLE: str(user.home / "templates")},
         )
     return Contract(process, said)
 

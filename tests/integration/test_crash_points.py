@@ -18,6 +18,7 @@ from tests.conftest import copy_store
 from tests.integration.crash_owner import ANY_LINE
 from tests.integration.crashes import OWNER, Owners, choose, faults_of, kill_at, ledger_faults, owners_of, program
 from tests.integration.remains import Remains, cells_of, tables_of, within
+from tests.machine import Templates
 
 from belljar.events import Kind
 from belljar.ledger import read_events
@@ -36,12 +37,15 @@ COPIED = ("images", "kernels", "facts", "image-names.json", "kernel-current")
 
 @pytest.fixture(scope="module", params=TIERS)
 def owners(
-    request: pytest.FixtureRequest, prepared_home: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates
 ) -> Iterator[Owners]:
     """A store of this tier's own, in which one cell is held all along."""
     base = tmp_path_factory.mktemp(f"crash-{request.param}")
     home = copy_store(prepared_home, base / "store")
-    with owners_of(home, request.param, (sys.executable, str(OWNER)), os.environ) as made:
+    with (
+        templates.serving(home),
+        owners_of(home, request.param, (sys.executable, str(OWNER)), os.environ) as made,
+    ):
         yield made
 
 

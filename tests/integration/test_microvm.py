@@ -22,6 +22,7 @@ import anyio
 import pytest
 from tests.conftest import copy_store
 from tests.integration.microvm_owner import parts
+from tests.machine import Templates
 
 import belljar
 from belljar.channel import ExecRequest, ExecStatus, PtySize
@@ -54,7 +55,14 @@ def own_home(prepared_home: Path, tmp_path: Path) -> Path:
     return copy_store(prepared_home, tmp_path / "store")
 
 
-def gone(pidfd: int, deadline_s: float = 10.0) -> bool:
+@pytest.fixture
+def stocked_home(own_home: Path, templates: Templates) -> Path:
+    """The same with the templates that others made; what it makes of them stays in it."""
+    templates.take(own_home)
+    return own_home
+
+
+def gone(pidfd: int, deadline_s: float = 60.0) -> bool:
     """Whether the process ends in time."""
     return bool(select.select([pidfd], [], [], deadline_s)[0])
 
@@ -272,10 +280,10 @@ async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> N
 
 @pytest.mark.parametrize("damage", ["state", "memory", "unrestorable"])
 @one_backend
-async def test_a_damaged_template_is_rebuilt_once(own_home: Path, damage: str) -> None:
+async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: str) -> None:
     """Whatever was changed, or does not restore though its digests fit: the cell comes up from a template made again, and that is on record."""
-    made = parts(own_home)
-    template = await ensure_template(*made, home=own_home, recorder=MemoryRecorder())
+    made = parts(stocked_home)
+    template = await ensure_template(*made, home=stocked_home, recorder=MemoryRecorder())
     directory = template.memory.parent
     for path in directory.iterdir():
         path.chmod(0o644)
@@ -290,12 +298,12 @@ async def test_a_damaged_template_is_rebuilt_once(own_home: Path, damage: str) -
         description["state_sha256"] = hashlib.sha256(b"not a state" * 1000).hexdigest()
         (directory / "template.json").write_text(json.dumps(description))
     recorder = MemoryRecorder()
-    async with open_vm(*made, home=own_home, recorder=recorder, planned={}) as vm:
+    async with open_vm(*made, home=stocked_home, recorder=recorder, planned={}) as vm:
         outcome = await vm.client.exec(ExecRequest(argv=("/bin/true",)))
         assert outcome.code == 0
     kinds = recorder.kinds()
     assert (kinds.count(Kind.TEMPLATE_REJECTED), kinds.count(Kind.TEMPLATE_BUILT)) == (1, 1)
-    assert left_of(own_home) == []
+    assert left_of(stocked_home) == []
 
 
 @one_backend

@@ -14,14 +14,15 @@ import pytest
 from tests.integration.as_user import UsersBelljar, installed_for
 from tests.integration.handed_groups import handed_groups
 from tests.integration.processes import wait_for
+from tests.machine import Templates
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
-def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
     """An ordinary user with a store of his own, and no control group."""
-    with installed_for(prepared_home, *ordinary_user) as installed:
+    with installed_for(prepared_home, *ordinary_user) as installed, templates.serving(installed.home, ordinary_user):
         yield installed
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.integration.as_user import UsersBelljar, copy_inspect, kinds, program, started, subordinate_uids, uids_of
 from tests.integration.processes import wait_for
+from tests.machine import locked
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 TIERS = ("container", "gvisor")
@@ -97,21 +98,27 @@ def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar)
 
 
 @contextlib.contextmanager
-def without_ids(user: UsersBelljar) -> Iterator[None]:
+def without_ids(user: UsersBelljar, accounts: Path) -> Iterator[None]:
     """The administrator takes the user's subordinate ids, and gives the same ones back."""
     name, ids = pwd.getpwuid(user.uid).pw_name, subordinate_uids(user.uid)
     gids = next(line.split(":")[1:] for line in Path("/etc/subgid").read_text().splitlines() if line.startswith(name))
     words = [f"-subuids={ids.start}-{ids.stop - 1}", f"-subgids={gids[0]}-{int(gids[0]) + int(gids[1]) - 1}"]
-    subprocess.run(["/usr/sbin/usermod", *(f"--del{word}" for word in words), name], check=True, capture_output=True)
+
+    def change(how: str) -> None:
+        options = [f"--{how}{word}" for word in words]
+        with locked(accounts):
+            subprocess.run(["/usr/sbin/usermod", *options, name], check=True, capture_output=True)
+
+    change("del")
     try:
         yield
     finally:
-        subprocess.run(["/usr/sbin/usermod", *(f"--add{word}" for word in words), name], check=True)
+        change("add")
 
 
-def test_without_ids_containers_are_refused_with_the_mend(grouped: UsersBelljar) -> None:
+def test_without_ids_containers_are_refused_with_the_mend(grouped: UsersBelljar, accounts: Path) -> None:
     """No subordinate ids: the plan takes the virtual machine and says why; a container by name is refused with the command that gives ids."""
-    with without_ids(grouped):
+    with without_ids(grouped, accounts):
         plan = planned(grouped)
         refused = grouped("exec", "low", "--tier", "container", "--", "true")
         ran = grouped("exec", "low", "--", "true")
