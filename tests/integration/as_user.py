@@ -173,7 +173,7 @@ def leaves_nothing(user: UsersBelljar) -> Iterator[None]:
     """What the block does leaves nothing of the user's but records that verify."""
     before = set(user.runs())
     yield
-    wait_for(lambda: not user.processes(), "the end of the user's processes", within_s=10)
+    wait_for(lambda: not user.processes(), "the end of the user's processes")
     assert user.left() == []
     for run in set(user.runs()) - before:
         verified = user("ledger", "verify", str(run))

@@ -7,9 +7,9 @@ where an owner kills itself with SIGKILL. So a failing place has a name, and is 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +32,9 @@ COLD_SITES: dict[str, tuple[str, ...]] = {
     "microvm": ("program_root.py _fill", "microvm/template.py _boot_and_save", "microvm/template.py _finish"),
 }
 COLD_SITES["gvisor"] = COLD_SITES["container"][:2]
+TRIES = 30
+# What an error says that came of waiting in vain.
+TOLD_LATE = re.compile(r"in time|within \d|timed out|wedged")
 COPIED = ("images", "kernels", "facts", "image-names.json", "kernel-current")
 
 
@@ -118,20 +121,21 @@ def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str, 
     if victim == "runtime" and tier == "microvm":
         pytest.skip("a VM has no runtime besides its pid 1")
     owners.watch()
-    struck = 0
-    for after_ms in (
-        (0, 0, 1, 3) if victim == "runtime" else (0, 4, 12, 25)
-    ):  # a runtime has done its work in some 30 ms
-        before, started = owners.runs(), time.monotonic()
+    struck, tries = 0, 0
+    moments_ms = [0, 0, 1, 3] if victim == "runtime" else [0, 4, 12, 25]
+    while moments_ms or (not struck and tries < TRIES):
+        tries += 1
+        # A runtime has done its work in some 30 ms, and may have before it is seen: then once more.
+        after_ms = moments_ms.pop(0) if moments_ms else 0
+        before = owners.runs()
         ended = owners.ask(do="lose", victim=victim, after_ms=after_ms)
-        took_s = time.monotonic() - started
         found = owners.runs() - before
         cells = {name for run in found for name in cells_of(run)}
         where = f"{victim} killed {after_ms} ms after it appeared: {ended}"
+        assert not TOLD_LATE.search(str(ended["ended"])), where
         struck += bool(ended["struck"])
         assert str(ended["ended"]).startswith(("CellError: ", "HostError: ", "{'stdout': 'started")), where
-        assert within(1.0, lambda cells=cells, ended=ended: owners.remains.of(cells, [ended["pid"]])) == [], where  # type: ignore[misc]
+        assert within(60, lambda cells=cells, ended=ended: owners.remains.of(cells, [ended["pid"]])) == [], where  # type: ignore[misc]
         assert [fault for run in found for fault in ledger_faults(run, killed=False)] == [], where
-        assert took_s < 12, f"{where}; it took {took_s:.1f} s"
     assert struck >= 1
     assert owners.held_answers()

@@ -192,7 +192,7 @@ print(json.dumps(found))
 def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
     """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by attack."""
     argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     return dict(json.loads(done.stdout))
 
@@ -246,8 +246,8 @@ def test_owner_killed_leaves_nothing_after_reap(user: UsersBelljar) -> None:
     living, kept = running(user)
     dying, vmm = running(user)
     dying.kill()
-    dying.communicate(timeout=30)
-    wait_for(lambda: vmm not in user.processes(), "the VMM's death", within_s=10)
+    dying.communicate(timeout=60)
+    wait_for(lambda: vmm not in user.processes(), "the VMM's death")
     listed = json.loads(user("ps", "--json").stdout)
     assert sorted(cell["state"] for cell in listed) == ["alive", "orphaned"]
     reaped = user("reap", "--json")

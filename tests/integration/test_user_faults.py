@@ -31,12 +31,12 @@ def user_refused(user: UsersBelljar, *mounts: str, prefix: Sequence[str] = ()) -
     become = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--inh-caps=-all"]
     argv = [*become, *prefix, *user.argv("exec", "low", "--tier", "container", "--", "true")]
     words = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *argv]
-    ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=60, check=False)
+    ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False)
     said = ran.stderr.decode()
     assert ran.returncode == 3, said
     assert "\n  → " in said
     assert {"policy.refused", "cell.failed"} & {event["kind"] for event in user.events(user.runs()[-1])}
-    wait_for(lambda: not user.processes(), f"the end of {user.processes()}", within_s=10)
+    wait_for(lambda: not user.processes(), f"the end of {user.processes()}")
     assert user.left() == []
     return said
 

@@ -67,7 +67,7 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str
     """SIGKILL of one owner: its container dies; `reap` removes what is left, control groups too, and the other owner's cell lives on."""
     living, dying = started(grouped, "low", "--tier", tier), started(grouped, "low", "--tier", tier)
     dying.kill()
-    dying.communicate(timeout=30)
+    dying.communicate(timeout=60)
     states = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
     reaped = grouped("reap", "--json")
     kept = [cell["state"] for cell in json.loads(grouped("ps", "--json").stdout)]
@@ -144,7 +144,7 @@ def test_a_tree_half_made_when_its_owner_died_is_removed(grouped: UsersBelljar) 
         trees = store / "trees"
         wait_for(lambda: any(path.is_dir() for path in trees.glob(".making-*/root/usr")), "files of a tree")
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         foreign = {path.lstat().st_uid for path in trees.glob(".making-*/root/*")} - {grouped.uid}
         reaped = grouped("reap", BELLJAR_HOME=str(store))
         assert reaped.returncode == 0, reaped.stderr

@@ -135,7 +135,7 @@ def make_stage(directory: Path, probe: Path) -> None:
     directory.chmod(0o711)
 
 
-def gone(pidfd: int, deadline_s: float = 5.0) -> bool:
+def gone(pidfd: int, deadline_s: float = 60.0) -> bool:
     """Whether the process ends in time."""
     return bool(select.select([pidfd], [], [], deadline_s)[0])
 
@@ -225,9 +225,9 @@ def test_nothing_outlives_the_supervisor(stage: Stage) -> None:
             assert gone(watched)
         finally:
             os.close(watched)
-        assert "ended without a word" in process.communicate(timeout=20)[0]
+        assert "ended without a word" in process.communicate(timeout=60)[0]
 
 
 def test_the_lifetime_ends_it(stage: Stage) -> None:
     """At the deadline the supervisor kills the jail and says why, whatever the owner does."""
-    assert stage.run("stay", lifetime_s=0.4)["ended"] == "9 None lifetime"
+    assert stage.run("stay", lifetime_s=2)["ended"] == "9 None lifetime"

@@ -85,7 +85,7 @@ async def test_a_refusal_is_shown_escaped(monitor: FakeMonitor) -> None:
 
 async def test_silence_has_a_deadline(monitor: FakeMonitor) -> None:
     """A VMM that does not answer is an error, not a wait for ever."""
-    with anyio.fail_after(5), pytest.raises(CellError, match="did not answer stop in time"):
+    with anyio.fail_after(60), pytest.raises(CellError, match="did not answer stop in time"):
         await monitor.qmp.execute("stop", timeout_s=0.05)
 
 
