@@ -215,6 +215,27 @@ def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
     return target
 
 
+@contextlib.contextmanager
+def another_store(user: UsersBelljar) -> Iterator[Path]:
+    """A store of the user's with the images and nothing else."""
+    store = user.home.parent / "another"
+    copied = user.run(
+        [
+            "sh",
+            "-c",
+            'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json kernel-current "$2"',
+            "sh",
+            str(user.home),
+            str(store),
+        ]
+    )
+    assert copied.returncode == 0, copied.stderr
+    try:
+        yield store
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
+
+
 def copy_package(target: Path) -> Path:
     """Belljar and what it needs to run, readable by all."""
     target.mkdir(mode=0o755)

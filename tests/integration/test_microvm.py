@@ -278,7 +278,7 @@ async def test_memory_is_bounded_by_the_host(vm_home: Path, made_of: Parts) -> N
         assert (await vm.destroy()).clean
 
 
-@pytest.mark.parametrize("damage", ["state", "memory", "unrestorable"])
+@pytest.mark.parametrize("damage", [pytest.param("state", marks=pytest.mark.thorough), "memory", "unrestorable"])
 @one_backend
 async def test_a_damaged_template_is_rebuilt_once(stocked_home: Path, damage: str) -> None:
     """Whatever was changed, or does not restore though its digests fit: the cell comes up from a template made again, and that is on record."""
@@ -329,6 +329,7 @@ async def test_a_machine_too_small_for_its_workload_is_refused(own_home: Path) -
     assert left_of(own_home) == []
 
 
+@pytest.mark.thorough
 @one_backend
 async def test_a_large_machine_has_room_for_its_workload(own_home: Path) -> None:
     """What the kernel needs grows with the machine; so does what it is given: the agent, which would refuse, does not."""

@@ -10,12 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes import images
-from tests.integration.as_user import UsersBelljar, copy_inspect, kinds, own, program, started
+from tests.integration.as_user import (
+    UsersBelljar,
+    another_store,
+    copy_inspect,
+    kinds,
+    leaves_nothing,
+    own,
+    program,
+    started,
+)
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of
 from tests.integration.processes import vmm_of, wait_for
 
@@ -96,6 +106,12 @@ def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) 
 
 def test_exec_and_its_record(user: UsersBelljar) -> None:
     """A template in the user's own store, a clone, a command, a clean end; the second time without the template's making."""
+    with another_store(user) as store, leaves_nothing(replace(user, home=store)):
+        check_exec_and_its_record(replace(user, home=store))
+
+
+def check_exec_and_its_record(user: UsersBelljar) -> None:
+    """On a store without a template."""
     first, second = (json.loads(user("exec", "--json", "--", "id", "-un").stdout) for _ in range(2))
     for found in (first, second):
         assert (found["returncode"], found["stdout"], found["destroyed"]) == (0, "user\n", True)
@@ -405,6 +421,7 @@ def read_until(terminal: int, words: bytes, deadline_s: float = 60) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_inspects_own_checks(user: UsersBelljar) -> None:
     """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail."""
     copy_inspect(user.libraries)

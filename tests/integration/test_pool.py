@@ -25,7 +25,9 @@ from belljar.policy import LoadedPolicy, load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = ("container", "gvisor", "microvm")
-POLICY = "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 64MiB, lifetime: 10m}}\n"
+POLICY = (
+    "belljar: 1\nrisk: low\ntier: {tier}\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}\n"
+)
 OWNER = """
 import sys, anyio
 from pathlib import Path

@@ -19,6 +19,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.conftest import copy_store
+from tests.fakes.compiled import compile_static
 from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 from tests.integration.remains import Remains, cells_of, within
@@ -57,8 +58,7 @@ def runtimes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """A program that takes itself for an OCI runtime and behaves as its name says."""
     folder = tmp_path_factory.mktemp("runtimes")
     (folder / "runtime.c").write_text(RUNTIME)
-    cc = [sys.executable, "-m", "ziglang", "cc", "-static", "-target", f"{os.uname().machine}-linux-musl"]
-    subprocess.run([*cc, "-o", "runtime", "runtime.c"], cwd=folder, check=True)
+    compile_static(folder / "runtime.c", folder / "runtime")
 
     def named(name: str) -> str:
         return str(shutil.copy(folder / "runtime", folder / name))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.fakes.compiled import compile_static
 from tests.integration.as_user import copy_package, users_python
 
 import belljar
@@ -78,21 +79,7 @@ class Stage:
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The hostile program, compiled as static as the VMM's jail needs it."""
-    program = tmp_path_factory.mktemp("probe") / "probe"
-    command = [
-        sys.executable,
-        "-m",
-        "ziglang",
-        "cc",
-        "-static",
-        "-O1",
-        "-s",
-        str(HERE / "jail_probe.c"),
-        "-o",
-        str(program),
-    ]
-    subprocess.run([*command, "-target", f"{os.uname().machine}-linux-musl"], check=True, capture_output=True)
-    return program
+    return compile_static(HERE / "jail_probe.c", tmp_path_factory.mktemp("probe") / "probe")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import pwd
 import select
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.compiled import compile_static
 from tests.integration.as_user import copy_package, users_python
 from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
 
@@ -104,11 +104,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The program in the runtime's place."""
-    program = tmp_path_factory.mktemp("runtime") / "probe"
-    words = ("-static", "-O1", "-s", str(HERE / "runtime_probe.c"), "-o", str(program))
-    target = ("-target", f"{platform.machine()}-linux-musl")
-    subprocess.run([sys.executable, "-m", "ziglang", "cc", *words, *target], check=True, capture_output=True)
-    return program
+    return compile_static(HERE / "runtime_probe.c", tmp_path_factory.mktemp("runtime") / "probe")
 
 
 @pytest.fixture(scope="module")
