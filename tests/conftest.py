@@ -74,6 +74,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Ours for `--dist loadfile`, xdist's own for any other."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import ByFile
+
+    return ByFile(config, log)
+
+
 def _rank(item: pytest.Item) -> int:
     places = (rank for rank, place in enumerate(LONGEST_FIRST) if item.nodeid.startswith(place))
     return next(places, len(LONGEST_FIRST))
