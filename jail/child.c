@@ -1,4 +1,4 @@
-/* The child's way into the jail: steps 5 to 18, each of which must succeed. */
+/* The child's way into the jail: steps 5 to 18 and 25, each of which must succeed. */
 #define _GNU_SOURCE
 #include "jail.h"
 
@@ -40,12 +40,13 @@ static void change_root(void) {
 }
 
 static void close_others(const struct options *o, int go_fd) {
-    int kept[MAX_KEPT + 3];
+    int kept[MAX_KEPT + 4];
     memcpy(kept, o->kept, sizeof(int) * (size_t)o->kept_count);
     kept[o->kept_count] = go_fd;
     kept[o->kept_count + 1] = fail_fd;
     kept[o->kept_count + 2] = o->stdin_fd;
-    keep_only(kept, o->kept_count + 3);
+    kept[o->kept_count + 3] = o->network_fd;
+    keep_only(kept, o->kept_count + 4);
     /* 0, 1 and 2 and the kept ones must outlive execve, whatever flag they came with. */
     for (int i = 0; i < o->kept_count; i++) must(fcntl(o->kept[i], F_SETFD, 0), "a kept descriptor is not open");
 }
@@ -63,7 +64,7 @@ static void set_rlimits(const struct options *o) {
 static void take_identity(const struct options *o) {
     uid_t uid = has_id_maps(o) ? 0 : o->inner_uid;
     gid_t gid = has_id_maps(o) ? 0 : o->inner_gid;
-    if (o->privileged || o->newgidmap) must((int)syscall(SYS_setgroups, 0, NULL), "setgroups");
+    if (o->privileged || o->newgidmap || o->userns_fd >= 0) must((int)syscall(SYS_setgroups, 0, NULL), "setgroups");
     must((int)syscall(SYS_setresgid, gid, gid, gid), "setresgid");
     must((int)syscall(SYS_setresuid, uid, uid, uid), "setresuid");
 }
@@ -164,7 +165,7 @@ void enter_jail(struct options *o, int go_fd) {
     step(17, "die with the supervisor");
     die_with_supervisor(go_fd);
 
-    if (o->init) become_init(o->keep_capabilities);
+    if (o->init) become_init(o);
     step(18, "run");
     take_stdin(o);
     if (o->keep_capabilities) install_runtime_filter();

@@ -35,10 +35,10 @@ static void write_map(pid_t process, const char *file, const struct id_map *map)
     write_file(path, text);
 }
 
-static void write_maps(pid_t process, const struct id_map *uids, const struct id_map *gids, bool privileged) {
+static void write_maps(pid_t process, const struct id_map *uids, const struct id_map *gids, bool may_set_groups) {
     char path[64];
     /* Groups are taken away where the kernel lets us (root), and frozen where it does not. */
-    if (!privileged) {
+    if (!may_set_groups) {
         snprintf(path, sizeof path, "/proc/%d/setgroups", process);
         write_file(path, "deny");
     }
@@ -84,14 +84,15 @@ static void map_by_helper(const char *helper, pid_t process, const struct id_map
 
 /* Without maps, one uid and one gid exist in the jail, and neither is root. */
 void map_ids(const struct options *o, pid_t child) {
+    const bool may_set_groups = o->privileged || o->userns_fd >= 0;
     if (o->newuidmap) {
         map_by_helper(o->newgidmap, child, &o->gid_map);
         map_by_helper(o->newuidmap, child, &o->uid_map);
     } else if (has_id_maps(o)) {
-        write_maps(child, &o->uid_map, &o->gid_map, o->privileged);
+        write_maps(child, &o->uid_map, &o->gid_map, may_set_groups);
     } else {
         const struct id_map uids = {{{o->inner_uid, o->host_uid, 1}}, 1}, gids = {{{o->inner_gid, o->host_gid, 1}}, 1};
-        write_maps(child, &uids, &gids, o->privileged);
+        write_maps(child, &uids, &gids, may_set_groups);
     }
 }
 
@@ -120,6 +121,14 @@ void own_as_stage(const struct options *o) {
 
 void own_as_root(const struct options *o) {
     if (o->privileged) must((int)syscall(SYS_setresuid, -1, 0, -1), "setresuid");
+}
+
+/* An ordinary user's, which has his subordinate ids: being its owner, this process has every capability in it, and needs nobody's help to map them further down.
+ * What is made from here on lies below it. */
+void enter_user_namespace(const struct options *o) {
+    if (o->userns_fd < 0) return;
+    must(setns(o->userns_fd, CLONE_NEWUSER), "setns");
+    close(o->userns_fd);
 }
 
 /* A user namespace that only carries a map: a process makes it, and ends once it is held. */

@@ -55,7 +55,8 @@ static __attribute__((noreturn)) void reap(void) {
     }
 }
 
-void become_init(bool has_capabilities) {
+void become_init(const struct options *o) {
+    if (o->network_fd >= 0) make_network(o);
     pid_t runtime = fork();
     must(runtime, "fork");
     if (runtime == 0) return;
@@ -64,6 +65,6 @@ void become_init(bool has_capabilities) {
     must((int)syscall(SYS_close_range, 0, 2, 0), "close_range");
     step(21, "runtime");
     check_runtime(wait_for_runtime(runtime));
-    become_nobody(has_capabilities);
+    become_nobody(o->keep_capabilities);
     reap();
 }

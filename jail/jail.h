@@ -69,6 +69,9 @@ struct options {
     int kept_count;
     int held_fd; /* a descriptor the supervisor holds until the end (the slot's lock), or -1 */
     int stdin_fd; /* becomes the program's descriptor 0, or -1 */
+    int userns_fd; /* an ordinary user's: the namespaces are made below this user namespace, and the maps' outer ids are its; or -1 */
+    int network_fd; /* with an init: a network namespace for somebody's link, and a byte here when that is there, see network.c; or -1 */
+    bool network_covered; /* hide /proc/sys/net: gVisor's runtime of 2024 takes a namespace that has it all for the host's */
     struct rlimit_setting rlimits[MAX_RLIMITS];
     int rlimit_count;
     char *environment[MAX_ENVIRONMENT + 1];
@@ -93,6 +96,7 @@ static inline bool has_id_maps(const struct options *options) { return options->
 void write_file(const char *path, const char *text);
 void map_ids(const struct options *options, pid_t child);
 int open_shifting_namespace(const struct id_line *shift);
+void enter_user_namespace(const struct options *options);
 void own_as_stage(const struct options *options); /* around the making of namespaces */
 void own_as_root(const struct options *options);
 
@@ -112,7 +116,7 @@ int shift_trees(const struct options *options);
 int open_own_proc(void);
 void lock_mounts(const struct options *options, int proc_fd);
 
-/* child.c: steps 5 to 18, in the new namespaces. Ends in execve. */
+/* child.c: steps 5 to 18 and 25, in the new namespaces. Ends in execve. */
 __attribute__((noreturn)) void enter_jail(struct options *options, int go_fd);
 void hold_no_capability(void);
 
@@ -123,7 +127,10 @@ int measure_clock(void);
 int try_namespaces(void);
 
 /* init.c: forks, and returns in the process that is to become the program; pid 1 never returns */
-void become_init(bool has_capabilities);
+void become_init(const struct options *options);
+
+/* network.c, by the stage: returns when the link is there */
+void make_network(const struct options *options);
 
 /* filter.c: for a program without capabilities; for one that keeps them; for our own pid 1, which waits and ends */
 void install_filter(void);

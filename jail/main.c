@@ -5,8 +5,8 @@
  * nothing is ever read from the jailed program.
  *
  * Steps, in the order they are taken. Supervisor: 1 options, 2 session and owner, 3 namespaces (24 id-mapped trees, where there are any), 4 identity and
- * control groups, 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts, 11, 12, 23 lock mounts, 13, 14, 16, 17; with an init it forks, the fork goes on
- * with 18, run, and the child with 21, runtime. */
+ * control groups, 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts, 11, 12, 23 lock mounts, 13, 14, 16, 17; with an init it may make a network (25)
+ * and forks; the fork goes on with 18, run, and the child with 21, runtime. */
 #define _GNU_SOURCE
 #include "jail.h"
 
@@ -88,6 +88,8 @@ int main(int argc, char **argv) {
     int go[2], errors[2], child_pidfd = -1;
     must(pipe2(go, O_CLOEXEC), "pipe");
     must(pipe2(errors, O_CLOEXEC), "pipe");
+    step(3, "namespaces");
+    enter_user_namespace(&options);
     /* A non-dumpable process's /proc files belong to root: an ordinary user could not write the child's maps. */
     if (!options.privileged) must(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable");
     pid_t child = spawn_in_namespaces(&options, &child_pidfd);

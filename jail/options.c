@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static void refuse(const char *what) {
     errno = EINVAL;
@@ -137,6 +138,8 @@ static int take_runtime(struct options *o, char *const *argv) {
     if (is_option(argv, "--stdin", 1)) return o->stdin_fd = descriptor(words[0]), 2;
     if (is_option(argv, "--env", 1)) return add_environment(o, words[0]), 2;
     if (is_option(argv, "--keep-capabilities", 0)) return o->keep_capabilities = true, 1;
+    if (is_option(argv, "--user-namespace", 1)) return o->userns_fd = descriptor(words[0]), 2;
+    if (is_option(argv, "--network", 2)) return o->network_fd = descriptor(words[0]), o->network_covered = is_word(words[1], "covered", "plain"), 3;
     if (is_option(argv, "--init", 0)) return o->init = true, 1;
     return take_mount(o, argv);
 }
@@ -171,37 +174,39 @@ static int take(struct options *o, char **argv, int i) {
     return taken;
 }
 
-/* The program is 0 inside, and nothing inside is the host's root. */
-static void check_map(const struct id_map *map) {
+/* The program is 0 inside, and nothing inside is the host's root (whose 0 an ordinary user's namespace can't have). */
+static void check_map(const struct id_map *map, bool is_hosts) {
     bool has_program = false;
     for (int i = 0; i < map->count; i++) {
-        if (!map->lines[i].outer) refuse("the host's id 0 can't be mapped into a jail: give the directory to a mapped id instead");
+        if (is_hosts && !map->lines[i].outer) refuse("the host's id 0 can't be mapped into a jail: give the directory to a mapped id instead");
         has_program |= !map->lines[i].inner;
     }
     if (!has_program) refuse("an id map without 0");
 }
 
 static void check_ids(const struct options *o) {
+    if (o->userns_fd >= 0 && (o->privileged || o->newuidmap || !geteuid())) refuse("--user-namespace is an ordinary user's, and needs no helper");
     if (!o->newuidmap != !o->newgidmap) refuse("--newuidmap and --newgidmap belong together");
     if (has_id_maps(o) || o->gid_map.count) {
-        check_map(&o->uid_map);
-        check_map(&o->gid_map);
+        check_map(&o->uid_map, o->userns_fd < 0);
+        check_map(&o->gid_map, o->userns_fd < 0);
         return;
     }
     if (o->keep_capabilities || o->init || o->mount_count || o->newuidmap) refuse("mounts, capabilities and an init need --uid-map and --gid-map");
     if (o->host_uid == (uid_t)-1 || o->host_gid == (gid_t)-1 || !o->inner_uid || !o->inner_gid) refuse("--uid and --gid are needed, and are not root inside");
     /* The supervisor's word for it: a jailed program is never the host's root. */
-    if (!o->host_uid || !o->host_gid) refuse("the host uid and gid must not be 0");
+    if (o->userns_fd < 0 && (!o->host_uid || !o->host_gid)) refuse("the host uid and gid must not be 0");
 }
 
 void parse_options(int argc, char **argv, struct options *o) {
-    *o = (struct options){.lifeline_fd = -1, .status_fd = -1, .held_fd = -1, .stdin_fd = -1, .host_uid = (uid_t)-1, .host_gid = (gid_t)-1, .hostname = "localhost"};
+    *o = (struct options){.lifeline_fd = -1, .status_fd = -1, .held_fd = -1, .stdin_fd = -1, .userns_fd = -1, .network_fd = -1, .host_uid = (uid_t)-1, .host_gid = (gid_t)-1, .hostname = "localhost"};
     int i = 1;
     while (i < argc && strcmp(argv[i], "--")) i += take(o, argv, i);
     if (i + 1 >= argc) refuse("no program is given after --");
     o->argv = argv + i + 1;
     if (!o->cell_id || !o->root || o->lifeline_fd < 0 || o->status_fd < 0 || !o->owner_pid) refuse("--cell, --root, --lifeline, --status and --owner are needed");
     check_ids(o);
+    if (o->network_fd >= 0 && (!o->init || !o->keep_capabilities)) refuse("--network needs --init and --keep-capabilities");
     for (int i = 0; i < o->mount_count; i++)
         if (o->mounts[i].shifted && !o->privileged) refuse("only root can shift a tree's owners");
 }

@@ -2,6 +2,7 @@
  *
  * What it says on the status descriptor, one line each:
  *   child PID                    the child's pid on the host
+ *   network                      the stage has a network namespace, and waits for its link
  *   running                      execve succeeded; with an init: the program ended well and left something running
  *   failed step N name: reason   a step failed; nothing runs
  *   ended exit|signal N cause C  the last line. C: itself, owner (the lifeline closed or the owner died), lifetime
@@ -86,7 +87,7 @@ static void report_end(const struct options *o, pid_t child, const char *cause) 
     _exit(0);
 }
 
-/* Relays the child's line; end of file means that execve succeeded and closed the pipe (an init says it itself). Returns true when the pipe is done. */
+/* Relays the child's lines; end of file means that execve succeeded and closed the pipe (an init says it itself). Returns true when the pipe is done. */
 static bool relay_errors(const struct options *o, int error_fd) {
     char line[600];
     ssize_t n = read(error_fd, line, sizeof line - 1);
@@ -94,7 +95,7 @@ static bool relay_errors(const struct options *o, int error_fd) {
     if (n == 0) return o->init ? (void)0 : say(o, "running\n"), true;
     line[n] = 0;
     say(o, line);
-    return true;
+    return strcmp(line, "network\n") != 0; /* the one line that another follows */
 }
 
 static bool lifeline_closed(const struct pollfd *lifeline) {

@@ -20,7 +20,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.host.subids import MAPPERS, NEEDED_IDS, ids_fact
 from belljar.host.tools import SEARCH_PATH
-from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, IdRange, JailIdentity, JailIds, cell_ids
+from belljar.plan.jail import SLOTS_PER_HOME, UID_RANGE_START, IdRange, JailIdentity, JailIds, cell_ids, nested_cell_ids
 
 _HOMES = 1 << 16
 _HOST_LOCKS: Final = Path("/run/belljar/ids")
@@ -67,11 +67,18 @@ def hold_identity(home: Path) -> Iterator[HeldIdentity]:
 
 
 @contextmanager
-def hold_range(locks: Path = _HOST_LOCKS) -> Iterator[HeldIdentity]:
-    """A container's ids: one for what starts it, and 65,536 for the workload. Raises `HostError` when there are none (left)."""
+def hold_range(locks: Path = _HOST_LOCKS, *, is_nested: bool = False) -> Iterator[HeldIdentity]:
+    """A container's ids: one for what starts it, and 65,536 for the workload. Raises `HostError` when there are none (left).
+
+    Args:
+        is_nested: the jail is made below an ordinary user's namespace that has these ids already (`Port.user_namespace`).
+    """
     if os.geteuid() != 0:
-        yield user_range()
+        held = user_range()
+        yield replace(held, ids=nested_cell_ids()) if is_nested else held
         return
+    if is_nested:
+        raise ValueError("root's cells are below no user namespace")
     slot, fd = _take_slot(locks, RANGE_SLOTS)
     try:
         stage = _RANGES_START + slot * _RANGE_STEP

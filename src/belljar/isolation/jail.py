@@ -14,7 +14,7 @@ import re
 import select
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -42,6 +42,7 @@ _FORBIDDEN_STEPS: Final = {
     "cgroup namespace",
     "host name",
     "lock mounts",
+    "network",
 }
 _FORBIDDING: Final = (
     "Operation not permitted",
@@ -90,16 +91,28 @@ def start_jail(
     kept: tuple[int, ...],
     hold: int | None = None,
     stdin_fd: int | None = None,
+    user_namespace: int | None = None,
 ) -> Jail:
     """Start `program` in a jail. Returns at once: `Jail.wait_running` says whether it came up. Raises `HostError`.
 
-    `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise). It, `kept` and `hold` stay open in this process: the caller closes them.
+    `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise); the jail is made below `user_namespace` (an ordinary user's, owned by him). These, `kept` and
+    `hold` stay open in this process: the caller closes them. With `spec.network` the program starts only after `wait_network` and `go_on`.
     """
     lifeline_read, lifeline_write = os.pipe()
     status_read, status_write = os.pipe()
     diagnosis_read, diagnosis_write = os.pipe()
-    fds = JailFds(lifeline=lifeline_read, status=status_write, kept=kept, hold=hold, stdin=stdin_fd)
-    inherited = (lifeline_read, status_write, *kept, *(fd for fd in (hold, stdin_fd) if fd is not None))
+    go_read, go_write = os.pipe() if spec.network else (None, None)
+    fds = JailFds(
+        lifeline=lifeline_read,
+        status=status_write,
+        kept=kept,
+        hold=hold,
+        stdin=stdin_fd,
+        user_namespace=user_namespace,
+        network=go_read,
+    )
+    given = (hold, stdin_fd, user_namespace, go_read)
+    inherited = (lifeline_read, status_write, *kept, *(fd for fd in given if fd is not None))
     try:
         process = subprocess.Popen(
             jail_argv(str(launcher_path()), spec, fds, program),
@@ -112,22 +125,32 @@ def start_jail(
             start_new_session=True,  # Ctrl-C is the owner's to hear: he unmakes the cell in order
         )
     except BaseException as exc:
-        for fd in (lifeline_write, status_read, diagnosis_read):
-            os.close(fd)
+        _close((lifeline_write, status_read, diagnosis_read, go_write))
         if isinstance(exc, OSError):
             raise HostError(f"the jail's launcher can't be run: {exc.strerror}", where=str(launcher_path())) from exc
         raise
     finally:
-        for fd in (lifeline_read, status_write, diagnosis_write):
+        _close((lifeline_read, status_write, diagnosis_write, go_read))
+    return Jail(spec.cell_id, process, lifeline_write, status_read, diagnosis_read, go_write)
+
+
+def _close(fds: Iterable[int | None]) -> None:
+    for fd in fds:
+        if fd is not None:
             os.close(fd)
-    return Jail(spec.cell_id, process, lifeline_write, status_read, diagnosis_read)
 
 
 class Jail:
     """Made only by `start_jail`. Ended by `end`, which is idempotent, or by its supervisor when this process dies."""
 
     def __init__(
-        self, cell_id: str, process: subprocess.Popen[bytes], lifeline: int, status: int, diagnosis: int
+        self,
+        cell_id: str,
+        process: subprocess.Popen[bytes],
+        lifeline: int,
+        status: int,
+        diagnosis: int,
+        go: int | None = None,
     ) -> None:
         self.cell_id = cell_id
         self.supervisor = identify(process.pid)
@@ -139,6 +162,7 @@ class Jail:
         self._lifeline: int | None = lifeline
         self._status: int | None = status
         self._diagnosis: int | None = diagnosis
+        self._go = go
         self._said = b""
         self._diagnosed = b""
         for fd in (status, diagnosis):
@@ -146,13 +170,35 @@ class Jail:
 
     async def wait_running(self) -> None:
         """Until the program runs in the jail. Raises `HostError` or `CellError` that names the step which failed."""
+        self._pin_namespaces(await self._wait_said(b"running"))
+
+    async def wait_network(self) -> ProcessId:
+        """Until the jail has a network namespace that waits for its link; its process 1, which is in it. Nothing of the program's runs before `go_on`.
+
+        Raises `HostError` or `CellError` that names the step which failed.
+        """
+        return await self._wait_said(b"network")
+
+    def go_on(self) -> None:
+        """The link is there: let the program start. Raises `HostError` or `CellError` when the jail has ended meanwhile."""
+        go, self._go = self._go, None
+        if go is None:
+            raise RuntimeError("this jail waits for nothing")
+        try:
+            os.write(go, b"g")
+        except OSError as exc:
+            self.last_word(_KILL_STEP_S)
+            raise self._start_error() from exc
+        finally:
+            os.close(go)
+
+    async def _wait_said(self, word: bytes) -> ProcessId:
         gone = False
         with anyio.move_on_after(_START_DEADLINE_S):
             while self._status is not None:
                 self.read_status()
-                if b"running" in self._said.splitlines() and self.child is not None:
-                    self._pin_namespaces(self.child)
-                    return
+                if word in self._said.splitlines() and self.child is not None:
+                    return self.child
                 if b"failed step" in self._said or self.ended is not None or gone:
                     break
                 # The pipe of a supervisor that was killed is readable for ever, so its end is looked at before what it has said.
@@ -247,10 +293,8 @@ class Jail:
             self._lifeline = None
 
     def _close(self) -> None:
-        for fd in (self._status, self._diagnosis):
-            if fd is not None:
-                os.close(fd)
-        self._status = self._diagnosis = None
+        _close((self._status, self._diagnosis, self._go))
+        self._status = self._diagnosis = self._go = None
 
     def _start_error(self) -> BelljarError:
         ended = self._process.poll() is not None

@@ -20,6 +20,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.isolation.process import ProcessId
 from belljar.isolation.program_root import STORE_MEND
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.plan.jail import JailLimits, JailSpec
@@ -98,18 +99,35 @@ class Jailed:
         cgroup.limit_cpu(self.groups, self.belongings.limits)
 
     def start(
-        self, spec: JailSpec, program: tuple[str, ...], *, kept: tuple[int, ...], stdin_fd: int | None = None
+        self,
+        spec: JailSpec,
+        program: tuple[str, ...],
+        *,
+        kept: tuple[int, ...],
+        stdin_fd: int | None = None,
+        user_namespace: int | None = None,
     ) -> None:
-        """Start the program; `wait_running` says whether it came up. The descriptors given stay open here. Raises `HostError`."""
-        self.jail = start_jail(spec, program, kept=kept, hold=self.identity.lock_fd, stdin_fd=stdin_fd)
+        """Start the program; `wait_running` says whether it came up. As `start_jail`. The descriptors given stay open here. Raises `HostError`."""
+        self.jail = start_jail(
+            spec, program, kept=kept, hold=self.identity.lock_fd, stdin_fd=stdin_fd, user_namespace=user_namespace
+        )
+
+    async def wait_network(self) -> ProcessId:
+        """As `Jail.wait_network`."""
+        return await self._started().wait_network()
+
+    def go_on(self) -> None:
+        """As `Jail.go_on`."""
+        self._started().go_on()
 
     async def wait_running(self) -> None:
         """Until the program runs, and the journal knows by what it is known. Raises `HostError` or `CellError`."""
-        if self.jail is None or self._entry is None:
-            raise RuntimeError("nothing was started")
-        await self.jail.wait_running()
+        jail = self._started()
+        await jail.wait_running()
+        if self._entry is None:
+            raise RuntimeError("what was not made has no entry")
         self._entry = self._journal.update(
-            self._entry, supervisor=self.jail.supervisor, child=self.jail.child, namespaces=self.jail.namespaces
+            self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
         )
 
     def end(self) -> JailEnd | None:
@@ -160,6 +178,11 @@ class Jailed:
                 await self.jail.end()
             self.destruction = destruction = await anyio.to_thread.run_sync(self._unmake, started)
         return destruction
+
+    def _started(self) -> Jail:
+        if self.jail is None:
+            raise RuntimeError("nothing was started")
+        return self.jail
 
     def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
         group = self.groups.paths.get(controller)

@@ -64,7 +64,8 @@ class JailIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailIds:
-    """The user namespace's maps; each has a line for 0 (the program), and no host id of theirs is 0.
+    """The user namespace's maps; each has a line for 0 (the program), and no host id of theirs is 0. Below another user namespace (`JailFds.user_namespace`) the
+    outer ids are that one's, in which 0 is the user.
 
     `newuidmap` and `newgidmap` (both or none) write them for an ordinary user who maps more than himself.
     """
@@ -73,6 +74,12 @@ class JailIds:
     gid_map: tuple[IdLine, ...]
     newuidmap: Path | None = None
     newgidmap: Path | None = None
+
+
+def nested_cell_ids() -> JailIds:
+    """As `cell_ids`, of an ordinary user's cell below its range's user namespace, where the user is 0 and his subordinate ids are what follows."""
+    lines = ((0, 0, 1), (WORKLOAD_ROOT, WORKLOAD_ROOT, IdRange(start=WORKLOAD_ROOT).count))
+    return JailIds(uid_map=lines, gid_map=lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +123,18 @@ class JailBind:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JailFds:
     """`kept` are the program's, `stdin` becomes its descriptor 0; `lifeline`, `status` and `hold` the supervisor's (`hold` stays open until the jail is empty:
-    the slot's lock)."""
+    the slot's lock).
+
+    `user_namespace`: an ordinary user's, below which the jail's namespaces are made. `network`: a byte comes there when the jail's link is in its place.
+    """
 
     lifeline: int
     status: int
     kept: tuple[int, ...]
     hold: int | None = None
     stdin: int | None = None
+    user_namespace: int | None = None
+    network: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +143,8 @@ class JailSpec:
 
     With `ids` the program is 0 in them, and may `keep_capabilities` (all, over the jail's own namespaces; under a smaller filter). With `init` pid 1 stays the
     launcher's: the jail is *running* when the program has ended with status 0, failed (step 21, runtime) when it ends otherwise or leaves nothing behind; it
-    then ends with the last of what the program left. `environment` is the program's (empty for a VMM). `rlimits` (name, value): None means a VMM's without
+    then ends with the last of what the program left. `network` (with both of these) makes a network namespace for a link from outside, and waits for it before the
+    program starts; "covered" hides `/proc/sys/net` then, for runsc. `environment` is the program's (empty for a VMM). `rlimits` (name, value): None means a VMM's without
     `ids`, and only "no core dumps" with them; no core dumps are made in any case.
     """
 
@@ -147,6 +160,7 @@ class JailSpec:
     mounts: tuple[JailMount, ...] = ()
     keep_capabilities: bool = False
     init: bool = False
+    network: Literal["", "plain", "covered"] = ""
     environment: tuple[tuple[str, str], ...] = ()
     rlimits: tuple[tuple[str, int], ...] | None = None
     hostname: str = "localhost"
@@ -187,7 +201,7 @@ def jail_argv(launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, .
         launcher,
         *("--cell", spec.cell_id, "--root", str(spec.root), "--owner", str(spec.owner_pid)),
         *(("--privileged",) if spec.identity.privileged else ()),
-        *_identity(spec),
+        *_identity(spec, is_nested=fds.user_namespace is not None),
         *_supervision(spec, fds),
         *(word for bind in spec.binds for word in _bind(bind)),
         *(word for mount in spec.mounts for word in _mount(mount)),
@@ -200,10 +214,11 @@ def jail_argv(launcher: str, spec: JailSpec, fds: JailFds, program: tuple[str, .
     )
 
 
-def _identity(spec: JailSpec) -> tuple[str, ...]:
+def _identity(spec: JailSpec, *, is_nested: bool) -> tuple[str, ...]:
     identity, ids = spec.identity, spec.ids
     if ids is None:
-        return ("--uid", str(identity.host_uid), str(INNER_ID), "--gid", str(identity.host_gid), str(INNER_ID))
+        uid, gid = (0, 0) if is_nested else (identity.host_uid, identity.host_gid)
+        return ("--uid", str(uid), str(INNER_ID), "--gid", str(gid), str(INNER_ID))
     return (
         *(word for line in ids.uid_map for word in ("--uid-map", *map(str, line))),
         *(word for line in ids.gid_map for word in ("--gid-map", *map(str, line))),
@@ -227,6 +242,8 @@ def _program_options(spec: JailSpec, fds: JailFds) -> tuple[str, ...]:
         *(word for name, value in spec.environment for word in ("--env", f"{name}={value}")),
         *(("--keep-capabilities",) if spec.keep_capabilities else ()),
         *(("--init",) if spec.init else ()),
+        *(("--user-namespace", str(fds.user_namespace)) if fds.user_namespace is not None else ()),
+        *(("--network", str(fds.network), spec.network) if fds.network is not None else ()),
     )
 
 

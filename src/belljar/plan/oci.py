@@ -118,6 +118,7 @@ class OciCell:
     """What is one cell's own, or its jail's: paths are the jail's. `probe` "": the cell has no probe program.
 
     `tmp` is the image's /tmp, to be mounted over itself where gVisor would else put a file system of its own that no inode limit bounds; "": the image has none.
+    `has_port`: the jail's stage has a network namespace with a link; without, the container has one of its own with nothing in it.
     """
 
     hostname: str
@@ -125,6 +126,7 @@ class OciCell:
     agent: str = "/i/agent"
     probe: str = "/i/probe"
     tmp: str = ""
+    has_port: bool = False
 
 
 def oci_shape(tier: Tier, runtime: OciRuntime, resources: Resources, *, arch: str, open_files_max: int) -> OciShape:
@@ -156,11 +158,23 @@ def oci_config(shape: OciShape, cell: OciCell) -> dict[str, Any]:
     if cell.tmp:
         config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != _TMP]
         config["mounts"].append(_mount(_TMP, "bind", "bind", "rw", "nosuid", "nodev") | {"source": cell.tmp})
+    if cell.has_port:
+        config["linux"]["namespaces"] = _with_the_stages_network(shape, config["linux"]["namespaces"])
     config["process"]["args"] = [AGENT_IN_CELL, "--contained", str(CHANNEL_FD), *(target for _, target in binds)]
     return config
 
 
-def runtime_argv(runtime: OciRuntime, program: str, *, state: str, bundle: str, name: str) -> tuple[str, ...]:
+def _with_the_stages_network(shape: OciShape, namespaces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """runc leaves the container in it: it belongs to the namespace above the container's users, who have no right over it. runsc must be told of it, and copies what
+    it finds there into its own network."""
+    others = [namespace for namespace in namespaces if namespace["type"] != "network"]
+    theirs = {"type": "network", "path": "/proc/self/ns/net"}
+    return [*others, theirs] if shape.runtime.kind == "runsc" else others
+
+
+def runtime_argv(
+    runtime: OciRuntime, program: str, *, state: str, bundle: str, name: str, has_port: bool = False
+) -> tuple[str, ...]:
     """What starts the container and ends; the agent goes on with the runtime's descriptor 0.
 
     Args:
@@ -168,15 +182,15 @@ def runtime_argv(runtime: OciRuntime, program: str, *, state: str, bundle: str, 
         state: a directory of the runtime's own, gone with the jail.
         bundle: the directory of config.json.
         name: the container's name, which no workload sees.
+        has_port: as in `OciCell`.
     """
-    own = _RUNSC_FLAGS if runtime.kind == "runsc" else ()
+    own = (*_RUNSC_FLAGS, f"--network={'sandbox' if has_port else 'none'}") if runtime.kind == "runsc" else ()
     return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
 
 
 _RUNSC_FLAGS: Final = (
     "--rootless=false",  # the jail's namespace is already the mapped one; runsc's own would map one id only
     "--ignore-cgroups",  # the jail's, joined before
-    "--network=none",
     "--host-uds=none",
     "--host-fifo=none",
     "--platform=systrap",

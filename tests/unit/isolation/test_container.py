@@ -8,7 +8,8 @@ import pytest
 
 from belljar.errors import CellError, HostError
 from belljar.isolation.jail import JailEnd
-from belljar.isolation.oci.container import death_limit, ended_by_itself, explain_runtime, inner_tmp
+from belljar.isolation.oci.container import inner_tmp
+from belljar.isolation.oci.words import death_limit, ended_by_itself, explain_runtime
 
 ITSELF = JailEnd(signal=None, status=137, cause="itself")
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import anyio
 import anyio.to_thread
@@ -23,25 +23,27 @@ import anyio.to_thread
 from belljar.channel import GuestClient
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
-from belljar.host.tools import at_least
 from belljar.image import Image
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jail import JailEnd
 from belljar.isolation.jailed import Belongings, Jailed
 from belljar.isolation.journal import EntryKind, new_cell_id
-from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
+from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
+from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, said
+from belljar.isolation.port import Port
 from belljar.isolation.program_root import STORE_MEND, ProgramRoot
 from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Renewal, fresh_renewal, judge, now_ns, renewed_names
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.model import Plan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
-from belljar.units import format_duration, format_size
+from belljar.units import printable
 
 _READY_DEADLINE_S: Final = 30.0
-_DEATH_WORD_S: Final = 0.5
+_ATTACH_DEADLINE_S: Final = 20.0
+_FILE_DEADLINE_S: Final = 10.0
+_RESOLVER_FILE: Final = "/etc/resolv.conf"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_INODES: Final = 1024
@@ -54,9 +56,6 @@ _ENVIRONMENT: Final = (("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/run
 _LAST_WORD_S: Final = 1.0
 _AGENTS_PROCESSES: Final = 2
 _HUNG: Final = "the OCI runtime neither started the container nor ended within "
-_SILENT_CRUN: Final = (
-    "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,7 @@ class ContainerSpec:
     tree: Tree
     hostname: str
     directory: Path
+    port: Port | None = None
 
 
 class JailedContainer:
@@ -91,7 +91,9 @@ class JailedContainer:
         )
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            self.jailed = Jailed(mine, home, hold_range(), let_go=self._let_go)
+            self.jailed = Jailed(
+                mine, home, hold_range(is_nested=self._user_namespace() is not None), let_go=self._let_go
+            )
             undo.pop_all()
         self.client = GuestClient.from_socket(self._ours)
 
@@ -100,8 +102,10 @@ class JailedContainer:
         started = time.monotonic()
         await anyio.to_thread.run_sync(self._make)
         self.timings_ms["prepare"] = _since(started)
+        self._start()
+        if self.spec.port is not None:
+            await self._connect(self.spec.port)
         try:
-            self._start()
             done = await self._greet(renewal)
         except CellError as exc:
             raise await self._explained(exc, time.monotonic() - started) from exc
@@ -120,7 +124,8 @@ class JailedContainer:
     def _make(self) -> None:
         self.jailed.make(cpu_later=True)
         directory = self.spec.directory
-        config = oci_config(self.spec.shape, OciCell(hostname=self.spec.hostname, tmp=self._tmp()))
+        cell = OciCell(hostname=self.spec.hostname, tmp=self._tmp(), has_port=self.spec.port is not None)
+        config = oci_config(self.spec.shape, cell)
         try:
             directory.parent.mkdir(parents=True, exist_ok=True, mode=0o711)
             directory.mkdir(mode=0o711)
@@ -151,13 +156,47 @@ class JailedContainer:
             mounts=self._mounts(),
             keep_capabilities=True,
             init=True,
+            network=self._network(),
             environment=_ENVIRONMENT,
         )
-        argv = runtime_argv(spec.shape.runtime, spec.root.program, state=_STATE, bundle=_BUNDLE, name=_CONTAINER_NAME)
+        argv = runtime_argv(
+            spec.shape.runtime,
+            spec.root.program,
+            state=_STATE,
+            bundle=_BUNDLE,
+            name=_CONTAINER_NAME,
+            has_port=spec.port is not None,
+        )
         try:
-            self.jailed.start(jail, argv, kept=(), stdin_fd=self._theirs.fileno())
+            self.jailed.start(
+                jail, argv, kept=(), stdin_fd=self._theirs.fileno(), user_namespace=self._user_namespace()
+            )
         finally:
             self._theirs.close()
+
+    def _network(self) -> Literal["", "plain", "covered"]:
+        if self.spec.port is None:
+            return ""
+        return "covered" if self.spec.shape.runtime.kind == "runsc" else "plain"
+
+    def _user_namespace(self) -> int | None:
+        return None if self.spec.port is None else self.spec.port.user_namespace
+
+    async def _connect(self, port: Port) -> None:
+        """Have the link put into the stage's network namespace, before anything of the runtime's runs. Raises `HostError` or `CellError`."""
+        began = time.monotonic()
+        stage = await self.jailed.wait_network()
+        try:
+            with anyio.fail_after(_ATTACH_DEADLINE_S):
+                await port.attach(stage.pid)
+        except TimeoutError:
+            what = f"the cell's port was not attached in {_ATTACH_DEADLINE_S:.0f} s"
+            raise CellError(what, where=f"cell {self.spec.cell_id}") from None
+        except BelljarError:
+            if self.jailed.end() is None:
+                raise
+        self.jailed.go_on()  # or says how the stage ended
+        self.timings_ms["network"] = _since(began)
 
     def _mounts(self) -> tuple[JailMount, ...]:
         spec, identity = self.spec, self.jailed.identity.jail
@@ -206,8 +245,21 @@ class JailedContainer:
             hostname=renewal.hostname,
         )
         judge(renewed, where=f"cell {self.spec.cell_id}", needed=NEEDED_OF_CONTAINER)
+        if self.spec.port is not None:
+            await self._name_the_resolver(self.spec.port)
         self.timings_ms["renew"] = _since(began)
         return renewed_names(renewed)
+
+    async def _name_the_resolver(self, port: Port) -> None:
+        """The image's file, as an image's root would write it: a workload may edit it, and reaches nothing more by that."""
+        text = f"nameserver {port.settings.resolver}\n".encode()
+        try:
+            await self.client.write_file(
+                _RESOLVER_FILE, text, user="0", cwd="/", mode=0o644, timeout_s=_FILE_DEADLINE_S
+            )
+        except (OSError, ValueError) as exc:
+            what = f"{_RESOLVER_FILE} can't be written in the cell: {printable(str(exc))}"
+            raise CellError(what, where=f"cell {self.spec.cell_id}") from exc
 
     async def _explained(self, error: CellError, waited_s: float) -> BelljarError:
         """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""
@@ -222,12 +274,14 @@ class JailedContainer:
             except BelljarError as failure:
                 return explain_runtime(failure, name=runtime.name, version=self.spec.root.version, where=where)
         if patience.cancelled_caught:
-            hung = f"{_HUNG}{waited_s:.0f} s{_said(self.jailed.diagnosis())}"
+            hung = f"{_HUNG}{waited_s:.0f} s{said(self.jailed.diagnosis())}"
             return explain_runtime(CellError(hung), name=runtime.name, version=self.spec.root.version, where=where)
-        cause = cause_of_death(self.jailed, self.spec, fatal_oom_kills=self.jailed.count_oom_kills())
+        cause = cause_of_death(
+            self.jailed, self.spec.limits, runtime.kind, fatal_oom_kills=self.jailed.count_oom_kills()
+        )
         detail = cause or error.what
         what = f"{runtime.name} {self.spec.root.version} started the container, but its guest agent did not come up: {detail}"
-        return CellError(what + _said(self.jailed.diagnosis()), where=where)
+        return CellError(what + said(self.jailed.diagnosis()), where=where)
 
     def _let_go(self) -> None:
         self._theirs.close()
@@ -243,30 +297,11 @@ def inner_tmp(tree: Path) -> str:
     return str(Path(_ROOT, "tmp")) if is_own else ""
 
 
-def explain_runtime(failure: BelljarError, *, name: str, version: str, where: str) -> BelljarError:
-    """Which runtime it was that failed, and what is known of it; other steps of the jail speak for themselves. Pure."""
-    _, runtime, how = failure.what.partition("the OCI runtime ")
-    if not runtime:
-        return failure
-    program = Path(name).name
-    silent_crun = program.startswith("crun") and not at_least(version, "1.9") and how.endswith("said nothing")
-    known = _SILENT_CRUN if silent_crun else ""
-    another = (
-        "install another runsc" if program.startswith("runsc") else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
-    )
-    mend = f"{another}, or use another tier; `belljar doctor` tries it again"
-    return CellError(f"the OCI runtime {name} {version} {how}{known}", where=where, mend=mend)
-
-
-def _said(diagnosis: str) -> str:
-    return f"; it said: {diagnosis}" if diagnosis else ""
-
-
 class LiveContainer:
     """A container that runs. Made only by `open_container`. As `isolation.live.Live`.
 
     Attributes:
-        timings_ms: milliseconds by phase: prepare, runtime, renew, total.
+        timings_ms: milliseconds by phase: prepare, network (with a port), runtime, renew, total.
     """
 
     def __init__(self, plan: Plan, container: JailedContainer, recorder: Recorder) -> None:
@@ -286,7 +321,9 @@ class LiveContainer:
 
     def cause_of_death(self) -> str:
         """Why the cell is dead, as the host saw it; empty while its agent runs. May wait half a second for the supervisor's word."""
-        return cause_of_death(self._container.jailed, self._container.spec, fatal_oom_kills=self._fatal_oom_kills())
+        spec = self._container.spec
+        kind = spec.shape.runtime.kind
+        return cause_of_death(self._container.jailed, spec.limits, kind, fatal_oom_kills=self._fatal_oom_kills())
 
     def death_limit(self) -> str | None:
         """The limit that the cell died of: `lifetime`, `memory`, or None."""
@@ -346,12 +383,14 @@ async def open_container(
     recorder: Recorder,
     planned: Mapping[str, Any],
     cell_id: str | None = None,
+    port: Port | None = None,
 ) -> AsyncIterator[LiveContainer]:
     """A container of the plan, ready; destroyed when the block is left, however it is left.
 
     Args:
         planned: what `cell.planned` is to say; recorded before anything is made.
         cell_id: default a new one.
+        port: the cell's place on its range's network, attached before anything of the runtime's runs. None: no network at all.
 
     Raises:
         HostError: this host can't. CellError: the container could not be made, with the runtime's status and words; nothing is left of it.
@@ -360,13 +399,13 @@ async def open_container(
     """
     cell_id = cell_id or new_cell_id()
     async with recorded_lifetime(
-        recorder, cell_id, planned, partial(_start, plan, image, home, recorder, cell_id)
+        recorder, cell_id, planned, partial(_start, plan, image, home, recorder, cell_id, port)
     ) as live:
         yield live
 
 
 async def _start(
-    plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, held: ExitStack
+    plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None, held: ExitStack
 ) -> LiveContainer:
     tree = await _held_tree(home, image, held)
     runtime = plan.container.runtime
@@ -385,6 +424,7 @@ async def _start(
         tree=tree,
         hostname=renewal.hostname,
         directory=home / "cells" / cell_id,
+        port=port,
     )
     container, done = await start_container(spec, renewal, home=home, recorder=recorder)
     try:
@@ -428,54 +468,6 @@ def _record_started(recorder: Recorder, container: JailedContainer, renewal: Ren
     timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in container.timings_ms.items()}
     data: dict[str, JsonValue] = {"duration_ms": timings["total"], "timings_ms": timings}
     recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
-
-
-def _end_of(jailed: Jailed) -> JailEnd | None:
-    return jailed.end() or jailed.last_word(_DEATH_WORD_S)
-
-
-def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
-    """The limit that ended a container, from what the host saw. Pure."""
-    if end is None:
-        return None
-    if end.cause == "lifetime":
-        return "lifetime"
-    return "memory" if end.cause == "itself" and fatal_oom_kills > 0 else None
-
-
-def cause_of_death(jailed: Jailed, spec: ContainerSpec, *, fatal_oom_kills: int) -> str:
-    """One sentence, from what the host saw; empty while the agent runs."""
-    end = _end_of(jailed)
-    if end is None:
-        return ""
-    match death_limit(end, fatal_oom_kills=fatal_oom_kills), end.cause:
-        case "lifetime", _:
-            return f"its lifetime of {format_duration(spec.limits.lifetime_s)} was reached"
-        case "memory", _:
-            return f"its memory limit of {format_size(spec.limits.memory_max_bytes)} was reached, and the host's kernel killed it"
-        case _, "owner":
-            return "its owner ended it"
-    return ended_by_itself(
-        end,
-        kind=spec.shape.runtime.kind,
-        memory=(jailed.memory_peak_bytes(), spec.limits.memory_max_bytes),
-        refused_forks=jailed.count_refused_forks(),
-    )
-
-
-def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
-    """An end that no limit is known for: what ended, how, and how near the limits were. Pure.
-
-    Args:
-        memory: the most that was in use (0: not known), and the limit.
-        refused_forks: how often the host refused the cell a process or thread.
-    """
-    who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
-    how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
-    used = f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use" if memory[0] else ""
-    refused = f"the host refused it {refused_forks} processes or threads" if refused_forks else ""
-    known = "; ".join(("no limit is known to have been reached", *(word for word in (used, refused) if word)))
-    return f"{who} ended, or was killed (the last word was {how}; {known})"
 
 
 def _since(began: float) -> float:

@@ -1,0 +1,88 @@
+"""What to say of a container that did not come up, or that ended: from what the host saw of its jail, its runtime and its limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import BelljarError, CellError
+from belljar.host.tools import at_least
+from belljar.isolation.jail import JailEnd
+from belljar.isolation.jailed import Jailed
+from belljar.isolation.lifetime import signal_name
+from belljar.plan.jail import JailLimits
+from belljar.plan.oci import RuntimeKind
+from belljar.units import format_duration, format_size
+
+_DEATH_WORD_S: Final = 0.5
+_SILENT_CRUN: Final = (
+    "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
+)
+
+
+def explain_runtime(failure: BelljarError, *, name: str, version: str, where: str) -> BelljarError:
+    """Which runtime it was that failed, and what is known of it; other steps of the jail speak for themselves. Pure."""
+    _, runtime, how = failure.what.partition("the OCI runtime ")
+    if not runtime:
+        return failure
+    program = Path(name).name
+    silent_crun = program.startswith("crun") and not at_least(version, "1.9") and how.endswith("said nothing")
+    known = _SILENT_CRUN if silent_crun else ""
+    another = (
+        "install another runsc" if program.startswith("runsc") else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
+    )
+    mend = f"{another}, or use another tier; `belljar doctor` tries it again"
+    return CellError(f"the OCI runtime {name} {version} {how}{known}", where=where, mend=mend)
+
+
+def said(diagnosis: str) -> str:
+    """What launcher and runtime said, if they did, to end a sentence with. Pure."""
+    return f"; it said: {diagnosis}" if diagnosis else ""
+
+
+def _end_of(jailed: Jailed) -> JailEnd | None:
+    return jailed.end() or jailed.last_word(_DEATH_WORD_S)
+
+
+def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
+    """The limit that ended a container, from what the host saw. Pure."""
+    if end is None:
+        return None
+    if end.cause == "lifetime":
+        return "lifetime"
+    return "memory" if end.cause == "itself" and fatal_oom_kills > 0 else None
+
+
+def cause_of_death(jailed: Jailed, limits: JailLimits, kind: RuntimeKind, *, fatal_oom_kills: int) -> str:
+    """One sentence, from what the host saw; empty while the agent runs. May wait half a second for the supervisor's word."""
+    end = _end_of(jailed)
+    if end is None:
+        return ""
+    match death_limit(end, fatal_oom_kills=fatal_oom_kills), end.cause:
+        case "lifetime", _:
+            return f"its lifetime of {format_duration(limits.lifetime_s)} was reached"
+        case "memory", _:
+            return f"its memory limit of {format_size(limits.memory_max_bytes)} was reached, and the host's kernel killed it"
+        case _, "owner":
+            return "its owner ended it"
+    return ended_by_itself(
+        end,
+        kind=kind,
+        memory=(jailed.memory_peak_bytes(), limits.memory_max_bytes),
+        refused_forks=jailed.count_refused_forks(),
+    )
+
+
+def ended_by_itself(end: JailEnd, *, kind: str, memory: tuple[int, int], refused_forks: int) -> str:
+    """An end that no limit is known for: what ended, how, and how near the limits were. Pure.
+
+    Args:
+        memory: the most that was in use (0: not known), and the limit.
+        refused_forks: how often the host refused the cell a process or thread.
+    """
+    who = "gVisor's sentry or the guest agent in it" if kind == "runsc" else "its guest agent"
+    how = f"signal {signal_name(end.signal)}" if end.signal is not None else f"status {end.status}"
+    used = f"at most {format_size(memory[0])} of {format_size(memory[1])} of memory was in use" if memory[0] else ""
+    refused = f"the host refused it {refused_forks} processes or threads" if refused_forks else ""
+    known = "; ".join(("no limit is known to have been reached", *(word for word in (used, refused) if word)))
+    return f"{who} ended, or was killed (the last word was {how}; {known})"
