@@ -1,4 +1,4 @@
-"""Build hook: compiles the static programs (`guest/` → agent, `jail/` → jail, `probes/` → probe) for x86-64 and arm64.
+"""Build hook: compiles the static programs (`guest/` → agent, `jail/` → jail, `probes/` → probe, `wire/` → wire) for x86-64 and arm64.
 
 The compiler is the `ziglang` wheel, so no user needs one.
 
@@ -24,7 +24,7 @@ except ImportError:  # by hand, where only the compiler is installed
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ARCHITECTURES = ("x86_64", "aarch64")
-PROGRAMS = {"guest": "agent", "jail": "jail", "probes": "probe"}
+PROGRAMS = {"guest": "agent", "jail": "jail", "probes": "probe", "wire": "wire"}
 FLAGS = (
     "-std=c11", "-Os", "-static", "-s", "-Wall", "-Wextra", "-Werror", "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections",
     "-fstack-protector-strong", "-Wl,--gc-sections", "-Wl,--build-id=none",

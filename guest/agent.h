@@ -96,7 +96,7 @@ extern int probe_fd; /* the probe program, close-on-exec; -1: there is none */
 int boot(void); /* everything a machine needs before its agent can serve; returns the channel */
 struct config { uint64_t memory_max_bytes, disk_bytes, disk_inodes; uint32_t processes; char *hostname; };
 struct container {
-    bool built;
+    bool built, has_device;
     pid_t init_pid;
     int init_pidfd, user_ns, root, boot_id, pts, proc; /* descriptors, -1 when absent */
     uint32_t processes, own_processes;                 /* contained mode: the most that an operation's user may have, 0: nobody said; how many of root's are ours */
@@ -108,6 +108,11 @@ void container_warm(struct reader *paths, uint32_t count);
 int rootfs_build(const struct config *config, int user_ns, const char **stage); /* in the container's first process */
 void renew(struct reader *r);
 void renew_prepare(const char *hostname);
+
+/* ---- network.c ---- */
+bool network_present(void);         /* the machine has a device */
+int network_build(int *net_ns);     /* the container's network namespace, with the device in it, down: 0 or errno */
+bool network_renew(struct reader *r, char *resolver, size_t n); /* the rest of a RENEW; `resolver` gets what is to be in resolv.conf */
 
 /* ---- cgroups.c ---- */
 struct slot { int fd; uint32_t name; uint64_t oom_base, refused_base; uint8_t state; bool killed; };

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
-enum { DID_RNG = 1, DID_CLOCK = 2, DID_MACHINE_ID = 4, DID_BOOT_ID = 8, DID_HOSTNAME = 16, MAX_SEED_BYTES = 512 };
+enum { DID_RNG = 1, DID_CLOCK = 2, DID_MACHINE_ID = 4, DID_BOOT_ID = 8, DID_HOSTNAME = 16, DID_NETWORK = 32, MAX_SEED_BYTES = 512 };
 
 bool renewed;
 
@@ -72,9 +72,9 @@ static int open_plain(const char *path, bool create)
 }
 
 /* Those that RENEW writes. In the machine they are open from before the snapshot until RENEW is over: a clone writes into pages that it has. */
-enum { MACHINE_ID, HOSTNAME, HOSTS, PLAIN_FILES };
+enum { MACHINE_ID, HOSTNAME, HOSTS, RESOLVER, PLAIN_FILES };
 static struct plain { const char *path; bool create; int fd; size_t size; } plains[PLAIN_FILES] = {
-    {"etc/machine-id", false, -1, 0}, {"etc/hostname", true, -1, 0}, {"etc/hosts", true, -1, 0}};
+    {"etc/machine-id", false, -1, 0}, {"etc/hostname", true, -1, 0}, {"etc/hosts", true, -1, 0}, {"etc/resolv.conf", true, -1, 0}};
 
 static bool open_one(struct plain *file)
 {
@@ -149,28 +149,51 @@ static bool set_hostname(const char *name)
     return write_plain(&plains[HOSTS], hosts) && file;
 }
 
+/* Images like to have a link there, into a directory that nobody fills here. */
+static void remove_link(const char *dir, const char *name)
+{
+    struct stat s;
+    int at = openat(container.root, dir, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (at < 0)
+        return;
+    if (fstatat(at, name, &s, AT_SYMLINK_NOFOLLOW) == 0 && S_ISLNK(s.st_mode))
+        unlinkat(at, name, 0);
+    close(at);
+}
+
+static bool set_resolver(const char *text)
+{
+    remove_link("etc", "resolv.conf");
+    return write_plain(&plains[RESOLVER], text);
+}
+
 /* Before the snapshot: the files that RENEW writes are already in the writable layer then, so that a clone need not copy them up first. What they say
  * until RENEW nobody reads: no operation starts before it. */
 void renew_prepare(const char *hostname)
 {
     set_hostname(hostname);
     set_machine_id("00000000000000000000000000000000");
+    if (container.has_device)
+        set_resolver("nameserver 255.255.255.255\n");
 }
 
 void renew(struct reader *r)
 {
     uint8_t done = 0, head[4];
     uint32_t seed_n = 0;
+    char resolver[40];
     uint64_t realtime_ns = take_int(r, 8);
     char *seed = take_str(r, &seed_n), *machine_id = take_str(r, NULL), *boot_id = take_str(r, NULL), *hostname = take_str(r, NULL);
     if (r->bad)
         fatal("the host sent a malformed RENEW", 0);
+    bool network = r->p != r->end && network_renew(r, resolver, sizeof resolver);
     if (in_machine() && container.built) { /* in native mode this machine is the host's own, and stays as it is */
         done |= credit_random(seed, seed_n) ? DID_RNG : 0;
         done |= set_clock(realtime_ns) ? DID_CLOCK : 0;
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_boot_id(boot_id) ? DID_BOOT_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
+        done |= network && set_resolver(resolver) ? DID_NETWORK : 0;
     }
     if (contained_mode && !renewed) { /* the kernel, and with it randomness and clock, is the host's; gVisor's has a boot id of its own */
         done |= !in_sentry && cover_boot_id(boot_id) ? DID_BOOT_ID : 0;
@@ -178,6 +201,7 @@ void renew(struct reader *r)
             fatal("/proc/cmdline", errno);
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
+        done |= network && set_resolver(resolver) ? DID_NETWORK : 0;
         confine_after_renew();
         users_remember(-1);
         leaders_prepare();

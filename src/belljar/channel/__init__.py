@@ -5,7 +5,7 @@ Must not: believe the guest; hold more than the bound per operation; know what a
 """
 
 from belljar.channel.client import GuestClient
-from belljar.channel.frames import RenewedBit, Stage, Stream
+from belljar.channel.frames import RenewedBit, Stage, Stream, network_part
 from belljar.channel.messages import Configured, Ready, Renewed, Welcome
 from belljar.channel.operations import Patience, RunningExec
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, ExecStatus, FileTooLarge, PtySize
@@ -26,4 +26,5 @@ __all__ = [
     "Stage",
     "Stream",
     "Welcome",
+    "network_part",
 ]

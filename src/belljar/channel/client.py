@@ -157,14 +157,28 @@ class GuestClient:
         return configured
 
     async def renew(
-        self, *, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str, timeout_s: float = 10.0
+        self,
+        *,
+        realtime_ns: int,
+        seed: bytes,
+        machine_id: str,
+        boot_id: str,
+        hostname: str,
+        network: bytes = b"",
+        timeout_s: float = 10.0,
     ) -> Renewed:
         """Make a restored guest a new machine; needed before the first operation. The answer says what was done: the caller judges what is missing.
 
-        `seed` is 32 to 512 random bytes, `machine_id` 32 hexadecimal digits, `boot_id` a UUID of 36 characters.
+        `seed` is 32 to 512 random bytes, `machine_id` 32 hexadecimal digits, `boot_id` a UUID of 36 characters, `network` what `frames.network_part`
+        made, for a guest with a network.
         """
         payload = frames.renew_payload(
-            realtime_ns=realtime_ns, seed=seed, machine_id=machine_id, boot_id=boot_id, hostname=hostname
+            realtime_ns=realtime_ns,
+            seed=seed,
+            machine_id=machine_id,
+            boot_id=boot_id,
+            hostname=hostname,
+            network=network,
         )
         self._connection.answers.pop(Renewed, None)
         await self._pump.send(lambda: self._pump.wire.send_renew(payload))

@@ -7,9 +7,11 @@ over `MAX_REQUEST_BYTES`: those are the caller's, never the guest's.
 from __future__ import annotations
 
 import errno
+import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum, IntFlag
+from ipaddress import IPv4Address
 from typing import Final
 
 PROTOCOL_VERSION: Final = 1
@@ -27,6 +29,9 @@ HEADER: Final = struct.Struct("<IBBHI")
 _U32: Final = struct.Struct("<I")
 _EXEC_HEAD: Final = struct.Struct("<IQQQHH")
 _CONFIG_HEAD: Final = struct.Struct("<QQQI")
+_MAC: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
+_LEAST_MTU: Final = 68
+_MOST_MTU: Final = 65_535
 
 
 class FrameType(IntEnum):
@@ -105,6 +110,7 @@ class RenewedBit(IntFlag):
     MACHINE_ID = 4
     BOOT_ID = 8
     HOSTNAME = 16
+    NETWORK = 32
 
 
 class Stream(IntEnum):
@@ -215,12 +221,30 @@ def config_payload(
     return head + counted(text_bytes(hostname, "hostname")) + paths
 
 
-def renew_payload(*, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str) -> bytes:
-    """The payload of RENEW. Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length."""
+def renew_payload(
+    *, realtime_ns: int, seed: bytes, machine_id: str, boot_id: str, hostname: str, network: bytes = b""
+) -> bytes:
+    """The payload of RENEW; `network` is what `network_part` made. Raises `ValueError` for a seed outside 32…512 bytes or an id of the wrong length."""
     if not 32 <= len(seed) <= 512 or len(machine_id) != 32 or len(boot_id) != 36:
         raise ValueError("RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters")
     texts = (text_bytes(machine_id, "machine id"), text_bytes(boot_id, "boot id"), text_bytes(hostname, "hostname"))
-    return _pack(struct.Struct("<Q"), realtime_ns) + counted(seed) + b"".join(counted(text) for text in texts)
+    return _pack(struct.Struct("<Q"), realtime_ns) + counted(seed) + b"".join(counted(text) for text in texts) + network
+
+
+def network_part(
+    *, address: IPv4Address, gateway: IPv4Address, mac: str, gateway_mac: str, resolver: IPv4Address, mtu: int
+) -> bytes:
+    """The end of a RENEW for a guest with a network. Addresses are in network order. Raises `ValueError` for what is no unicast MAC or no MTU (68…65,535; RFC 791)."""
+    if not _LEAST_MTU <= mtu <= _MOST_MTU:
+        raise ValueError(f"an MTU of {mtu} bytes; {_LEAST_MTU} to {_MOST_MTU}")
+    macs = (_mac(mac), _mac(gateway_mac))
+    return b"".join((address.packed, gateway.packed, *macs, resolver.packed)) + mtu.to_bytes(2, "little")
+
+
+def _mac(text: str) -> bytes:
+    if _MAC.fullmatch(text) is None or int(text[:2], 16) & 1:
+        raise ValueError(f"{text!r} is no unicast MAC address in lower-case hex with colons")
+    return bytes.fromhex(text.replace(":", ""))
 
 
 def request_frames(op: int, kind: OpKind, body: bytes) -> bytes:

@@ -38,7 +38,7 @@ _MAX_COUNT: Final = (1 << 63) - 1
 _MAX_ERRNO: Final = 4_095
 _MAX_SIGNAL: Final = 64
 _FLAG_BITS: Final = 63
-_RENEWED_BITS: Final = 31
+_RENEWED_BITS: Final = 63
 _OP_LIMIT: Final = (1 << 32) - 1
 
 

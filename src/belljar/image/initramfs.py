@@ -20,12 +20,15 @@ REQUIRED_MODULES: Final = (
     "virtio-rng",
     "squashfs",
     "overlay",
+    "virtio_net",
 )
-"""What the guest needs, each after what it depends on (from `modules.dep` of Debian's 6.12 cloud kernels, amd64 and arm64).
+"""What a guest needs, each after what it depends on (from `modules.dep` of Debian's 6.12 cloud kernels, amd64 and arm64).
 
 A name that the kernel's `modules.builtin` lists is compiled in and has no file: on amd64 that is `virtio_ring`, `virtio`, `virtio_console` and `rng-core`. A name in
 neither place makes a kernel unusable. A `-` in a name may be a `_` in the other list; they mean the same.
 """
+NIC_MODULES: Final = frozenset({"failover", "net_failover", "dimlib", "virtio_net"})
+"""Those that only a guest with a network device loads, by their files' names: the device's driver, and what nothing else of the above depends on."""
 
 _MODULE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _DIRECTORIES: Final = ("dev", "m", "proc", "r", "sys")

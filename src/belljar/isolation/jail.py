@@ -262,6 +262,13 @@ class Jail:
         close_all(self._pins.values())
         self._pins = {}
 
+    def lend_lifeline(self) -> int:
+        """The end that keeps the jail alive, once: whoever holds it ends the jail by ending. `end` then waits for that, and kills after it. The caller closes it."""
+        lifeline, self._lifeline = self._lifeline, None
+        if lifeline is None:
+            raise RuntimeError("this jail's lifeline is closed, or another's already")
+        return lifeline
+
     def _pin_namespaces(self, child: ProcessId) -> None:
         """Once it runs: the last namespace is made on the way in, after the child was announced."""
         ours = namespaces_of(os.getpid())

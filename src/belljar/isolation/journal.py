@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 from belljar.image.scratch import owned_name, sweep
 from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
 
-EntryKind: TypeAlias = Literal["cell", "template", "proof"]
+EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
@@ -72,7 +72,7 @@ class JournalEntry:
             if (
                 data["version"] != _FORMAT
                 or CELL_ID.fullmatch(data["cell_id"]) is None
-                or data["kind"] not in {"cell", "template", "proof"}
+                or data["kind"] not in {"cell", "template", "proof", "wire"}
             ):
                 raise ValueError("not an entry of this version")
             return cls(

@@ -31,7 +31,7 @@ from belljar.units import format_duration
 PartKind: TypeAlias = Literal["image", "template", "tree", "root", "kernel", "half-made"]
 PartState: TypeAlias = Literal["unneeded", "removed", "in use", "failed"]
 _KEY: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_ROOTS: Final = ("vmm", "runtimes", "unpackers")
+_ROOTS: Final = ("vmm", "runtimes", "unpackers", "wires")
 _BLOCK_BYTES: Final = 512
 _UNCLAIMED: Final = frozenset({"root", "kernel", "image"})
 """What cells use without a claim on it: it stays while any lives."""

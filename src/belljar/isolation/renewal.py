@@ -8,13 +8,15 @@ import uuid
 from dataclasses import dataclass
 from typing import Final
 
-from belljar.channel import Renewed, RenewedBit
+from belljar.channel import Renewed, RenewedBit, network_part
 from belljar.errors import CellError
+from belljar.isolation.port import PortSettings
 from belljar.units import printable
 
 SEED_BYTES: Final = 256
 NEEDED_OF_CLONE: Final = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.HOSTNAME
 """A clone without these is a copy. The boot id is renewed where the guest's kernel lets it."""
+NEEDED_ON_A_NETWORK: Final = NEEDED_OF_CLONE | RenewedBit.NETWORK
 NEEDED_OF_CONTAINER: Final = RenewedBit.HOSTNAME
 """Randomness and clock are its kernel's own; a machine id is made new where the image has one."""
 
@@ -36,6 +38,18 @@ def fresh_renewal() -> Renewal:
         machine_id=uuid.uuid4().hex,
         boot_id=str(uuid.uuid4()),
         hostname=f"host-{os.urandom(4).hex()}",
+    )
+
+
+def network_of(settings: PortSettings) -> bytes:
+    """What RENEW tells a guest of its port. Raises `ValueError` for settings that can't be a link's."""
+    return network_part(
+        address=settings.address,
+        gateway=settings.gateway,
+        mac=settings.mac,
+        gateway_mac=settings.gateway_mac,
+        resolver=settings.resolver,
+        mtu=settings.mtu,
     )
 
 

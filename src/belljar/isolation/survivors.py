@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,6 +52,18 @@ class Destruction:
     def clean(self) -> bool:
         """True when everything that had to be looked for was, and nothing of the cell was left after the kill."""
         return not self.survivors and not self.unproven
+
+
+def together(found: Sequence[Destruction]) -> Destruction:
+    """What several looks found, one after the other, as one: looked for is what every one of them looked for."""
+    looks = [frozenset(one.looked_for) for one in found]
+    return Destruction(
+        survivors=tuple(what for one in found for what in one.survivors),
+        looked_for=tuple(what for what in found[-1].looked_for if all(what in looked for looked in looks)),
+        not_checked=tuple(dict.fromkeys(what for one in found for what in one.not_checked)),
+        unproven=tuple(dict.fromkeys(what for one in found for what in one.unproven)),
+        duration_ms=sum(one.duration_ms for one in found),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

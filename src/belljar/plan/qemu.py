@@ -31,6 +31,16 @@ KERNEL_COMMAND_LINE: Final = (
     "console=ttyS0 quiet loglevel=1 panic=-1 random.trust_cpu=off psi=0 noautogroup swiotlb=noforce "
     "lsm=lockdown,landlock,yama"
 )
+TEMPLATE_MAC: Final = "02:00:00:00:00:01"
+"""The network device's until RENEW; its link is down so long."""
+_NO_OFFLOADS: Final = ",".join(
+    f"{feature}=off"
+    for feature in (
+        *("csum", "guest_csum", "gso", "host_tso4", "host_tso6", "host_ecn", "host_ufo"),
+        *("guest_tso4", "guest_tso6", "guest_ecn", "guest_ufo", "guest_announce", "ctrl_guest_offloads", "mrg_rxbuf"),
+        *("status", "ctrl_vlan", "ctrl_rx_extra"),
+    )
+)
 _SANDBOX: Final = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 _KVM_FDSET: Final = 1
 _CONSOLE_FDSET: Final = 2
@@ -46,12 +56,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmShape:
-    """The virtual machine: what a template is made for and a clone can't change."""
+    """The virtual machine: what a template is made for and a clone can't change. `nic`: it has a network device; its address comes with RENEW."""
 
     vcpus: int
     ram_mib: int
     accel: Accel
     cpu_model: str
+    nic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +77,15 @@ class GuestLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmFds:
-    """The descriptors the VMM inherits. `kvm` only with that accelerator, `state` only for a clone (the device state is read from it)."""
+    """The descriptors the VMM inherits. `kvm` only with that accelerator, `state` only for a clone (the device state is read from it), `net` only with a network
+    device: a unix datagram socket, one frame a datagram."""
 
     qmp: int
     agent: int
     console: int
     kvm: int | None = None
     state: int | None = None
+    net: int | None = None
 
 
 def qemu_argv(
@@ -89,6 +102,8 @@ def qemu_argv(
         raise ValueError("the kvm descriptor goes with accel=kvm, and only with it")
     if (fds.state is not None) != (role is Role.CLONE):
         raise ValueError("the state descriptor goes with a clone, and only with it")
+    if (fds.net is not None) != shape.nic:
+        raise ValueError("the network's descriptor goes with a network device, and only with it")
     return (
         program,
         *("-name", name, "-sandbox", _SANDBOX),
@@ -98,6 +113,7 @@ def qemu_argv(
         *_boot(role, counter_khz if shape.accel == "tcg" else 0),
         *_monitor_and_console(fds),
         *_devices(fds),
+        *_nic(fds),
         *(("-incoming", "defer") if role is Role.CLONE else ()),
     )
 
@@ -155,4 +171,14 @@ def _devices(fds: VmFds) -> tuple[str, ...]:
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
         *("-blockdev", disk, "-device", "virtio-blk-device,drive=disk"),
         *("-object", "rng-builtin,id=rng", "-device", "virtio-rng-device,rng=rng"),
+    )
+
+
+def _nic(fds: VmFds) -> tuple[str, ...]:
+    """Plain frames only, both ways. What the guest would rather leave to the device it does itself: nobody behind the socket could make up for it."""
+    if fds.net is None:
+        return ()
+    return (
+        *("-netdev", f"dgram,id=net,local.type=fd,local.str={fds.net}"),
+        *("-device", f"virtio-net-device,netdev=net,mac={TEMPLATE_MAC},{_NO_OFFLOADS}"),
     )

@@ -24,8 +24,18 @@ from belljar.isolation.journal import new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
 from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
-from belljar.isolation.renewal import fresh_renewal, judge, now_ns, renewed_names
-from belljar.isolation.survivors import Destruction
+from belljar.isolation.microvm.wire import Wire, start_wire
+from belljar.isolation.port import Port
+from belljar.isolation.renewal import (
+    NEEDED_OF_CLONE,
+    NEEDED_ON_A_NETWORK,
+    fresh_renewal,
+    judge,
+    network_of,
+    now_ns,
+    renewed_names,
+)
+from belljar.isolation.survivors import Destruction, together
 from belljar.plan.jail import JailBind
 from belljar.plan.model import Plan
 from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
@@ -49,9 +59,12 @@ class LiveVm:
         emulated: True when no hardware virtualisation stands between guest and VMM.
         timings_ms: milliseconds by phase: prepare, vmm_start, restore, renew, total.
         host_pid: the VMM's pid on this host, while it lives.
+        wire: what carries its frames; None without a port.
     """
 
-    def __init__(self, plan: Plan, vmm: JailedVmm, client: GuestClient, recorder: Recorder) -> None:
+    def __init__(
+        self, plan: Plan, vmm: JailedVmm, client: GuestClient, recorder: Recorder, wire: Wire | None = None
+    ) -> None:
         self.cell_id = vmm.spec.cell_id
         self.client = client
         self.emulated = plan.emulated
@@ -60,6 +73,7 @@ class LiveVm:
         self.timings_ms: Mapping[str, float] = vmm.timings_ms
         self.host_pid = vmm.jail.child.pid if vmm.jail is not None and vmm.jail.child is not None else None
         self._lifetime_s = plan.jail.lifetime_s
+        self.wire = wire
         self._vmm = vmm
         self._recorder = recorder
 
@@ -68,8 +82,13 @@ class LiveVm:
         return self._vmm.console.read()
 
     def cause_of_death(self) -> str:
-        """Why the cell is dead, as the host saw it; empty while its VMM runs. May wait half a second for the supervisor's word."""
-        return cause_of_death(self._vmm, self._lifetime_s)
+        """Why the cell is dead, as the host saw it; empty while its VMM runs. May wait half a second for a supervisor's word."""
+        cause = cause_of_death(self._vmm, self._lifetime_s)
+        end = self._vmm.end()
+        # With a wire the VMM's lifeline is the wire's: its end looks like an owner's.
+        if self.wire is None or end is None or end.cause != "owner":
+            return cause
+        return self.wire.cause_of_death(_DEATH_WORD_S) or cause
 
     def death_limit(self) -> str | None:
         """The limit that the cell died of, as the host saw it: `lifetime`, or `memory` when its VMM was killed for that; else None."""
@@ -101,11 +120,17 @@ class LiveVm:
         """Kill the VM, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
         if self._vmm.destruction is None:
             return await destroy_on_record(self._recorder, self.cell_id, reason, self._end)
-        return await self._vmm.destroy()
+        return await _destroy(self._vmm, self.wire)
 
     async def _end(self) -> Destruction:
         await self.client.aclose()
-        return await self._vmm.destroy()
+        return await _destroy(self._vmm, self.wire)
+
+
+async def _destroy(vmm: JailedVmm, wire: Wire | None) -> Destruction:
+    """Both, the wire first: the VMM ends of its end."""
+    found = [await wire.destroy()] if wire is not None else []
+    return together([*found, await vmm.destroy()])
 
 
 @asynccontextmanager
@@ -118,40 +143,52 @@ async def open_vm(
     recorder: Recorder,
     planned: Mapping[str, Any],
     cell_id: str | None = None,
+    port: Port | None = None,
 ) -> AsyncIterator[LiveVm]:
     """A clone of the plan's template, renewed and ready; destroyed when the block is left, however it is left.
 
     Args:
         planned: what `cell.planned` is to say; recorded before anything is made.
         cell_id: default a new one.
+        port: its place on a range's network, attached before the guest runs, once; with a plan whose machine has a network device, and only then.
 
     Raises:
+        ValueError: port and plan don't fit.
         HostError: this host can't. CellError: the cell could not be made; nothing is left of it. A template that does not restore is rebuilt once.
 
     No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
     """
+    if plan.machine.nic != (port is not None):
+        raise ValueError("a port goes with a machine that has a network device, and only with it")
     cell_id = cell_id or new_cell_id()
     async with recorded_lifetime(
-        recorder, cell_id, planned, partial(_clone, plan, image, kernel, home, recorder, cell_id)
+        recorder, cell_id, planned, partial(_clone, plan, image, kernel, home, recorder, cell_id, port)
     ) as vm:
         yield vm
 
 
 async def _clone(
-    plan: Plan, image: Image, kernel: Kernel, home: Path, recorder: Recorder, cell_id: str, held: ExitStack
+    plan: Plan,
+    image: Image,
+    kernel: Kernel,
+    home: Path,
+    recorder: Recorder,
+    cell_id: str,
+    port: Port | None,
+    held: ExitStack,
 ) -> LiveVm:
     """One clone; if its template does not restore, the template is made again and one more. What it is cloned from is held."""
     template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, held=held)
     try:
-        return await _clone_of(template, plan, image, home, recorder, cell_id)
+        return await _clone_of(template, plan, image, home, recorder, cell_id, port)
     except RestoreError as exc:
         rejection = Rejection(template=template, reason=f"it did not restore: {exc.what}")
     template = await ensure_template(plan, image, kernel, home=home, recorder=recorder, rejection=rejection, held=held)
-    return await _clone_of(template, plan, image, home, recorder, cell_id)
+    return await _clone_of(template, plan, image, home, recorder, cell_id, port)
 
 
 async def _clone_of(
-    template: Template, plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str
+    template: Template, plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None
 ) -> LiveVm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
     started = time.monotonic()
@@ -168,17 +205,32 @@ async def _clone_of(
     )
     vmm = await start_vmm(spec, home=home)
     client = GuestClient.from_socket(vmm.agent)
+    wire = None
     try:
         await _restore(vmm, template)
-        await _renew(vmm, client, recorder, plan.jail.lifetime_s)
+        wire = await _plug(vmm, port, home)
+        await _resume(vmm)
+        await _renew(vmm, client, recorder, plan.jail.lifetime_s, port)
         vmm.timings_ms["total"] = (time.monotonic() - started) * 1000
         _record_cloned(recorder, vmm, template)
-    except BaseException:
+    except BaseException as exc:
         with anyio.CancelScope(shield=True):
             await client.aclose()
-            record_destroyed(recorder, cell_id, await vmm.destroy())
+            record_destroyed(recorder, cell_id, await _destroy(vmm, wire))
+        if wire is not None and isinstance(exc, RestoreError):  # a port is attached once: no second try
+            raise CellError(exc.what, where=exc.where, mend=exc.mend) from exc
         raise
-    return LiveVm(plan, vmm, client, recorder)
+    return LiveVm(plan, vmm, client, recorder, wire)
+
+
+async def _plug(vmm: JailedVmm, port: Port | None, home: Path) -> Wire | None:
+    """The wire, before the guest's first instruction: the range's rules stand when its first frame comes."""
+    if port is None:
+        return None
+    started = time.monotonic()
+    wire = await start_wire(vmm, port, home=home)
+    vmm.timings_ms["wire"] = (time.monotonic() - started) * 1000
+    return wire
 
 
 def _record_cloned(recorder: Recorder, vmm: JailedVmm, template: Template) -> None:
@@ -192,22 +244,32 @@ def _record_cloned(recorder: Recorder, vmm: JailedVmm, template: Template) -> No
 
 
 async def _restore(vmm: JailedVmm, template: Template) -> None:
-    """Give the VMM the device state, the very bytes that were checked, and let the guest go on."""
+    """Give the VMM the device state, the very bytes that were checked. The guest stands still yet."""
     started = time.monotonic()
     try:
         await allow_shared_memory(vmm)
         await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
         await _feed(vmm, template.state)
         await vmm.qmp.wait_migrated(timeout_s=_RESTORE_DEADLINE_S)
+    except CellError as exc:
+        raise _not_restored(vmm, exc) from exc
+    vmm.timings_ms["restore"] = (time.monotonic() - started) * 1000
+
+
+async def _resume(vmm: JailedVmm) -> None:
+    started = time.monotonic()
+    try:
         await vmm.qmp.execute("cont")
     except CellError as exc:
-        said = vmm.diagnosis()
-        raise RestoreError(
-            f"the clone could not be restored: {said or exc.what}", where=f"cell {vmm.spec.cell_id}"
-        ) from exc
+        raise _not_restored(vmm, exc) from exc
     # Nothing needs the monitor from here on: what a taken-over VMM might say on it, nobody hears.
     vmm.qmp.close()
-    vmm.timings_ms["restore"] = (time.monotonic() - started) * 1000
+    vmm.timings_ms["restore"] += (time.monotonic() - started) * 1000
+
+
+def _not_restored(vmm: JailedVmm, error: CellError) -> RestoreError:
+    said = vmm.diagnosis()
+    return RestoreError(f"the clone could not be restored: {said or error.what}", where=f"cell {vmm.spec.cell_id}")
 
 
 async def _feed(vmm: JailedVmm, state: bytes) -> None:
@@ -226,22 +288,28 @@ async def _feed(vmm: JailedVmm, state: bytes) -> None:
         raise CellError("the VMM did not take the device state", where=f"cell {vmm.spec.cell_id}") from exc
 
 
-async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifetime_s: float) -> None:
+async def _renew(vmm: JailedVmm, client: GuestClient, recorder: Recorder, lifetime_s: float, port: Port | None) -> None:
     started = time.monotonic()
     cell_id, new = vmm.spec.cell_id, fresh_renewal()
     try:
         await client.hello(timeout_s=_HELLO_DEADLINE_S)
         renewed = await client.renew(
-            realtime_ns=now_ns(), seed=new.seed, machine_id=new.machine_id, boot_id=new.boot_id, hostname=new.hostname
+            realtime_ns=now_ns(),
+            seed=new.seed,
+            machine_id=new.machine_id,
+            boot_id=new.boot_id,
+            hostname=new.hostname,
+            network=b"" if port is None else network_of(port.settings),
         )
     except CellError as exc:
         cause = cause_of_death(vmm, lifetime_s) or exc.what
         raise RestoreError(f"the restored guest could not be renewed: {cause}", where=f"cell {cell_id}") from exc
-    judge(renewed, where=f"cell {cell_id}")
+    judge(renewed, where=f"cell {cell_id}", needed=NEEDED_OF_CLONE if port is None else NEEDED_ON_A_NETWORK)
     data: dict[str, JsonValue] = {
         "done": list(renewed_names(renewed)),
         "machine_id": new.machine_id,
         "hostname": new.hostname,
+        **({} if port is None else {"address": str(port.settings.address), "mac": port.settings.mac}),
     }
     recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=data, trust=Trust.GUEST_REPORTED))
     vmm.timings_ms["renew"] = (time.monotonic() - started) * 1000

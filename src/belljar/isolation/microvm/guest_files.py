@@ -22,6 +22,7 @@ _EMPTY_DISK: Final = (
 )
 """`mksquashfs` of an empty directory (gzip, -all-root, times 0), compressed: a guest that only has to come up needs a disk, but nothing on it."""
 _DISK_BYTES: Final = 4096
+_NIC_DRIVER: Final = "virtio_net"
 _LAYOUT: Final = 2
 """Raised when `image.initramfs` lays the same parts out differently."""
 
@@ -45,12 +46,13 @@ class GuestParts:
             ) from exc
 
 
-def read_guest_parts(kernel: Kernel) -> GuestParts:
-    """For this kernel, with this package's programs. Raises `HostError` when a part is missing."""
+def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
+    """For this kernel, with this package's programs; the network device's modules only for a guest that has one. Raises `HostError` when a part is missing."""
     bin_dir = Path(belljar.__file__).parent / "_bin"
     try:
         agent, probe = ((bin_dir / f"{name}-{platform.machine()}").read_bytes() for name in ("agent", "probe"))
-        modules = tuple((_NUMBERED.sub("", path.stem, count=1), path.read_bytes()) for path in kernel.modules)
+        named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
+        modules = tuple((name, path.read_bytes()) for name, path in named if nic or name not in initramfs.NIC_MODULES)
     except OSError as exc:
         mend = (
             "install the package again; its build compiles it"
@@ -60,6 +62,12 @@ def read_guest_parts(kernel: Kernel) -> GuestParts:
         raise HostError(
             f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), mend=mend
         ) from exc
+    if nic and _NIC_DRIVER not in kernel.wanted:
+        raise HostError(
+            "the guest kernel was fetched without its network driver",
+            where=str(kernel.vmlinuz),
+            mend="run `belljar setup`",
+        )
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), ("p", probe), *modules):
         digest.update(f"\0{name}\0{len(contents)}\0".encode() + contents)

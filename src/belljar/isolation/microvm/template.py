@@ -166,7 +166,7 @@ def _claim_and_load(
 
 
 def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
-    guest = read_guest_parts(kernel)
+    guest = read_guest_parts(kernel, nic=plan.machine.nic)
     root = ensure_vmm_root(home, plan.machine.accel)
     inputs = TemplateInputs(
         image_digest=image.digest,

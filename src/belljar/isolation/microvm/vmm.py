@@ -58,6 +58,10 @@ class _Ends:
             state: socket.socket | None = None
             if spec.role is Role.CLONE:
                 self.state, state = _pair(undo)
+            self.net: socket.socket | None = None
+            net: socket.socket | None = None
+            if spec.shape.nic:
+                self.net, net = _pair(undo, socket.SOCK_DGRAM)
             self.console = Console()
             undo.callback(self.console.close)
             kvm = _open_kvm() if spec.shape.accel == "kvm" else None
@@ -67,10 +71,11 @@ class _Ends:
                 console=self.console.writer,
                 kvm=kvm,
                 state=state.detach() if state else None,
+                net=net.detach() if net else None,
             )
             undo.pop_all()
         self._inherited: tuple[int, ...] = tuple(
-            fd for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state) if fd is not None
+            fd for fd in (self.fds.qmp, self.fds.agent, kvm, self.fds.state, self.fds.net) if fd is not None
         )
 
     @property
@@ -86,14 +91,14 @@ class _Ends:
 
     def close(self) -> None:
         self.close_inherited()
-        for sock in (self.qmp, self.agent, self.state):
+        for sock in (self.qmp, self.agent, self.state, self.net):
             if sock is not None:
                 sock.close()
         self.console.close()
 
 
-def _pair(undo: ExitStack) -> tuple[socket.socket, socket.socket]:
-    ours, theirs = socket.socketpair()
+def _pair(undo: ExitStack, kind: int = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     undo.callback(ours.close)
     undo.callback(theirs.close)
     return ours, theirs
@@ -124,7 +129,8 @@ async def start_vmm(spec: VmmSpec, *, home: Path) -> JailedVmm:
 
 
 class JailedVmm:
-    """A VMM in its jail. Made only by `start_vmm`. Whoever takes `agent` (the host's end of the guest agent's port) closes it."""
+    """A VMM in its jail. Made only by `start_vmm`. Whoever takes `agent` (the host's end of the guest agent's port) closes it. `net`: the other end of its network
+    device, one frame a datagram; None without one."""
 
     def __init__(self, spec: VmmSpec, home: Path) -> None:
         self.spec = spec
@@ -144,6 +150,7 @@ class JailedVmm:
         self.qmp = Qmp(self._ends.qmp, where=f"VMM of cell {spec.cell_id}")
         self.agent, self.state, self.console = self._ends.agent, self._ends.state, self._ends.console
         self.state_fd = self._ends.fds.state
+        self.net = self._ends.net
 
     async def bring_up(self) -> None:
         """Journal, then create; then start and greet. Called once, by `start_vmm`."""

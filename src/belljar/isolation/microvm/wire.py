@@ -1,0 +1,258 @@
+"""The wire: what carries a VM's frames between its VMM and its port's link, in a jail of its own.
+
+QEMU takes no packet socket and an ordinary user has no tun device, so a small program (`wire/`) stands between: two descriptors, a length check, no right. The end of
+the link lies in a network namespace that this program made, the packet socket was opened before anything hostile was read. It holds the VMM's lifeline: when it ends,
+however it ends, the VMM's supervisor kills the VMM.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import struct
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+import belljar
+from belljar.errors import CellError, HostError
+from belljar.isolation.identity import hold_identity
+from belljar.isolation.jail import JailEnd
+from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.journal import new_cell_id
+from belljar.isolation.lifetime import signal_name
+from belljar.isolation.microvm.vmm import JailedVmm
+from belljar.isolation.port import Port
+from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
+from belljar.isolation.survivors import Destruction
+from belljar.plan.jail import JailIds, JailLimits, JailSpec
+
+MOST_MTU: Final = 1500
+"""What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an Ethernet frame's."""
+_INNER: Final = "/wire"
+_MIB: Final = 1 << 20
+_MEMORY_BYTES: Final = 16 * _MIB
+_ADDRESS_SPACE_BYTES: Final = 64 * _MIB
+_PROCESSES: Final = 4
+_MORE_LIFETIME_S: Final = 60.0
+"""The cell's lifetime is the VMM's, so that it is named when it is the cause."""
+_STEP_DEADLINE_S: Final = 20.0
+_ASK_DEADLINE_S: Final = 0.5
+_NAMESPACE_MADE: Final = b"n"
+_LINK_IS_THERE: Final = b"g"
+_RELAYS: Final = b"r"
+_ASK: Final = b"c"
+_COUNTERS: Final = struct.Struct("<10Q")
+_NET_SETTINGS: Final = "/proc/sys/net"
+_MEND: Final = "install the package again; its build compiles it"
+_ENDS: Final = {0: "its owner had gone", 4: "the VMM had closed its network device", 5: "its link was taken away"}
+"""By the exit status (`wire/wire.h`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayCounters:
+    """One direction. Dropped are `runts` (below 14 bytes), `oversized` (above MTU and headers) and `refused` (what the kernel would not send)."""
+
+    frames: int
+    bytes: int
+    runts: int
+    oversized: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireCounters:
+    """What the wire says of itself: `sent` by the guest, `received` by it. It reads a guest's frames, so this is no more than its word."""
+
+    sent: WayCounters
+    received: WayCounters
+
+
+def wire_path() -> Path:
+    """The program for this machine. Raises `HostError` when the package was built without it."""
+    path = Path(belljar.__file__).parent / "_bin" / f"wire-{platform.machine()}"
+    if not os.access(path, os.X_OK):
+        raise HostError(f"the wire for {platform.machine()} is missing", where=str(path), mend=_MEND)
+    return path
+
+
+def ensure_wire_root(home: Path) -> ProgramRoot:
+    """A root with the wire's program in it and nothing else. Blocking. Raises `HostError`."""
+    program = wire_path()
+    recipe = Recipe(
+        directory="wires",
+        program=program,
+        what="the wire",
+        mend=_MEND,
+        files=lambda: ((_INNER, program),),
+        version=lambda: belljar.__version__,
+        inside=_INNER,
+    )
+    return ensure_root(home, recipe)
+
+
+def parse_counters(answer: bytes) -> WireCounters | None:
+    """The wire's answer; None when it is none."""
+    if len(answer) != _COUNTERS.size:
+        return None
+    numbers = _COUNTERS.unpack(answer)
+    sent, received = (
+        WayCounters(frames=way[0], bytes=way[1], runts=way[2], oversized=way[3], refused=way[4])
+        for way in (numbers[:5], numbers[5:])
+    )
+    return WireCounters(sent=sent, received=received)
+
+
+class Wire:
+    """A wire in its jail. Made only by `start_wire`; `destroy` it before its VMM."""
+
+    def __init__(self, vmm: JailedVmm, port: Port, home: Path) -> None:
+        spec = vmm.spec
+        self.wire_id = new_cell_id()
+        self._port, self._vmm, self._home = port, vmm, home
+        mine = Belongings(
+            cell_id=self.wire_id,
+            kind="wire",
+            limits=JailLimits(
+                memory_max_bytes=_MEMORY_BYTES,
+                cpu_quota_percent=None,
+                processes=_PROCESSES,
+                lifetime_s=spec.limits.lifetime_s + _MORE_LIFETIME_S,
+                address_space_bytes=_ADDRESS_SPACE_BYTES,
+            ),
+            controllers=spec.controllers,
+        )
+        with ExitStack() as undo:
+            self._control, self._theirs = socket.socketpair()
+            undo.callback(self._control.close)
+            undo.callback(self._theirs.close)
+            self._control.setblocking(False)  # noqa: FBT003
+            self._jailed = Jailed(mine, home, hold_identity(home), let_go=self._control.close)
+            undo.pop_all()
+
+    @property
+    def host_pid(self) -> int | None:
+        """Its pid on this host, while it lives."""
+        return self._jailed.host_pid()
+
+    async def bring_up(self) -> None:
+        """Journal, start, have the link attached, and wait until it relays. Called once, by `start_wire`."""
+        try:
+            root = await anyio.to_thread.run_sync(ensure_wire_root, self._home)
+            await anyio.to_thread.run_sync(self._jailed.make)
+            self._start(root)
+        finally:
+            self._theirs.close()
+        await self._jailed.wait_running()
+        await self._expect(_NAMESPACE_MADE, "did not make its network namespace")
+        if (pid := self.host_pid) is None:
+            raise CellError("the wire has no process", where=self._where())
+        await self._port.attach(pid)
+        self._control.send(_LINK_IS_THERE)
+        await self._expect(_RELAYS, "did not open its link")
+
+    def end(self) -> JailEnd | None:
+        """How it ended, if it has. Does not wait."""
+        return self._jailed.end()
+
+    def cause_of_death(self, patience_s: float) -> str:
+        """Why it ended of itself, as the host saw it; empty while it lives, and when its owner ended it. Blocking."""
+        end = self._jailed.last_word(patience_s)
+        if end is None or end.cause == "owner":
+            return ""
+        if end.signal is not None:
+            return f"its wire was killed by signal {signal_name(end.signal)}"
+        said = self._jailed.diagnosis()
+        return f"its wire ended: {_ENDS.get(end.status or 0, said or f'status {end.status}')}"
+
+    async def counters(self) -> WireCounters | None:
+        """What went through so far, by its word; None when it is gone or does not answer within half a second."""
+        answer = b""
+        try:
+            self._control.send(_ASK)
+            with anyio.move_on_after(_ASK_DEADLINE_S):
+                while len(answer) < _COUNTERS.size:
+                    answer += await self._received(_COUNTERS.size - len(answer))
+        except (OSError, EOFError):
+            return None
+        return parse_counters(answer)
+
+    async def destroy(self) -> Destruction:
+        """Kill, look for survivors, forget it. Idempotent, shielded from cancellation. The VMM ends of it."""
+        self._theirs.close()
+        return await self._jailed.destroy()
+
+    def _start(self, root: ProgramRoot) -> None:
+        identity, net = self._jailed.identity.jail, self._vmm.net
+        if net is None or self._vmm.jail is None:
+            raise RuntimeError("this VMM has no network device, or does not run")
+        spec = JailSpec(
+            cell_id=self.wire_id,
+            owner_pid=os.getpid(),
+            root=root.root,
+            binds=(),
+            identity=identity,
+            limits=self._jailed.belongings.limits,
+            cgroups=self._jailed.groups.directories,
+            memory_by_rlimit=self._vmm.spec.memory_by_rlimit,
+            ids=JailIds(uid_map=((0, identity.host_uid, 1),), gid_map=((0, identity.host_gid, 1),)),
+            keep_capabilities=True,
+            rlimits=(("nofile", 64), ("memlock", 0), ("fsize", 0)),
+        )
+        with ExitStack() as undo:
+            settings = os.open(_NET_SETTINGS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            undo.callback(os.close, settings)
+            lifeline = self._vmm.jail.lend_lifeline()
+            undo.callback(os.close, lifeline)
+            kept = (net.fileno(), self._theirs.fileno(), lifeline, settings)
+            argv = (root.program, *map(str, kept), str(self._port.settings.mtu))
+            self._jailed.start(spec, argv, kept=kept)
+        net.close()
+
+    async def _expect(self, word: bytes, failure: str) -> None:
+        with anyio.move_on_after(_STEP_DEADLINE_S):
+            try:
+                if await self._received(1) == word:
+                    return
+            except (OSError, EOFError):
+                pass
+        said = self._jailed.diagnosis()
+        raise CellError(f"the wire {failure}{': ' + said if said else ''}", where=self._where())
+
+    async def _received(self, most_bytes: int) -> bytes:
+        while True:
+            await anyio.wait_readable(self._control)
+            try:
+                got = self._control.recv(most_bytes)
+            except BlockingIOError:
+                continue
+            if not got:
+                raise EOFError("the wire is gone")
+            return got
+
+    def _where(self) -> str:
+        return f"wire {self.wire_id} of cell {self._vmm.spec.cell_id}"
+
+
+async def start_wire(vmm: JailedVmm, port: Port, *, home: Path) -> Wire:
+    """A wire between the VMM, which must run, and the port, which is attached now; from then on frames pass.
+
+    Raises:
+        ValueError: the port's MTU is more than a guest's device takes. HostError: this host can't. CellError: it did not come up. Nothing is left then, and
+        the VMM is ended with it, unless it never had the VMM's lifeline.
+    """
+    if port.settings.mtu > MOST_MTU:
+        raise ValueError(f"an MTU of {port.settings.mtu} bytes; a guest takes at most {MOST_MTU}")
+    wire = Wire(vmm, port, home)
+    try:
+        await wire.bring_up()
+    except BaseException:
+        with anyio.CancelScope(shield=True):
+            await wire.destroy()
+        raise
+    return wire
