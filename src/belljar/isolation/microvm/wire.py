@@ -188,9 +188,10 @@ class Wire:
         return await self._jailed.destroy()
 
     def _start(self, root: ProgramRoot) -> None:
-        identity, net = self._jailed.identity.jail, self._vmm.net
+        identity, net, below = self._jailed.identity.jail, self._vmm.net, self._port.user_namespace
         if net is None or self._vmm.jail is None:
             raise RuntimeError("this VMM has no network device, or does not run")
+        uid, gid = (identity.host_uid, identity.host_gid) if below is None else (0, 0)  # in the range's he is 0
         spec = JailSpec(
             cell_id=self.wire_id,
             owner_pid=os.getpid(),
@@ -200,7 +201,7 @@ class Wire:
             limits=self._jailed.belongings.limits,
             cgroups=self._jailed.groups.directories,
             memory_by_rlimit=self._vmm.spec.memory_by_rlimit,
-            ids=JailIds(uid_map=((0, identity.host_uid, 1),), gid_map=((0, identity.host_gid, 1),)),
+            ids=JailIds(uid_map=((0, uid, 1),), gid_map=((0, gid, 1),)),
             keep_capabilities=True,
             rlimits=(("nofile", 64), ("memlock", 0), ("fsize", 0)),
         )
@@ -211,7 +212,7 @@ class Wire:
             undo.callback(os.close, lifeline)
             kept = (net.fileno(), self._theirs.fileno(), lifeline, settings)
             argv = (root.program, *map(str, kept), str(self._port.settings.mtu))
-            self._jailed.start(spec, argv, kept=kept)
+            self._jailed.start(spec, argv, kept=kept, user_namespace=below)
         net.close()
 
     async def _expect(self, word: bytes, failure: str) -> None:
