@@ -1,0 +1,227 @@
+"""Where everything of a range is: addresses, MACs and devices, drawn from the run's randomness. Pure.
+
+A range has a /22: the first /24 holds the resolver and an address for each name, the second the cells, and the rest is nobody's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any, Final
+
+from belljar.errors import HostError
+from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, NetworkPlan
+
+MAX_NAMES: Final = 250
+"""Name patterns (those of upstreams too) of a range: each has an address of its own in one /24."""
+MAX_CELLS: Final = 250
+LEAST_RANDOM_BYTES: Final = 16
+_POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+_PREFIX_LENGTH: Final = 22
+_RESOLVER_HOST: Final = 1
+_SINK_PORTS: Final = range(20_000, 32_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameAddress:
+    """The address that a name pattern resolves to. `stand_in` is whose it is: a stand-in's id, or an upstream's (`upstream:HOST`).
+
+    Of a stand-in in a target cell all names have the cell's address. A stand-in of kind `metadata` has, beside its names, the pattern `169.254.169.254` at that address.
+    """
+
+    pattern: str
+    stand_in: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPort:
+    """Where a cell hangs: `address` is its own (/32), `mac` the inner end's, `gateway_mac` the outer end's, `outer_device` the outer end's name in the
+    range's namespace.
+    """
+
+    name: str
+    address: str
+    mac: str
+    gateway_mac: str
+    outer_device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeLayout:
+    """A range's addresses.
+
+    `prefix` is the whole /22. `resolver` is the gateway's address, at which it answers DNS, and every cell's next hop. `catch_all` is what an unknown name resolves
+    to, None: NXDOMAIN. `sink_port` is the TCP port that the sink listens on, None: there is no sink.
+    """
+
+    prefix: str
+    resolver: str
+    names: tuple[NameAddress, ...]
+    catch_all: str | None
+    cells: tuple[CellPort, ...]
+    sink_port: int | None = None
+
+    @property
+    def local_prefixes(self) -> tuple[str, ...]:
+        """What the range's namespace holds as its own addresses (`ip route add local PREFIX dev lo`)."""
+        names = str(IPv4Network(f"{self.resolver}/24", strict=False))
+        has_metadata = any(name.address == METADATA_ADDRESS for name in self.names)
+        return (names, *((f"{METADATA_ADDRESS}/32",) if has_metadata else ()))
+
+    def cell(self, name: str) -> CellPort:
+        """The port of the cell of this name. Raises `KeyError` when there is none."""
+        for port in self.cells:
+            if port.name == name:
+                return port
+        raise KeyError(name)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RangeLayout:
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a layout."""
+        return cls(
+            prefix=str(IPv4Network(data["prefix"])),
+            resolver=_address(data["resolver"]),
+            names=tuple(_checked(NameAddress(**item)) for item in data["names"]),
+            catch_all=None if data["catch_all"] is None else _address(data["catch_all"]),
+            cells=tuple(_checked(CellPort(**item)) for item in data["cells"]),
+            sink_port=None if data["sink_port"] is None else int(data["sink_port"]),
+        )
+
+
+def lay_out(network: NetworkPlan, cells: Sequence[str], *, random_bytes: bytes, avoid: Iterable[str]) -> RangeLayout:
+    """Addresses for a range. The same input gives the same layout.
+
+    Args:
+        network: whose names get addresses. Its target cells get a port each, named as the stand-in.
+        cells: the names of the other cells of the range.
+        random_bytes: the run's randomness for this range, at least 16 bytes.
+        avoid: networks that this host has a route to (a default route left out); the range overlaps none of them, so that a record is not read wrongly.
+
+    Raises:
+        HostError: this host has routes to all private networks.
+        ValueError: too many names or cells, a cell's name twice, or too little randomness.
+    """
+    if len(random_bytes) < LEAST_RANDOM_BYTES:
+        raise ValueError(f"a layout needs {LEAST_RANDOM_BYTES} random bytes")
+    prefix = _prefix(random_bytes, avoid)
+    names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
+    ports = tuple(_ports(_cell_names(network, cells), cells_net, random_bytes))
+    free = _shuffled(range(_RESOLVER_HOST + 1, 255), _stream(random_bytes, "names"))
+    names = tuple(_names(network, {port.name: port.address for port in ports}, names_net, free))
+    catch_all = str(names_net[free.pop()]) if network.default == "simulate" else None
+    return RangeLayout(
+        prefix=str(prefix),
+        resolver=str(names_net[_RESOLVER_HOST]),
+        names=names,
+        catch_all=catch_all,
+        cells=ports,
+        sink_port=_sink_port(network, random_bytes) if network.sink else None,
+    )
+
+
+def _checked(item: Any) -> Any:  # noqa: ANN401 - NameAddress or CellPort
+    _address(item.address)
+    return item
+
+
+def _address(value: object) -> str:
+    return str(IPv4Address(str(value)))
+
+
+def _stream(random_bytes: bytes, purpose: str) -> Iterator[int]:
+    """Whole numbers below 2^32 without end, of which one purpose's tell nothing of another's."""
+    block = 0
+    while True:
+        digest = hashlib.sha256(b"%d\0%s\0%s" % (block, purpose.encode(), random_bytes)).digest()
+        yield from (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 32, 4))
+        block += 1
+
+
+def _shuffled(numbers: Iterable[int], stream: Iterator[int]) -> list[int]:
+    return [number for _, number in sorted((next(stream), number) for number in numbers)]
+
+
+def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
+    avoided = [IPv4Network(item, strict=False) for item in avoid]
+    stream = _stream(random_bytes, "prefix")
+    for pool in _POOLS:
+        count = 1 << (_PREFIX_LENGTH - pool.prefixlen)
+        size = 1 << (32 - _PREFIX_LENGTH)
+        start = next(stream) % count
+        for step in range(count):
+            offset = ((start + step) % count) * size
+            found = IPv4Network((int(pool.network_address) + offset, _PREFIX_LENGTH))
+            if not any(found.overlaps(item) for item in avoided):
+                return found
+    raise HostError(
+        "this host has routes to all private networks (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16), so a range's addresses would be mistaken for theirs",
+        where="network",
+        mend="narrow a route (`ip -4 route show table all`), or run in a network namespace of its own",
+    )
+
+
+def _cell_names(network: NetworkPlan, cells: Sequence[str]) -> list[str]:
+    names = [*cells, *(target.id for target in network.targets if target.id not in cells)]
+    if len(set(names)) != len(names):
+        raise ValueError("a cell's name stands twice")
+    if len(names) > MAX_CELLS:
+        raise ValueError(f"{len(names)} cells; a range has at most {MAX_CELLS}")
+    return names
+
+
+def _ports(names: Sequence[str], net: IPv4Network, random_bytes: bytes) -> Iterator[CellPort]:
+    hosts = _shuffled(range(1, 255), _stream(random_bytes, "cells"))
+    macs = _macs(_stream(random_bytes, "macs"))
+    for index, name in enumerate(names):
+        yield CellPort(
+            name=name,
+            address=str(net[hosts[index]]),
+            mac=next(macs),
+            gateway_mac=next(macs),
+            outer_device=f"p{index}",
+        )
+
+
+def _macs(stream: Iterator[int]) -> Iterator[str]:
+    """Random ones, each once: unicast, locally administered (IEEE 802, second-lowest bit of the first byte), with no maker's mark."""
+    seen: set[bytes] = set()
+    while True:
+        drawn = bytearray(next(stream).to_bytes(4, "big") + next(stream).to_bytes(4, "big")[:2])
+        drawn[0] = (drawn[0] & 0xFC) | 0x02
+        if bytes(drawn) not in seen:
+            seen.add(bytes(drawn))
+            yield drawn.hex(":")
+
+
+def _names(
+    network: NetworkPlan, targets: Mapping[str, str], net: IPv4Network, free: list[int]
+) -> Iterator[NameAddress]:
+    owned = [
+        (name, item.id, targets.get(item.id) if item.is_target else None)
+        for item in network.stand_ins
+        for name in item.names
+    ]
+    owned += [(upstream.host, upstream.id, None) for upstream in network.upstreams]
+    if len(owned) > MAX_NAMES:
+        raise ValueError(f"{len(owned)} names; a range has at most {MAX_NAMES}")
+    for pattern, owner, address in owned:
+        yield NameAddress(pattern=pattern, stand_in=owner, address=address or str(net[free.pop()]))
+    for item in network.stand_ins:
+        if item.kind == "metadata":
+            yield NameAddress(pattern=METADATA_ADDRESS, stand_in=item.id, address=METADATA_ADDRESS)
+
+
+def _sink_port(network: NetworkPlan, random_bytes: bytes) -> int:
+    taken = {*network.gateway_ports(), *(port.number for port in CATCH_ALL_PORTS)}
+    stream = _stream(random_bytes, "sink")
+    while True:
+        port = _SINK_PORTS[next(stream) % len(_SINK_PORTS)]
+        if port not in taken:
+            return port

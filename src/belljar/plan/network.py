@@ -1,0 +1,191 @@
+"""What a range's network is to be: stand-ins, real upstreams, bounds. Frozen data without an address in it; addresses are `plan.addresses`'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+DNS_PORT: Final = 53
+METADATA_ADDRESS: Final = "169.254.169.254"
+"""Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the policy has one, and nowhere else."""
+TARGET_KINDS: Final = frozenset({"cell", "python"})
+"""Kinds that a target cell answers, and not the gateway."""
+Default: TypeAlias = Literal["deny", "simulate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortPlan:
+    """A TCP port of a stand-in and what is spoken there: `http`, `tls`, `tcp`, `smtp` or `smtps`. `tls` is HTTP over TLS."""
+
+    number: int
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandInPlan:
+    """One stand-in.
+
+    `names` are host names in lower case, A-labels only; one that begins with `*.` stands for exactly one more label, and an exact name wins over it.
+    `settings` are the kind's own fields, checked in shape; a file that they name is relative to `directory`, the host path of the stand-in's own files, which
+    the gateway sees read-only, whole, and nothing beside it. A field that names a directory (`packages`, `repositories`, `files`) *is* `directory` and is not
+    among the settings.
+    """
+
+    id: str
+    kind: str
+    names: tuple[str, ...]
+    ports: tuple[PortPlan, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    directory: Path | None = None
+
+    @property
+    def is_target(self) -> bool:
+        """Whether a target cell answers it: the router forwards, the gateway is not asked."""
+        return self.kind in TARGET_KINDS
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        directory = None if self.directory is None else str(self.directory)
+        return {**asdict(self), "directory": directory}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StandInPlan:
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't one."""
+        directory = data["directory"]
+        return cls(
+            id=str(data["id"]),
+            kind=str(data["kind"]),
+            names=tuple(str(name) for name in data["names"]),
+            ports=tuple(PortPlan(number=int(port["number"]), protocol=str(port["protocol"])) for port in data["ports"]),
+            settings=dict(data["settings"]),
+            directory=None if directory is None else Path(directory),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamPlan:
+    """A real service that the gateway may dial: exactly this host name, these ports, these methods, at most `budget_bytes` in both directions together."""
+
+    host: str
+    ports: tuple[int, ...]
+    methods: tuple[str, ...]
+    budget_bytes: int
+    reason: str
+
+    @property
+    def id(self) -> str:
+        """What stands in a layout's `NameAddress.stand_in`. No stand-in's id can be the same: those have no colon."""
+        return f"upstream:{self.host}"
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> UpstreamPlan:
+        """From the JSON values of `NetworkPlan.to_json`. Raises as `StandInPlan.from_json`."""
+        return cls(
+            host=str(data["host"]),
+            ports=tuple(int(port) for port in data["ports"]),
+            methods=tuple(str(method) for method in data["methods"]),
+            budget_bytes=int(data["budget_bytes"]),
+            reason=str(data["reason"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkBounds:
+    """All that a guest could make grow, and the most of it. What happens at each limit stands behind it."""
+
+    packet_record_bytes: int = 64 << 20
+    """Of all packet records of the range together: the oldest are thrown away, and counted."""
+    recorded_body_bytes: int = 1 << 20
+    """Kept of each request's and each response's body: the rest is counted."""
+    recorded_stream_bytes: int = 64 << 10
+    """Kept of each direction of a raw stream (TCP, SMTP's commands, the sink): the rest is counted."""
+    connections: int = 10_000
+    """Open at one time at the gateway: a further one is closed at once."""
+    connections_per_cell: int = 5_000
+    """Likewise, of one cell."""
+    new_connections_per_s: int = 500
+    """Of one cell, by the rules: a further one is refused (`rate`)."""
+    new_connections_burst: int = 1_000
+    queries_per_s: int = 500
+    """Datagrams of one cell to the resolver: a further one is dropped (`rate`)."""
+    queries_burst: int = 1_000
+    refusals_per_s: int = 1_000
+    """Of one cell: how often a refusal is answered and logged; a further one is dropped, and counted all the same."""
+    refusals_burst: int = 2_000
+    header_bytes: int = 64 << 10
+    """Of one request's head: 431."""
+    body_bytes: int = 64 << 20
+    """Of one request: 413."""
+    header_timeout_s: float = 10.0
+    """From a connection's (or the last answer's) beginning to the whole head of a request, TLS handshake included: closed."""
+    idle_timeout_s: float = 60.0
+    """Nothing received and nothing sent: closed."""
+    gateway_memory_bytes: int = 256 << 20
+    """Of the gateway: it dies, and the range with it."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NetworkBounds:
+        """The inverse of `dataclasses.asdict`. Raises `ValueError` for a name it doesn't know."""
+        unknown = set(data) - {item.name for item in fields(cls)}
+        if unknown:
+            raise ValueError(f"there is no such bound: {min(unknown)}")
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPlan:
+    """A range's network. `default` is what a name gets that no stand-in has: NXDOMAIN, or the catch-all's address (`simulate`). `sink`: TCP to a port that nobody
+    has is recorded and closed instead of refused.
+    """
+
+    stand_ins: tuple[StandInPlan, ...] = ()
+    default: Default = "deny"
+    sink: bool = False
+    upstreams: tuple[UpstreamPlan, ...] = ()
+    bounds: NetworkBounds = field(default_factory=NetworkBounds)
+
+    @property
+    def targets(self) -> tuple[StandInPlan, ...]:
+        """The stand-ins that have a cell of their own, which bears the stand-in's id."""
+        return tuple(stand_in for stand_in in self.stand_ins if stand_in.is_target)
+
+    def gateway_ports(self) -> tuple[int, ...]:
+        """The TCP ports that the gateway listens on, the resolver's not among them, sorted."""
+        answered = (port.number for item in self.stand_ins if not item.is_target for port in item.ports)
+        dialled = (port for upstream in self.upstreams for port in upstream.ports)
+        simulated = (port.number for port in CATCH_ALL_PORTS) if self.default == "simulate" else ()
+        return tuple(sorted({*answered, *dialled, *simulated}))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "stand_ins": [item.to_json() for item in self.stand_ins],
+            "default": self.default,
+            "sink": self.sink,
+            "upstreams": [asdict(item) for item in self.upstreams],
+            "bounds": asdict(self.bounds),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't such a plan."""
+        default: Any = data["default"]
+        if default not in ("deny", "simulate"):
+            raise ValueError("`default` is none of deny, simulate")
+        return cls(
+            stand_ins=_each(StandInPlan.from_json, data["stand_ins"]),
+            default=default,
+            sink=bool(data["sink"]),
+            upstreams=_each(UpstreamPlan.from_json, data["upstreams"]),
+            bounds=NetworkBounds.from_json(data["bounds"]),
+        )
+
+
+def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401 - one of the readers above
+    return tuple(read(item) for item in items)
+
+
+CATCH_ALL_PORTS: Final = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
+"""Where the catch-all of `default: simulate` answers."""
