@@ -68,7 +68,7 @@ def _host(text: str, written: str) -> str:
         )
     if _LIKE_A_NUMBER.fullmatch(labels[-1]):
         raise ValueError(
-            f"{quoted(written)} is an address: a stand-in has names alone; addresses are drawn for each range"
+            f"{quoted(written)} is an address: only names can stand here, and addresses are drawn for each range"
         )
     if labels[-1] in ("localhost", "localdomain"):
         raise ValueError(f"{quoted(written)} is the cell itself, never a stand-in")
