@@ -62,7 +62,8 @@ class FakeCell:
         self.death: Future[str] = Future()
         self.reason = ""
         self.loops: list[str] = []
-        self.tier, self.host_pid = "microvm", None
+        self.tier, self.host_pid, self.router = "microvm", None, None
+        self.others: dict[str, Any] = {}
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
         self.plan = SimpleNamespace(

@@ -111,6 +111,7 @@ class FakeProbed:
     def __init__(self, *, tier: str = "microvm", host_pid: int | None = None) -> None:
         self.id, self.tier, self.host_pid = "c-000000000000", tier, host_pid
         self.plan: Any = SimpleNamespace(limits=Resources(), oci=None)
+        self.router = None
         self.run_probe_program = FakeProgram()
 
 

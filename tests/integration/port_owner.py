@@ -173,9 +173,7 @@ async def own(tier: str, home: Path, port: StandInPort) -> None:
     """Open the cell, try it, end it; the events besides."""
     parts, recorder = await parts_of(tier, home), MemoryRecorder()
     try:
-        async with open_container(
-            parts.plan, parts.image, home=home, recorder=recorder, planned={}, port=port
-        ) as live:
+        async with open_container(parts.plan, parts.image, home=home, recorder=recorder, planned={}, port=port) as live:
             say(timings_ms=live.timings_ms)
             output = await live.client.exec(ExecRequest(argv=["python3", "-c", IN_CELL], timeout_s=60))
             say(found=json.loads(output.stdout or b"{}"), errors=output.stderr.decode())

@@ -143,7 +143,9 @@ def test_a_stage_that_dies_while_it_waits(owner: Owner) -> None:
     with owner.start("container", "hold") as process:
         waiting = until_it_waits(process)
         assert waiting["status"]["NoNewPrivs"] == "1"
-        assert {waiting["net"], waiting["user"]}.isdisjoint(os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "user"))
+        assert {waiting["net"], waiting["user"]}.isdisjoint(
+            os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "user")
+        )
         kill(process_of(waiting["stage"]))
         output, errors = process.communicate(b"go on\n", timeout=60)
     assert process.returncode == 0, errors.decode()

@@ -38,6 +38,7 @@ class Cell:
         plan: what it was made by.
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
         router: what its port leads to; None without a network device.
+        others: the target cells of its range, by name; they end with it.
         destruction: what its end found, once it has ended.
     """
 
@@ -59,6 +60,7 @@ class Cell:
         self._actor = actor
         self._ops = itertools.count(1)
         self.router = router
+        self.others: Mapping[str, Cell] = {}
         self._dead: BelljarError | None = None
         self.destruction: Destruction | None = None
 
@@ -299,12 +301,14 @@ class Cell:
         return await self._live.wait_dead()
 
     def change_loop(self) -> None:
-        """From here on it is worked in from the event loop that calls this. Raises `RuntimeError` while an operation runs."""
-        self._live.client.change_loop()
+        """From here on it, and the others of its range, are worked in from the event loop that calls this. Raises `RuntimeError` while an operation runs."""
+        for cell in self._together():
+            cell._live.client.change_loop()
 
     def hang_up(self) -> None:
-        """Have every operation of it end, in whatever event loop it waits. From any thread."""
-        self._live.client.hang_up()
+        """Have every operation of it, and of the others of its range, end, in whatever event loop it waits. From any thread."""
+        for cell in self._together():
+            cell._live.client.hang_up()
 
     def condemn(self, error: BelljarError) -> None:
         """Its range is dead, which is on record: every operation of it ends, and raises `error` from now on. From any thread; `destroy` is still to be called."""
@@ -320,6 +324,9 @@ class Cell:
         finally:
             self.destruction = await self._live.destroy(reason=reason)
         return self.destruction
+
+    def _together(self) -> tuple[Cell, ...]:
+        return (self, *self.others.values())
 
     def _operation(self) -> record.Operation:
         if self._dead is not None:

@@ -27,6 +27,7 @@ from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
+from belljar.network.stand_ins import check
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import METADATA_ADDRESS, NetworkPlan
 from belljar.policy import LoadedPolicy, resolve_policy
@@ -171,7 +172,9 @@ def _check_stand_ins(loaded: LoadedPolicy, plan: NetworkPlan) -> None:
         for sentence in check(stand_in.kind, stand_in.settings, stand_in.directory)
     ]
     if found:
-        what = found[0] if len(found) == 1 else f"{len(found)} things are wrong" + "".join(f"\n  {each}" for each in found)
+        what = (
+            found[0] if len(found) == 1 else f"{len(found)} things are wrong" + "".join(f"\n  {each}" for each in found)
+        )
         raise PolicyError(
             f"a stand-in can't be made: {what}",
             where=f"{printable(loaded.source)}: network.stand_ins",
@@ -223,7 +226,9 @@ async def _open(
             await trust(cell, network.certificate)
         if member.name in stand_ins:
             await serve(cell, stand_ins[member.name])
-    return Range(cells={OWN_CELL: cells[OWN_CELL], **cells}, network=network)
+    own_cell = cells[OWN_CELL]
+    own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
+    return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
 
 
 def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:

@@ -7,6 +7,7 @@ Order, first hit wins: the policy the operator gave to `belljar run --policy`; t
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy
+    from belljar.policy.stand_ins import StandIn
 
 DEFAULT_POLICY: Final = "high"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
@@ -33,12 +35,15 @@ class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect keeps it in its log: a policy and what is changed in it.
 
     `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
-    same name; `tier` can only raise it.
+    same name; `tier` can only raise it. `network` is JSON, in a policy's words: what a compose file with several services
+    means; `resources` are those that it sets.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = ""
+    network: str = ""
+    resources: tuple[tuple[str, str | int], ...] = ()
     image: str | None = None
     user: str | None = None
     workdir: str | None = None
@@ -48,7 +53,8 @@ class BelljarConfig(BaseModel):
     def changes(self) -> dict[str, Any]:
         """The policy fields this configuration replaces."""
         given = {"image": self.image, "user": self.user, "workdir": self.workdir}
-        return {name: value for name, value in given.items() if value is not None}
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return changes | ({"network": json.loads(self.network)} if self.network else {})
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
@@ -85,10 +91,13 @@ def load(config: BaseModel | str | None, *, forced: str = "", forced_tier: str =
     Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own configuration, demands.
     """
     from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.resources import written_resources
 
     ours = as_config(config)
     loaded = resolve_policy(choose_policy(ours, forced=forced))
     changes = ours.changes()
+    if ours.resources:
+        changes["resources"] = {**written_resources(loaded.policy.resources), **dict(ours.resources)}
     if ours.env:
         changes["env"] = {**loaded.policy.env, **dict(ours.env)}
     changed = with_changes(loaded, changes) if changes else loaded
@@ -118,12 +127,31 @@ def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
 
 
 def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPolicy:
-    """The policy with `${SAMPLE_METADATA_…}` in the values of `env` expanded for one sample. Raises `PolicyError` for
+    """The policy with `${SAMPLE_METADATA_…}` in the values of `env`, and of its target cells' `env`, expanded for one sample. Raises `PolicyError` for
     an unknown reference without default.
     """
     variables = metadata_variables(metadata)
-    env = {name: expand(value, variables, where=f"env.{name}") for name, value in loaded.policy.env.items()}
-    return loaded if env == dict(loaded.policy.env) else with_changes(loaded, {"env": env})
+    changes: dict[str, Any] = {}
+    env = _expanded(loaded.policy.env, variables, where="env")
+    if env != dict(loaded.policy.env):
+        changes["env"] = env
+    network = loaded.policy.network
+    if network is not None:
+        stand_ins = {name: _for_sample(name, item, variables) for name, item in network.stand_ins.items()}
+        if stand_ins != dict(network.stand_ins):
+            changes["network"] = network.model_copy(update={"stand_ins": stand_ins})
+    return with_changes(loaded, changes) if changes else loaded
+
+
+def _for_sample(name: str, stand_in: StandIn, variables: Mapping[str, str]) -> StandIn:
+    """A target cell's environment is a sample's too."""
+    env: Mapping[str, str] = getattr(stand_in, "env", {})
+    expanded = _expanded(env, variables, where=f"network.stand_ins.{name}.env")
+    return stand_in if expanded == dict(env) else stand_in.model_copy(update={"env": expanded})
+
+
+def _expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
+    return {name: expand(value, variables, where=f"{where}.{name}") for name, value in env.items()}
 
 
 def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:

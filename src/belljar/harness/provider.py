@@ -111,7 +111,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """Open the sample's cell: a clone of the template, renewed, recorded, and probed before anything of the sample is in it.
+        """Open the sample's cell, and with it the others of its range: fresh, recorded, and probed before anything of the sample is in them.
 
         Raises `ContainmentBreach` when a probe found a way out: the sample does not run, and the run is stopped.
         """
@@ -125,7 +125,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             cell = await stack.enter_async_context(session.cell_of_sample(config, loaded, policy))
             environment = cls(cell, session=session, who=who, stack=stack, policy=policy)
             stack.push_async_callback(environment._forget)
-            session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=cell.id, actor=Actor.HARNESS))
+            for each in (cell, *cell.others.values()):
+                session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=each.id, actor=Actor.HARNESS))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -136,7 +137,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         except BaseException:
             await environment.close(outcome="stopped")
             raise
-        return {"default": environment}
+        others = {name: environment.beside(other) for name, other in cell.others.items()}
+        return {"default": environment, **others}
 
     @override
     @classmethod
@@ -148,10 +150,11 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         interrupted: bool,
     ) -> None:
         """Destroy the sample's cell, with proof, whatever happened to the sample."""
+        outcome = "interrupted" if interrupted else "completed"
         for environment in environments.values():
-            await environment.as_type(BelljarSandboxEnvironment).close(
-                outcome="interrupted" if interrupted else "completed"
-            )
+            ours = environment.as_type(BelljarSandboxEnvironment)
+            if ours.is_own:  # what is beside it ends with it
+                await ours.close(outcome=outcome)
 
     @override
     @classmethod
@@ -184,6 +187,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._session = session
         self._stack = stack
         self._closed = False
+        self.is_own = True
         self.containment = Containment()
         self.door = Door.for_cell(cell, home=session.home)
 
@@ -274,10 +278,22 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         return _POLLING_INTERVAL_S
 
     async def probe_start(self) -> None:
-        """Probe the fresh cell. Raises `ContainmentBreach`."""
-        self.containment.start = report = await self._probe(self.cell, "start")
+        """Probe the fresh cell, and the others of its range. Raises `ContainmentBreach`."""
+        self.containment.start = report = await self._probe_all("start")
         tell_transcript("start", report)
         await self._stop_if_breached(report, self.cell)
+
+    async def _probe_all(self, phase: str) -> ProbeReport:
+        """Every cell of the range; the worst report stands for all (each is on record)."""
+        reports = [await self._probe(cell, phase) for cell in (self.cell, *self.cell.others.values())]
+        return max(reports, key=lambda report: report.verdict.badness)
+
+    def beside(self, cell: Cell) -> BelljarSandboxEnvironment:
+        """Another cell of this range through Inspect's interface. It is made, probed and destroyed with this one."""
+        environment = type(self)(cell, session=self._session, who=self.who, stack=AsyncExitStack(), policy=self.policy)
+        environment.is_own = False
+        self._stack.push_async_callback(environment.door.close)
+        return environment
 
     async def _probe(self, cell: Cell, phase: str) -> ProbeReport:
         return await self._session.source.probe(cell, run=self._session.ensure_run(), phase=phase)
@@ -327,7 +343,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._closed = True
         with anyio.CancelScope(shield=True):
             try:
-                self.containment.end = report = await self._probe(self.cell, "end")
+                self.containment.end = report = await self._probe_all("end")
                 tell_transcript("end", report)
             finally:
                 await self._end(outcome)

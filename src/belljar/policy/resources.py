@@ -102,8 +102,11 @@ class ResourcesText(Strict):
 
 def _as_written(value: object) -> object:
     """A `Resources` made by a program goes through the same bounds as a file's."""
-    if not isinstance(value, Resources):
-        return value
+    return written_resources(value) if isinstance(value, Resources) else value
+
+
+def written_resources(value: Resources) -> dict[str, str | int]:
+    """Resources in the words of a file."""
     return {
         "cpus": value.cpus,
         "memory": f"{value.memory_bytes}B",

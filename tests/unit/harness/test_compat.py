@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_a_plain_compose_file_is_honoured() -> None:
         {"privileged": True},
         {"network_mode": "host"},
         {"command": "python server.py"},
-        {"ports": ["80:80"]},
+        {"devices": ["/dev/kvm"]},
         {"environment": {"A": "${HOME}"}},
         {"gpus": "all"},
     ],
@@ -61,9 +62,14 @@ def test_what_a_cell_does_not_keep_is_refused_by_name(fields: dict[str, Any]) ->
     assert next(iter(fields)) in judgement.reason
 
 
-def test_several_services_and_volumes_are_refused() -> None:
-    """Ranges come later; shared volumes never."""
-    assert isinstance(judge_compose({"services": {"a": {}, "b": {}}}), Refused)
+def test_several_services_are_a_range() -> None:
+    """As a policy's network, in a configuration that Inspect can keep in its log; shared volumes are refused."""
+    judgement = judge_compose({"services": {"default": {}, "shop": {"image": "shop", "mem_limit": "1g"}}})
+    assert isinstance(judgement, Honoured)
+    config = BelljarConfig().model_copy(update=dict(judgement.changes))
+    assert BelljarConfig.model_validate(config.model_dump()) == config
+    assert list(json.loads(config.network)["stand_ins"]) == ["shop"]
+    assert hash(config)
     assert isinstance(judge_compose({"services": {"a": {}}, "volumes": {"v": {}}}), Refused)
 
 

@@ -61,7 +61,9 @@ def answer(query: bytes, layout: RangeLayout, *, udp: bool) -> Answer:
         return Answer(wire=None, answer="NOT A QUERY")
     opcode = (query[2] >> 3) & 0xF
     if opcode != dns.opcode.QUERY:
-        return Answer(wire=_bare(query, dns.rcode.NOTIMP), answer="NOTIMP", type=dns.opcode.to_text(dns.opcode.Opcode(opcode)))
+        return Answer(
+            wire=_bare(query, dns.rcode.NOTIMP), answer="NOTIMP", type=dns.opcode.to_text(dns.opcode.Opcode(opcode))
+        )
     if query[4:6] != b"\0\1":
         return Answer(wire=_bare(query, dns.rcode.FORMERR), answer="FORMERR")
     try:

@@ -51,9 +51,7 @@ def datagrams(number: int, item: Item) -> list[bytes]:
         raise ValueError(f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies")
     head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (number, json.dumps(item.kind), data, json.dumps(refs))  # noqa: UP031
     pieces = [
-        body.content[at : at + PIECE_BYTES]
-        for body in item.bodies
-        for at in range(0, len(body.content), PIECE_BYTES)
+        body.content[at : at + PIECE_BYTES] for body in item.bodies for at in range(0, len(body.content), PIECE_BYTES)
     ]
     return [head.encode(), *pieces]
 
@@ -211,4 +209,3 @@ class Reporter:
             future.set_result(answer)
         else:
             future.set_exception(ValueError(answer.decode(errors="replace")))
-
