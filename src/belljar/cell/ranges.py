@@ -14,17 +14,21 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
+import anyio
+import anyio.to_thread
+
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, prepare, refused, standing_cell
 from belljar.cell.parts import Parts
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import serve, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
-from belljar.errors import BelljarError, PolicyError
-from belljar.events import Actor
+from belljar.errors import BelljarError, ContainmentBreach, PolicyError
+from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
+from belljar.network.hindsight import seen_exchanges
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
 from belljar.network.stand_ins import check
@@ -38,6 +42,8 @@ from belljar.units import printable
 OWN_CELL: Final = "default"
 """What the range's own cell is called among its cells: the one that a sample works in."""
 PORT_NAME: Final = "eth0"
+RANGES: Final = "ranges"
+"""Where in a run directory its ranges' packet records are, each in a directory with the range's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +105,12 @@ class RangeRouter:
 
     def look(self) -> Sight:
         """Ask the range's keeper whether rules and links are those of the plan."""
-        if cause := self._network.alive():
-            return Sight(touched=None, what=f"the range is dead: {cause}")
         try:
-            differences = self._network.look()
+            self._network.check_now()
+        except ContainmentBreach as error:
+            return Sight(touched=True, what=f"the range's network is not as planned: {error.what}")
         except BelljarError as error:
             return Sight(touched=None, what=f"the range's rules could not be read: {error.what}")
-        if differences:
-            return Sight(touched=True, what=f"the range's network is not as planned: {'; '.join(differences[:3])}")
         return Sight(touched=False, what="the range's rules are the plan's, and nothing but its own ports hangs on it")
 
 
@@ -139,8 +143,7 @@ async def open_range(
         members = await prepare_range(loaded, run=run, home=home)
         opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead)
         yield opened
-        if opened.network is not None:
-            opened.network.raise_if_dead()
+        _raise_if_dead(opened.network)
 
 
 async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) -> tuple[_Member, ...]:
@@ -196,16 +199,19 @@ async def _open(
     if plan is None:
         raise RuntimeError("a policy with a network has a plan of it")
     cells: dict[str, Cell] = {}
+    ended: list[Network] = []
+    stack.push_async_callback(_record_exchanges, ended, plan, run.recorder)
     network = await stack.enter_async_context(
         open_network(
             plan,
             _layout(plan, own.parts),
             recorder=run.recorder,
             home=home,
-            directory=run.path,
+            directory=run.path / RANGES,
             on_death=lambda error: [cell.condemn(error) for cell in list(cells.values())],
         )
     )
+    ended.append(network)
     router = RangeRouter(network, plan)
     stand_ins = {target.id: target for target in plan.targets}
     for member in members:
@@ -221,7 +227,7 @@ async def _open(
             router=router,
         )
         cell = cells[member.name] = await stack.enter_async_context(made)
-        network.raise_if_dead()
+        _raise_if_dead(network)
         if plan.has_tls:
             await trust(cell, network.certificate)
         if member.name in stand_ins:
@@ -229,6 +235,26 @@ async def _open(
     own_cell = cells[OWN_CELL]
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
+
+
+def _raise_if_dead(network: Network | None) -> None:
+    """Raises what the range died of, if it has."""
+    if network is not None and network.error is not None:
+        raise network.error
+
+
+async def _record_exchanges(ended: list[Network], plan: NetworkPlan, recorder: Recorder) -> None:
+    """When the range is gone and its packet record whole: what its cells asked of each other."""
+    for network in ended:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(_read_exchanges, network, plan, recorder)
+
+
+def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> None:
+    if not plan.targets or not network.pcap.is_file():
+        return
+    for event in seen_exchanges(network.pcap.read_bytes(), network.layout, plan):
+        recorder.record(event)
 
 
 def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:
