@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 
+from belljar.cell.asgi import APP, SERVER, app_archive, server_archive, serving_command
 from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError, PolicyError
@@ -24,9 +27,6 @@ _BEHIND: Final = (
 """A shell's words: the program behind it, its output in a file of the cell's. Prints which."""
 _START_TIMEOUT_S: Final = 30.0
 _LOG_BYTES: Final = 2000
-_DEFAULT_RETRIES: Final = 30
-_DEFAULT_INTERVAL_S: Final = 1.0
-_DEFAULT_TIMEOUT_S: Final = 30.0
 
 
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
@@ -58,11 +58,20 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 
     Raises `CellError` when it can't be started or does not become healthy in its time, with what it said last.
     """
-    command = tuple(stand_in.settings.get("command") or ()) or cell.image_command
+    if stand_in.kind == "python":
+        await _copy_app(cell, stand_in)
+        command: Sequence[str] = serving_command(stand_in)
+    else:
+        command = tuple(stand_in.settings.get("command") or ()) or cell.image_command
     log = await _start(cell, stand_in, command) if command else ""
     health = stand_in.settings.get("health")
     if health:
         await _wait_healthy(cell, stand_in, health, log)
+
+
+async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
+    for path, pack in ((SERVER, server_archive), (APP, partial(app_archive, stand_in))):
+        await cell.write_file(path, await anyio.to_thread.run_sync(pack), mode=0o644, user="0", owner=cell.plan.user)
 
 
 async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> str:
@@ -74,9 +83,7 @@ async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> s
 
 async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
     argv = health_command(health)
-    retries = int(health.get("retries") or _DEFAULT_RETRIES)
-    interval_s = float(health.get("interval") or _DEFAULT_INTERVAL_S)
-    timeout_s = float(health.get("timeout") or _DEFAULT_TIMEOUT_S)
+    retries, interval_s, timeout_s = int(health["retries"]), float(health["interval"]), float(health["timeout"])
     last = ""
     for _ in range(retries):
         output = await cell.exec(argv, timeout_s=timeout_s)
@@ -92,7 +99,7 @@ def health_command(health: Mapping[str, Any]) -> list[str]:
     """What is run in the target cell to see whether it is healthy. For HTTP whatever client the image has. Pure."""
     if health.get("command"):
         return [str(word) for word in health["command"]]
-    url = f"http://127.0.0.1:{int(health.get('port') or 80)}{health.get('path') or '/'}"
+    url = f"http://127.0.0.1:{int(health['port'])}{health['http']}"
     fetch = (
         'if command -v curl > /dev/null; then exec curl -fsS -o /dev/null "$1"; fi; '
         'if command -v wget > /dev/null; then exec wget -q -O /dev/null "$1"; fi; '
