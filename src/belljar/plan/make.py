@@ -74,7 +74,7 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier) -> tuple[Walls, tu
         if found := tier_obstacles(tier, facts):
             refused[tier] = found[0]
             continue
-        walls = walls_of(tier, policy.resources, facts)
+        walls = walls_of(tier, policy.resources, facts, networked=policy.network is not None)
         if found := _too_much(policy, facts, walls):
             refused[tier] = found[0]
             continue

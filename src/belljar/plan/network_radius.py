@@ -21,8 +21,8 @@ def reach(network: NetworkPlan) -> tuple[str, ...]:
 
 def _reach(network: NetworkPlan) -> Iterator[str]:
     yield (
-        "a network of the range's own without any way out: no internet, no LAN, no address of this host, no other range; "
-        "every packet that is for nothing named here is refused and counted"
+        "a network of the range's own, of which no packet gets out: no internet, no LAN, no address of this host, no other range; "
+        f"what is for nothing named here is refused and counted{_but(network)}"
     )
     yield from (_stand_in(item) for item in network.stand_ins)
     if network.default == "simulate":
@@ -34,8 +34,16 @@ def _reach(network: NetworkPlan) -> Iterator[str]:
         yield "no other name: it doesn't exist (NXDOMAIN)"
     if network.sink:
         yield "ANY other TCP port of any address: a sink that records the first bytes and closes (`sink: true`)"
-    yield "the range's gateway, which answers all this: a confined process without capabilities, files or routes"
+    yield f"the range's gateway, which answers all this: a confined process, {_without(network)}"
     yield from (_upstream(item) for item in network.upstreams)
+
+
+def _but(network: NetworkPlan) -> str:
+    return "; but the gateway dials what is called REAL below" if network.upstreams else ""
+
+
+def _without(network: NetworkPlan) -> str:
+    return "which dials what is called REAL below" if network.upstreams else "without capabilities or any route"
 
 
 def _stand_in(item: StandInPlan) -> str:

@@ -26,14 +26,20 @@ def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[
 
 
 def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
-    for key in sorted({*want, *have}):
-        name = _shown(key)
+    for key in sorted({*want, *have}, key=_order):
+        name, table = _shown(key), ("table", *key[1:3], "")
+        if key != table and (table not in have or table not in want):
+            continue
         if key not in have:
             yield f"{name} is gone"
         elif key not in want:
             yield f"{name} is not ours"
         elif want[key] != have[key]:
             yield from _changed(name, want[key], have[key])
+
+
+def _order(key: _Key) -> tuple[bool, _Key]:
+    return key[0] != "table", key
 
 
 def _shown(key: _Key) -> str:

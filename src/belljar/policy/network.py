@@ -122,6 +122,9 @@ def _check_kind(name: str, kind: object) -> None:
         raise At(f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
 
 
+_RECORD: Final = "How much of what passes is kept."
+
+
 class Network(Strict):
     """A range's network: everything that can be reached, by name. What is not named does not exist."""
 
@@ -140,7 +143,9 @@ class Network(Strict):
         default=(), description="REAL services that the gateway may dial. Risk low and medium only."
     )
     record: Record = Field(
-        default=Record(), description="How much of what passes is kept.", json_schema_extra={"default": {}}
+        default=Record(),
+        description=_RECORD,
+        json_schema_extra={"default": {}, "description": _RECORD},
     )
 
     @model_validator(mode="after")

@@ -144,7 +144,7 @@ class HttpStandIn(StandIn):
     file_field: ClassVar[str] = "routes"
     directory_field: ClassVar[str] = "files"
 
-    kind: Literal["http"]
+    kind: Literal["http"] = Field(description="What it plays.")
     routes: Annotated[
         str | tuple[Mapping[str, Any], ...] | None,
         BeforeValidator(lambda value: _read_routes(value), json_schema_input_type=str | list[dict[str, Any]]),
@@ -186,7 +186,7 @@ class OpenApiStandIn(StandIn):
 
     file_field: ClassVar[str] = "document"
 
-    kind: Literal["openapi"]
+    kind: Literal["openapi"] = Field(description="What it plays.")
     document: Relative = Field(description="The OpenAPI 3 document, YAML or JSON, in a directory of its own.")
 
 
@@ -195,7 +195,7 @@ class HarStandIn(StandIn):
 
     file_field: ClassVar[str] = "recording"
 
-    kind: Literal["har"]
+    kind: Literal["har"] = Field(description="What it plays.")
     recording: Relative = Field(description="The HAR file, in a directory of its own.")
 
 
@@ -204,7 +204,7 @@ class RegistryStandIn(StandIn):
 
     directory_field: ClassVar[str] = "packages"
 
-    kind: Literal["pypi", "npm", "debian"]
+    kind: Literal["pypi", "npm", "debian"] = Field(description="What it plays.")
     packages: Directory = Field(description="The directory of the packages.")
 
 
@@ -213,7 +213,7 @@ class GitStandIn(StandIn):
 
     directory_field: ClassVar[str] = "repositories"
 
-    kind: Literal["git"]
+    kind: Literal["git"] = Field(description="What it plays.")
     repositories: Directory | None = Field(default=None, description="The directory of repositories. Default: none.")
 
 
@@ -223,7 +223,7 @@ class SmtpStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("smtp", "smtps")
     usual_ports: ClassVar[tuple[int, ...]] = (25, 465, 587)
 
-    kind: Literal["smtp"]
+    kind: Literal["smtp"] = Field(description="What it plays.")
 
 
 class MetadataStandIn(StandIn):
@@ -232,7 +232,7 @@ class MetadataStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("http",)
     usual_ports: ClassVar[tuple[int, ...]] = (80,)
 
-    kind: Literal["metadata"]
+    kind: Literal["metadata"] = Field(description="What it plays.")
     names: Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, least=0)] = Field(
         default=(), description="Host names. Default: none, only the address."
     )
@@ -245,7 +245,7 @@ class MetadataStandIn(StandIn):
 class OpenAiStandIn(StandIn):
     """Chat completions by the model that is evaluated."""
 
-    kind: Literal["openai"]
+    kind: Literal["openai"] = Field(description="What it plays.")
     model: Annotated[str, kinds.LINE] | None = Field(default=None, description="The model's name as it is shown.")
 
 
@@ -304,7 +304,7 @@ class TargetStandIn(StandIn):
 class CellStandIn(TargetStandIn):
     """A cell of an image and a command."""
 
-    kind: Literal["cell"]
+    kind: Literal["cell"] = Field(description="What it plays.")
     command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
         default=None, description="What runs in it, as a list of words. Default the image's."
     )
@@ -315,7 +315,7 @@ class PythonStandIn(TargetStandIn):
 
     directory_field: ClassVar[str] = "files"
 
-    kind: Literal["python"]
+    kind: Literal["python"] = Field(description="What it plays.")
     app: Annotated[str, kinds.Text(reader=lambda value: _read_app(value), pattern=f"^{_APP.pattern}$")] = Field(
         description="The app as `module:name`, as in `shop.main:app`."
     )
