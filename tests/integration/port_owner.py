@@ -1,4 +1,4 @@
-"""A cell with a port, as its owner has it: `port_owner.py TIER MODE` prints JSON lines. A program of its own, so that an ordinary user can run it and so that it can be killed.
+"""A cell with a port, as its owner has it: `port_owner.py TIER MODE` prints JSON lines. A program of its own: an ordinary user can run it, and it can be killed.
 
 MODE: `use` does in the cell what `IN_CELL` tries and says what came of it; `refuse`: the port can't be attached; `hold`: says `{"stage": PID, …}` and attaches only
 after a line on standard input.
@@ -20,7 +20,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import range_stand_in as there
+from tests.integration import range_stand_in as there
 
 from belljar.cell.parts import Parts, gather_parts
 from belljar.channel import ExecRequest
@@ -30,6 +30,7 @@ from belljar.isolation.identity import user_range
 from belljar.isolation.journal import Journal
 from belljar.isolation.oci import open_container
 from belljar.isolation.port import PortSettings
+from belljar.isolation.process import namespaces_of
 from belljar.policy import load_policy
 
 POLICY = "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 5m}}\n"
@@ -74,7 +75,9 @@ note("low_ports_closed", lambda: to("/proc/sys/net/ipv4/ip_unprivileged_port_sta
 note("ipv6_on", lambda: to("/proc/sys/net/ipv6/conf/all/disable_ipv6"))
 note("ipv6", lambda: socket.create_connection(("::1", 80), timeout=1))
 changes = {"link_down": "link set eth0 down", "link_mac": "link set eth0 address 02:00:00:00:00:09", "new_link": "link add x type veth",
-           "address": "address add 10.77.0.9/32 dev eth0", "route": "route add 10.99.0.0/16 dev eth0", "neighbour": "neigh replace 10.77.0.1 lladdr 02:00:00:00:00:09 dev eth0"}
+           "address": "address add 10.77.0.9/32 dev eth0",
+           "route": "route add 10.99.0.0/16 dev eth0",
+           "neighbour": "neigh replace 10.77.0.1 lladdr 02:00:00:00:00:09 dev eth0"}
 found["changed"] = [name for name, words in changes.items() if ip(*words.split()) == 0]
 note("after", lambda: tell("10.77.0.1", 10))
 found["addresses"] = {link["ifname"]: [f'{a["local"]}/{a["prefixlen"]}' for a in link["addr_info"]] for link in shown("address")}
@@ -111,8 +114,7 @@ class StandInPort:
         if self._mode == "refuse":
             raise HostError("the range is gone")
         if self._mode == "hold":
-            namespaces = {name: os.stat(f"/proc/{pid}/ns/{name}").st_ino for name in ("net", "user")}
-            say(stage=pid, status=status_of(pid), **namespaces)
+            say(stage=pid, status=status_of(pid), **namespaces_of(pid, ("net", "user")))
             await anyio.to_thread.run_sync(sys.stdin.readline)
         answer = await anyio.to_thread.run_sync(partial(self.ask, attach=pid))
         if "error" in answer:

@@ -85,7 +85,9 @@ def serve() -> None:
         connection, peer = listener.accept()
         with connection:
             peers[peer[0]] += 1
-            size = sum(iter(lambda: len(connection.recv(1 << 16)), 0))
+            size = 0
+            while taken := len(connection.recv(1 << 16)):
+                size += taken
             connection.sendall(f"{connection.getsockname()[0]} {size} ".encode() + bytes(size))
 
 

@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.as_user import REPOSITORY
 from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 
-from belljar.isolation.process import ProcessId, identify, is_alive, kill
+from belljar.isolation.process import ProcessId, identify, is_alive, kill, namespaces_of
 
 pytestmark = [pytest.mark.root]
 TIERS = ("container", "gvisor")
-SCRIPTS = ("port_owner.py", "range_stand_in.py")
+PROGRAM = "tests/integration/port_owner.py"
+SCRIPTS = (PROGRAM, "tests/integration/range_stand_in.py")
 EPERM, EACCES, EROFS, EADDRNOTAVAIL = 1, 13, 30, 99
 IPV4 = "0800"
 
@@ -52,22 +54,21 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if request.param == "root":
         belljar = Belljar(request.getfixturevalue("vm_home"))
-        program = str(Path(__file__).with_name(SCRIPTS[0]))
-        yield Owner(
-            lambda *words: subprocess.Popen((sys.executable, program, *words), env=belljar.environment(), **pipes),
-            belljar,
-        )
+        environment = belljar.environment(PYTHONPATH=f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}")
+        argv = (sys.executable, str(REPOSITORY / PROGRAM))
+        yield Owner(lambda *words: subprocess.Popen((*argv, *words), env=environment, **pipes), belljar)
         assert belljar.leftovers() == []
         return
     user = request.getfixturevalue("grouped")
-    folder = user.libraries.parent
+    checkout = user.libraries.parent / "ports"
     for name in SCRIPTS:
-        shutil.copy(Path(__file__).with_name(name), folder)
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, checkout / name)
+    environment = user.environment(PYTHONPATH=f"{user.libraries}:{checkout}")
 
     def start(*words: str) -> subprocess.Popen[bytes]:
-        argv = [user.python, str(folder / SCRIPTS[0]), *words]
-        given = user.groups.enter(argv, uid=user.uid, gid=user.gid)
-        return subprocess.Popen(given, env=user.environment(), cwd="/", start_new_session=True, **pipes)
+        given = user.groups.enter([user.python, str(checkout / PROGRAM), *words], uid=user.uid, gid=user.gid)
+        return subprocess.Popen(given, env=environment, cwd="/", start_new_session=True, **pipes)
 
     yield Owner(start, user)
 
@@ -95,11 +96,34 @@ def is_in_use(namespace: int) -> bool:
     """Whether any process is in this network namespace."""
     for link in Path("/proc").glob("[0-9]*/ns/net"):
         try:
-            if os.readlink(link) == f"net:[{namespace}]":
+            if str(link.readlink()) == f"net:[{namespace}]":
                 return True
         except OSError:
             continue
     return False
+
+
+def settings_of(pid: int) -> list[str]:
+    """The first port that is everybody's, who may ping, and whether IPv6 is off, as the network namespace of that process has them."""
+    names = (
+        "ipv4/ip_unprivileged_port_start",
+        "ipv4/ping_group_range",
+        "ipv6/conf/all/disable_ipv6",
+        "ipv6/conf/default/disable_ipv6",
+    )
+    return seen_from(pid, "/usr/bin/cat", *(f"/proc/sys/net/{name}" for name in names)).splitlines()
+
+
+def links_in(pid: int) -> dict[str, list[str]]:
+    """Addresses by link, there."""
+    links = json.loads(seen_from(pid, "/sbin/ip", "-j", "address"))
+    return {link["ifname"]: [address["local"] for address in link["addr_info"]] for link in links}
+
+
+def seen_from(pid: int, *argv: str) -> str:
+    """What a program says in that process's network namespace."""
+    words = ("/usr/bin/nsenter", "--net", "--target", str(pid), *argv)
+    return subprocess.run(words, capture_output=True, check=True, text=True).stdout
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -143,9 +167,9 @@ def test_a_stage_that_dies_while_it_waits(owner: Owner) -> None:
     with owner.start("container", "hold") as process:
         waiting = until_it_waits(process)
         assert waiting["status"]["NoNewPrivs"] == "1"
-        assert {waiting["net"], waiting["user"]}.isdisjoint(
-            os.stat(f"/proc/self/ns/{name}").st_ino for name in ("net", "user")
-        )
+        assert settings_of(waiting["stage"]) == ["0", "1\t0", "1", "1"]
+        assert links_in(waiting["stage"]) == {"lo": ["127.0.0.1"]}
+        assert {waiting[name] for name in ("net", "user")}.isdisjoint(namespaces_of(os.getpid()).values())
         kill(process_of(waiting["stage"]))
         output, errors = process.communicate(b"go on\n", timeout=60)
     assert process.returncode == 0, errors.decode()

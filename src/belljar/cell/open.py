@@ -26,7 +26,9 @@ from belljar.policy import LoadedPolicy, resolve_policy
 from belljar.probe.routed import Router
 
 
-async def prepare(policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None) -> Parts:
+async def prepare(
+    policy: LoadedPolicy, *, recorder: Recorder, home: Path | None = None, has_port: bool = False
+) -> Parts:
     """Do what cells of this policy share and what may take long or fail: the plan, and the template or the unpacked image. What crashed owners left is removed first,
     and what that was is on record.
 
@@ -36,7 +38,7 @@ async def prepare(policy: LoadedPolicy, *, recorder: Recorder, home: Path | None
     try:
         if reaped := await reap(home):
             recorder.record(reaped_event(reaped))
-        parts = await anyio.to_thread.run_sync(gather_parts, policy, home)
+        parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
         if parts.plan.oci is None:
             await ensure_template(parts.plan, parts.image, parts.machine_kernel, home=home, recorder=recorder)
         else:

@@ -31,8 +31,8 @@ class Parts:
         return self.kernel
 
 
-def gather_parts(loaded: LoadedPolicy, home: Path) -> Parts:
-    """Read the host, find image and kernel, make the plan. Blocks: run it in a thread.
+def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:  # noqa: FBT001, FBT002 - to_thread takes no keywords
+    """Read the host, find image and kernel, make the plan. Blocks: run it in a thread. `has_port`: as `make_plan`.
 
     Raises:
         PolicyError: the policy can't be meant. HostError: this host can't, or `belljar setup` has not run.
@@ -49,10 +49,10 @@ def gather_parts(loaded: LoadedPolicy, home: Path) -> Parts:
     # What no plan of this policy needs isn't proven: a proof can take seconds.
     machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM
     facts = _facts(home, kernel if machine else None, runtimes=not machine)
-    plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base)
+    plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
     if plan.vm is not None and not machine:  # no container is possible here
         facts = _facts(home, kernel, runtimes=True)
-        plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base)
+        plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
     if plan.vm is not None and kernel is None:
         kernel = current_kernel(home)  # its error says what to do
     return Parts(plan=plan, facts=facts, image=image, kernel=kernel)

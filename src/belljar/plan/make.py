@@ -17,9 +17,10 @@ from belljar.units import printable
 NO_IMAGE_USER: Final = "root"
 
 
-def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None) -> Plan:
+def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None, has_port: bool = False) -> Plan:
     """What this host will do about the policy. `image` None: not built; such a plan can be shown, not carried out.
-    `base`: the policy's own directory, which its stand-ins' files are in; needed when there are any.
+    `base`: the policy's own directory, which its stand-ins' files are in; needed when there are any. `has_port`: the cell is on a range's network though its own
+    policy names none (a target cell); with a network in the policy it always is.
 
     A policy that says its tier gets that one or is refused. Else the least tier that its risk allows and this host can carry out, with every limit enforced;
     what was passed over, and why, is among the plan's warnings.
@@ -32,7 +33,7 @@ def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None, *, bas
     network = plan_network(policy.network, base) if policy.network is not None else None
     if network is not None and (found := network_obstacles(facts)):
         raise found[0].error()
-    walls, passed_over = _choose(policy, facts, demanded)
+    walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)
     env = {**(image.env if image else {}), **policy.env}
     bounds = (*walls.bounds, *(network_radius.bounds(network) if network is not None else ()))
     return Plan(
@@ -66,7 +67,7 @@ def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None, *, bas
     )
 
 
-def _choose(policy: Policy, facts: HostFacts, demanded: Tier) -> tuple[Walls, tuple[str, ...]]:
+def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool) -> tuple[Walls, tuple[str, ...]]:
     """The tier, and a sentence for each that was passed over."""
     candidates = [tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)]
     refused: dict[Tier, Obstacle] = {}
@@ -74,7 +75,7 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier) -> tuple[Walls, tu
         if found := tier_obstacles(tier, facts):
             refused[tier] = found[0]
             continue
-        walls = walls_of(tier, policy.resources, facts, networked=policy.network is not None)
+        walls = walls_of(tier, policy.resources, facts, has_port=has_port)
         if found := _too_much(policy, facts, walls):
             refused[tier] = found[0]
             continue

@@ -155,6 +155,12 @@ class NetworkPlan:
         """The stand-ins that have a cell of their own, which bears the stand-in's id."""
         return tuple(stand_in for stand_in in self.stand_ins if stand_in.is_target)
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether the gateway answers with certificates of the range's own."""
+        answered = {port.protocol for item in self.stand_ins if not item.is_target for port in item.ports}
+        return bool(answered & {"tls", "smtps"}) or self.default == "simulate" or bool(self.upstreams)
+
     def gateway_ports(self) -> tuple[int, ...]:
         """The TCP ports that the gateway listens on, the resolver's not among them, sorted."""
         answered = (port.number for item in self.stand_ins if not item.is_target for port in item.ports)
