@@ -248,7 +248,9 @@ async def _restore(vmm: JailedVmm, template: Template) -> None:
     started = time.monotonic()
     try:
         await allow_shared_memory(vmm)
-        if vmm.spec.shape.nic:  # else the VMM itself would tell the link of its arrival, five times, by the template's address
+        if (
+            vmm.spec.shape.nic
+        ):  # else the VMM itself would tell the link of its arrival, five times, by the template's address
             await vmm.qmp.execute("migrate-set-parameters", {"announce-rounds": 0})
         await vmm.qmp.execute("migrate-incoming", {"uri": f"fd:{vmm.state_fd}"})
         await _feed(vmm, template.state)
