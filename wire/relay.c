@@ -24,6 +24,8 @@ static struct way out, in; /* from the VMM, to the VMM */
 
 static bool is_full(void) { return errno == EAGAIN || errno == EINTR; }
 
+static bool is_short(void) { return errno == ENOMEM || errno == ENOBUFS; }
+
 /* The other end of a datagram socket's pair was closed; a link is down or was taken away. */
 static bool is_gone(void) { return errno == ECONNREFUSED || errno == ECONNRESET || errno == EPIPE || errno == ENOTCONN || errno == ENETDOWN || errno == ENXIO || errno == ENODEV; }
 
@@ -49,12 +51,12 @@ static int put(struct way *way)
     return 0;
 }
 
-/* As `put`. */
+/* As `put`. An error that nobody knows is the end's end: it might come for ever. */
 static int take(struct way *way)
 {
     ssize_t n = recv(way->from, way->frame, sizeof way->frame, MSG_DONTWAIT | MSG_TRUNC);
     if (n < 0)
-        return is_full() ? 1 : is_gone() ? -way->from_ends : 0;
+        return is_full() || is_short() ? 1 : -way->from_ends;
     if (n < HEADER_BYTES)
         way->counters.runts++;
     else if (n > (ssize_t)way->max_frame_bytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import struct
+from ipaddress import IPv4Address
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -132,6 +134,47 @@ def test_connection_payloads() -> None:
     assert reader.number(8) == 5
     assert [reader.text() for _ in range(4)] == [b"s" * 32, b"m" * 32, b"b" * 36, b"h"]
     assert reader.raw == b""
+
+
+NETWORK: dict[str, Any] = {
+    "address": IPv4Address("10.1.2.3"),
+    "gateway": IPv4Address("10.1.2.1"),
+    "mac": "02:00:00:0a:0b:0c",
+    "gateway_mac": "02:00:00:0d:0e:0f",
+    "resolver": IPv4Address("10.1.2.53"),
+    "mtu": 1500,
+}
+
+
+def test_a_renewal_with_a_network() -> None:
+    """The network's part follows what version 1 always had, byte for byte; without it the payload is what it was."""
+    plain: dict[str, Any] = {
+        "realtime_ns": 5,
+        "seed": b"s" * 32,
+        "machine_id": "m" * 32,
+        "boot_id": "b" * 36,
+        "hostname": "h",
+    }
+    part = frames.network_part(**NETWORK)
+    assert part.hex(" ") == ("0a 01 02 03 0a 01 02 01 02 00 00 0a 0b 0c 02 00 00 0d 0e 0f 0a 01 02 35 dc 05")
+    assert frames.renew_payload(**plain, network=part) == frames.renew_payload(**plain) + part
+
+
+@pytest.mark.parametrize("name", ["mac", "gateway_mac"])
+@pytest.mark.parametrize(
+    "mac", ["", "02:00:00:00:00", "02:00:00:00:00:0A", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff", "02-00-00-00-00-01"]
+)
+def test_macs_that_are_none(name: str, mac: str) -> None:
+    """Only a single station's address, written as everywhere."""
+    with pytest.raises(ValueError, match="no unicast MAC"):
+        frames.network_part(**{**NETWORK, name: mac})
+
+
+@pytest.mark.parametrize("mtu", [-1, 0, 67, 65_536])
+def test_mtus_that_are_none(mtu: int) -> None:
+    """What no IPv4 link can have is refused."""
+    with pytest.raises(ValueError, match="MTU"):
+        frames.network_part(**{**NETWORK, "mtu": mtu})
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 131_071, 131_072, 200_000, 4 << 20])

@@ -145,8 +145,8 @@ def test_the_whole_greeting() -> None:
     wire.send_config(b"c")
     assert wire.feed(g.frame(g.CONFIGURED, 0, struct.pack("<I", 2) + g.text("d"))) == [Configured(errno=2, detail="d")]
     wire.send_renew(RENEWAL)
-    done = RenewedBit.RNG | RenewedBit.BOOT_ID
-    assert wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 9) + g.text(""))) == [Renewed(done=done, detail="")]
+    done = RenewedBit.RNG | RenewedBit.BOOT_ID | RenewedBit.NETWORK
+    assert wire.feed(g.frame(g.RENEWED, 0, struct.pack("<I", 41) + g.text(""))) == [Renewed(done=done, detail="")]
     wire.send_ping(1), wire.send_ping(2)
     pongs = [g.frame(g.PONG, 0, struct.pack("<Q", cookie)) for cookie in (1, 2)]
     assert wire.feed(pongs[0] + pongs[1]) == [Pong(cookie=1), Pong(cookie=2)]
@@ -194,7 +194,7 @@ def test_values_of_the_connection() -> None:
     refused(wire, g.frame(g.CONFIGURED, 0, struct.pack("<I", 4096) + g.text("")), "errno 4096")
     wire = greeted()
     wire.send_renew(RENEWAL)
-    refused(wire, g.frame(g.RENEWED, 0, struct.pack("<I", 32) + g.text("")), "done bits")
+    refused(wire, g.frame(g.RENEWED, 0, struct.pack("<I", 64) + g.text("")), "done bits")
 
 
 def test_nothing_is_read_after_fatal() -> None:

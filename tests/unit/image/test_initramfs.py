@@ -124,7 +124,7 @@ def test_required_modules_are_in_dependency_order() -> None:
     """Each of the names comes after what `modules.dep` says it needs."""
     needs = {
         "virtio": ["virtio_ring"], "virtio_mmio": ["virtio", "virtio_ring"], "virtio_blk": ["virtio", "virtio_ring"],
-        "virtio_console": ["virtio", "virtio_ring"], "virtio-rng": ["rng-core", "virtio", "virtio_ring"],
+        "virtio_net": ["virtio", "virtio_ring"], "virtio_console": ["virtio", "virtio_ring"], "virtio-rng": ["rng-core", "virtio", "virtio_ring"],
     }  # fmt: skip
     for name, wanted in needs.items():
         assert all(REQUIRED_MODULES.index(other) < REQUIRED_MODULES.index(name) for other in wanted)

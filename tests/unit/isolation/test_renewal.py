@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address
+
 import pytest
 
 from belljar.channel import Renewed, RenewedBit
 from belljar.errors import CellError
-from belljar.isolation.renewal import fresh_renewal, judge, renewed_names
+from belljar.isolation.port import PortSettings
+from belljar.isolation.renewal import NEEDED_ON_A_NETWORK, fresh_renewal, judge, network_of, renewed_names
 
 ALL = RenewedBit.RNG | RenewedBit.CLOCK | RenewedBit.MACHINE_ID | RenewedBit.BOOT_ID | RenewedBit.HOSTNAME
 
@@ -23,6 +26,26 @@ def test_the_boot_id_is_where_possible() -> None:
     renewed = Renewed(done=ALL & ~RenewedBit.BOOT_ID, detail="")
     judge(renewed, where="cell c-0")
     assert renewed_names(renewed) == ["rng", "clock", "machine_id", "hostname"]
+
+
+def test_a_network_that_did_not_come_up_fails_closed() -> None:
+    """A clone with a port whose guest says nothing of its network does not run."""
+    judge(Renewed(done=ALL | RenewedBit.NETWORK, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
+    with pytest.raises(CellError, match="network"):
+        judge(Renewed(done=ALL, detail=""), where="cell c-0", needed=NEEDED_ON_A_NETWORK)
+
+
+def test_what_a_guest_is_told_of_its_port() -> None:
+    """Every setting, each in its place."""
+    settings = PortSettings(
+        address=IPv4Address("10.0.0.2"),
+        gateway=IPv4Address("10.0.0.1"),
+        mac="02:00:00:00:00:02",
+        gateway_mac="02:00:00:00:00:01",
+        resolver=IPv4Address("10.0.0.53"),
+        mtu=1400,
+    )
+    assert network_of(settings) == bytes.fromhex("0a000002 0a000001 020000000002 020000000001 0a000035 7805")
 
 
 def test_nothing_repeats() -> None:

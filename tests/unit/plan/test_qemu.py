@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -43,7 +44,12 @@ WIRING = [
 def argv(shape: VmShape, role: Role, counter_khz: int = 0) -> list[str]:
     """With fixed descriptors."""
     fds = VmFds(
-        qmp=10, agent=11, console=12, kvm=13 if shape.accel == "kvm" else None, state=14 if role is Role.CLONE else None
+        qmp=10,
+        agent=11,
+        console=12,
+        kvm=13 if shape.accel == "kvm" else None,
+        state=14 if role is Role.CLONE else None,
+        net=15 if shape.nic else None,
     )
     return list(qemu_argv(PROGRAM, shape, role=role, name="c-0123456789ab", fds=fds, counter_khz=counter_khz))
 
@@ -70,6 +76,33 @@ def test_clone() -> None:
         *WIRING,
         *("-incoming", "defer"),
     ]
+
+
+OFFLOADS = (
+    "csum=off,guest_csum=off,gso=off,host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,"
+    "guest_ufo=off,guest_announce=off,ctrl_guest_offloads=off,mrg_rxbuf=off,status=off,ctrl_vlan=off,ctrl_rx_extra=off"
+)
+NIC = [
+    *("-netdev", "dgram,id=net,local.type=fd,local.str=15"),
+    *("-device", f"virtio-net-device,netdev=net,mac=02:00:00:00:00:01,{OFFLOADS}"),
+]
+
+
+@pytest.mark.parametrize("role", [Role.TEMPLATE, Role.CLONE])
+def test_a_network_device(role: Role) -> None:
+    """One more device, last, the same in template and clone: a datagram socket, and nothing that the frames' other side would have to make up for."""
+    with_nic = argv(replace(TCG, nic=True), role)
+    at = with_nic.index("-netdev")
+    assert with_nic[:at] + with_nic[at + len(NIC) :] == argv(TCG, role)
+    assert with_nic[at : at + len(NIC)] == NIC
+
+
+def test_the_networks_descriptor_goes_with_the_device() -> None:
+    """A device without a socket, or a socket without a device, is a mistake."""
+    fds = VmFds(qmp=10, agent=11, console=12)
+    for shape, given in ((replace(TCG, nic=True), fds), (TCG, replace(fds, net=15))):
+        with pytest.raises(ValueError, match="network"):
+            qemu_argv(PROGRAM, shape, role=Role.PROOF, name="c-0123456789ab", fds=given)
 
 
 def test_kvm_comes_as_a_descriptor() -> None:

@@ -32,7 +32,7 @@ CHANGES: list[dict[str, Any]] = [
     {"preload": ()},
     *(
         {"shape": replace(INPUTS.shape, **change)}
-        for change in ({"vcpus": 2}, {"ram_mib": 514}, {"accel": "kvm"}, {"cpu_model": "host"})
+        for change in ({"vcpus": 2}, {"ram_mib": 514}, {"accel": "kvm"}, {"cpu_model": "host"}, {"nic": True})
     ),
     *(
         {"guest": replace(INPUTS.guest, **{name: 7})}

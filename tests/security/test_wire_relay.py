@@ -1,0 +1,342 @@
+"""The relay itself (`wire/`), fed by a hostile guest on one side and a hostile link on the other: what may pass does so unchanged and in order, everything else is
+dropped and counted, and whoever takes it over has two sockets and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import select
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from belljar.isolation.microvm.wire import WireCounters, parse_counters, wire_path
+
+pytestmark = [pytest.mark.root]
+T = TypeVar("T")
+CLONE_NEWNET = 0x40000000
+SO_RCVBUFFORCE = 33
+ALL_FRAMES = 0x0003
+MTU, LEAST, MOST = 1500, 14, 1518
+LARGE_MTU = 9000
+PATIENCE_S = 20.0
+
+
+def in_network_of(pid: int, work: Callable[[], T]) -> T:
+    """Done by a thread that goes there; a socket that it makes stays there."""
+    done: list[T] = []
+
+    def go() -> None:
+        with Path(f"/proc/{pid}/ns/net").open() as namespace:
+            if ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError("setns")
+        done.append(work())
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+    return done[0]
+
+
+def ip(at: int, *commands: str) -> None:
+    """In that process's network namespace."""
+    argv = ["/usr/bin/nsenter", "--net", "--target", str(at), "/sbin/ip", "-batch", "-"]
+    subprocess.run(argv, input="\n".join(commands).encode(), check=True, capture_output=True)
+
+
+def open_tap() -> socket.socket:
+    """All frames of the link's outer end."""
+    tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES))
+    tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 32 << 20)
+    tap.bind(("outer", ALL_FRAMES))
+    tap.settimeout(PATIENCE_S)
+    return tap
+
+
+class Relay:
+    """A wire that relays: `guest` is the VMM's end, `tap` the link's."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], guest: socket.socket, control: socket.socket, held: int
+    ) -> None:
+        self.process, self.guest, self.control, self.held = process, guest, control, held
+        self.tap = self.guest
+
+    def heard(self) -> bytes:
+        """One byte of the wire's."""
+        return self.control.recv(1)
+
+    def counters(self) -> WireCounters:
+        """By its word."""
+        self.control.sendall(b"c")
+        counters = parse_counters(self.control.recv(200))
+        assert counters is not None
+        return counters
+
+    def until(self, seen: Callable[[WireCounters], bool]) -> WireCounters:
+        """When it has come so far."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not seen(counters := self.counters()):
+            assert time.monotonic() < deadline, counters
+        return counters
+
+    def from_link(self) -> bytes:
+        """The next frame that came out of the guest."""
+        while True:
+            frame, address = self.tap.recvfrom(1 << 17)
+            if address[2] != socket.PACKET_OUTGOING:
+                return frame
+
+    def ended(self) -> int:
+        """Its exit status, in time."""
+        return self.process.wait(timeout=PATIENCE_S)
+
+
+def start() -> Relay:
+    """The program by itself, waiting for its link."""
+    guest, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    control, controls = socket.socketpair()
+    read, write = os.pipe()
+    net = os.open("/proc/sys/net", os.O_PATH | os.O_DIRECTORY)
+    kept = (theirs.fileno(), controls.fileno(), write, net)
+    process = subprocess.Popen([str(wire_path()), *map(str, kept), str(MTU)], pass_fds=kept, stderr=subprocess.PIPE)
+    for fd in (write, net):
+        os.close(fd)
+    theirs.close()
+    controls.close()
+    control.settimeout(PATIENCE_S)
+    guest.settimeout(PATIENCE_S)
+    return Relay(process, guest, control, read)
+
+
+@contextlib.contextmanager
+def relaying() -> Iterator[Relay]:
+    """Between a datagram socket and a link into a network namespace that a process of ours holds; the link takes more than the wire lets pass."""
+    holder = subprocess.Popen(["/usr/bin/unshare", "--net", "/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    relay = start()
+    try:
+        (holder.stdin or pytest.fail("no pipe")).write(b"x")
+        (holder.stdin or pytest.fail("no pipe")).flush()
+        (holder.stdout or pytest.fail("no pipe")).read(1)  # it is there
+        assert relay.heard() == b"n"
+        ip(
+            holder.pid,
+            f"link add outer mtu {LARGE_MTU} type veth peer name inner mtu {LARGE_MTU} netns {relay.process.pid}",
+        )
+        no_ip6 = "echo 1 > /proc/sys/net/ipv6/conf/outer/disable_ipv6"
+        subprocess.run(["/usr/bin/nsenter", "--net", "--target", str(holder.pid), "/bin/sh", "-c", no_ip6], check=True)
+        ip(relay.process.pid, "link set inner up", "address add 10.0.0.2/24 dev inner")
+        ip(holder.pid, "link set outer arp off up")
+        relay.control.sendall(b"g")
+        assert relay.heard() == b"r"
+        relay.tap = in_network_of(holder.pid, open_tap)
+        yield relay
+        relay.tap.close()
+    finally:
+        relay.process.kill()
+        relay.process.communicate()
+        for end in (relay.guest, relay.control):
+            end.close()
+        os.close(relay.held)
+        holder.kill()
+        holder.communicate()
+
+
+@pytest.fixture(scope="module")
+def relay() -> Iterator[Relay]:
+    """One for all that leaves it usable."""
+    with relaying() as made:
+        yield made
+
+
+def frame_of(size: int, seed: int) -> bytes:
+    """Nothing that a kernel would answer to."""
+    head = struct.pack("!6s6sH", b"\x02\0\0\0\0\x01", b"\x02\0\0\0\0\x02", 0x88B5)
+    return (head + random.Random(seed).randbytes(size))[:size]  # noqa: S311 - a test's dice
+
+
+SIZES = st.one_of(
+    st.integers(1, 20), st.integers(LEAST, MOST), st.integers(MOST - 4, MOST + 6), st.integers(MOST, LARGE_MTU + LEAST)
+)
+HEAPS = st.lists(st.tuples(SIZES, st.integers(0, 1 << 30)), max_size=40)
+
+
+def passes(size: int) -> bool:
+    """What a link of that MTU may carry, with a tag."""
+    return LEAST <= size <= MOST
+
+
+def drain(tap: socket.socket) -> None:
+    """What this side sent itself is of no interest."""
+    while select.select([tap], [], [], 0)[0]:
+        tap.recv(1 << 17)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(heap=HEAPS)
+def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
+    """Frames of a permitted length reach the link byte for byte, in order, none twice; the rest is dropped and counted by what was wrong with it."""
+    before, frames = relay.counters().sent, [frame_of(*one) for one in heap]
+    for frame in frames:
+        relay.guest.send(frame)
+    good = [frame for frame in frames if passes(len(frame))]
+    assert [relay.from_link() for _ in good] == good
+    after = relay.until(
+        lambda seen: (
+            seen.sent.frames + seen.sent.runts + seen.sent.oversized
+            >= before.frames + before.runts + before.oversized + len(frames)
+        )
+    ).sent
+    assert after.frames - before.frames == len(good)
+    assert after.bytes - before.bytes == sum(map(len, good))
+    assert after.runts - before.runts == sum(len(frame) < LEAST for frame in frames)
+    assert after.oversized - before.oversized == sum(len(frame) > MOST for frame in frames)
+    assert after.refused == before.refused
+    drain(relay.tap)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(heap=HEAPS.map(lambda heap: [(max(size, LEAST), seed) for size, seed in heap]))
+def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
+    """The same towards the guest (no link brings less than a header): a VMM's device gets nothing longer than its link's frames."""
+    before, frames = relay.counters().received, [frame_of(*one) for one in heap]
+    for frame in frames:
+        relay.tap.send(frame)
+    good = [frame for frame in frames if passes(len(frame))]
+    assert [relay.guest.recv(1 << 17) for _ in good] == good
+    after = relay.until(
+        lambda seen: seen.received.frames + seen.received.oversized >= before.frames + before.oversized + len(frames)
+    ).received
+    assert after.frames - before.frames == len(good)
+    assert after.oversized - before.oversized == len(frames) - len(good)
+    assert not select.select([relay.guest], [], [], 0)[0]
+    drain(relay.tap)
+
+
+def test_datagrams_that_are_no_frames(relay: Relay) -> None:
+    """Empty ones, and the longest that a socket takes."""
+    before = relay.counters().sent
+    for size in (0, 1, LEAST - 1, MOST + 1, 1 << 16, 150_000):
+        relay.guest.send(bytes(size))
+    after = relay.until(lambda seen: seen.sent.runts + seen.sent.oversized == before.runts + before.oversized + 6).sent
+    assert (after.runts - before.runts, after.oversized - before.oversized) == (3, 3)
+    assert after.frames == before.frames
+
+
+def flood(end: socket.socket, size: int, count: int) -> None:
+    """As fast as it goes, whatever becomes of it."""
+    frame = frame_of(size, 1)
+    for _ in range(count):
+        with contextlib.suppress(OSError):
+            end.send(frame, socket.MSG_DONTWAIT)
+
+
+def test_a_flood_from_both_sides_at_once() -> None:
+    """Nobody takes what it carries: its memory stays what it was, it does not end, and then it carries again."""
+    with relaying() as relay:
+        status = Path(f"/proc/{relay.process.pid}/status")
+        before = status.read_text()
+        threads = [
+            threading.Thread(target=flood, args=(end, size, 30_000))
+            for end, size in ((relay.guest, MOST), (relay.tap, MOST), (relay.guest, 1), (relay.tap, LARGE_MTU))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert relay.counters().sent.frames > 0
+        drain(relay.tap)
+        while select.select([relay.guest], [], [], 0.5)[0]:
+            relay.guest.recv(1 << 17)
+        assert _line(status.read_text(), "VmSize") == _line(before, "VmSize")
+        drain(relay.tap)
+        relay.guest.send(frame_of(100, 7))
+        assert relay.from_link()[:100] in {frame_of(100, 7), frame_of(MOST, 1)[:100]}
+        relay.tap.send(frame_of(100, 8))
+        assert frame_of(100, 8) in iter(lambda: relay.guest.recv(1 << 17), b"")
+
+
+def _line(status: str, name: str) -> str:
+    return next(line for line in status.splitlines() if line.startswith(name + ":"))
+
+
+def test_what_it_holds(relay: Relay) -> None:
+    """No capability, none to be had; a filter; sockets and a pipe; nothing of a file system or of /proc; not readable by others."""
+    directory = Path(f"/proc/{relay.process.pid}")
+    status = dict(line.split(":\t", 1) for line in (directory / "status").read_text().splitlines() if ":\t" in line)
+    assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {0}
+    assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip(), status["Threads"].strip()) == ("1", "2", "1")
+    held = [str(fd.readlink()) for fd in (directory / "fd").iterdir() if int(fd.name) > 2]
+    assert sorted(name.partition(":")[0] for name in held) == ["pipe", "socket", "socket", "socket"]
+
+
+def test_the_guests_address_is_not_the_kernels(relay: Relay) -> None:
+    """The link's end came with the guest's address; the wire's own kernel has lost it, so it can't answer in the guest's place. Nor has it one of the sixth version."""
+    argv = [
+        "/usr/bin/nsenter",
+        "--net",
+        "--target",
+        str(relay.process.pid),
+        "/sbin/ip",
+        "-o",
+        "address",
+        "show",
+        "dev",
+        "inner",
+    ]
+    assert subprocess.run(argv, check=True, capture_output=True).stdout == b""
+
+
+def _owner_leaves(relay: Relay) -> None:
+    relay.control.close()
+
+
+def _vmm_leaves(relay: Relay) -> None:
+    relay.guest.close()
+    relay.tap.send(frame_of(60, 1))
+
+
+def _link_goes(relay: Relay) -> None:
+    ip(relay.process.pid, "link delete inner")
+
+
+@pytest.mark.parametrize(("leave", "status"), [(_owner_leaves, 0), (_vmm_leaves, 4), (_link_goes, 5)])
+def test_it_ends_with_any_of_its_ends(leave: Callable[[Relay], None], status: int) -> None:
+    """And what it holds for the VMM's supervisor is let go with it, as when it is killed."""
+    with relaying() as relay:
+        assert not select.select([relay.held], [], [], 0)[0]
+        leave(relay)
+        assert relay.ended() == status
+        assert select.select([relay.held], [], [], PATIENCE_S)[0]
+        assert os.read(relay.held, 1) == b""
+
+
+def test_no_link_or_two() -> None:
+    """With anything but one link it does not begin, and says so."""
+    relay = start()
+    assert relay.heard() == b"n"
+    relay.control.sendall(b"g")
+    _, said = relay.process.communicate(timeout=PATIENCE_S)
+    assert (relay.process.returncode, said) == (3, b"wire: one link was expected: No such device\n")
+    for end in (relay.guest, relay.control):
+        end.close()
+    os.close(relay.held)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("3",), ("1", "2", "3", "4", "x"), ("-1", "2", "3", "4", "1500"), ("0", "0", "0", "0", "99999999")]
+)
+def test_called_wrongly(words: tuple[str, ...]) -> None:
+    """Nothing is begun with arguments that can't be."""
+    assert subprocess.run([str(wire_path()), *words], check=False, capture_output=True).returncode in {2, 3}

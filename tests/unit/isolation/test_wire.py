@@ -1,0 +1,99 @@
+"""The wire as its owner sees it: its word on what it carried is checked for form, two ends of a cell are one, a guest's modules are those that it needs."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.errors import HostError
+from belljar.image import Kernel
+from belljar.image.initramfs import NIC_MODULES, REQUIRED_MODULES
+from belljar.isolation.journal import JournalEntry, new_cell_id, own_entry
+from belljar.isolation.microvm.guest_files import read_guest_parts
+from belljar.isolation.microvm.wire import WayCounters, parse_counters
+from belljar.isolation.survivors import Destruction, together
+
+NUMBERS = st.integers(min_value=0, max_value=(1 << 64) - 1)
+
+
+@given(numbers=st.lists(NUMBERS, min_size=10, max_size=10))
+@settings(deadline=None)
+def test_the_counters_of_both_ways(numbers: list[int]) -> None:
+    """Ten numbers, five for what the guest sent and five for what it got."""
+    counters = parse_counters(struct.pack("<10Q", *numbers))
+    assert counters is not None
+    names = ("frames", "bytes", "runts", "oversized", "refused")
+    assert counters.sent == WayCounters(**dict(zip(names, numbers[:5], strict=True)))
+    assert counters.received == WayCounters(**dict(zip(names, numbers[5:], strict=True)))
+
+
+@given(answer=st.binary(max_size=200).filter(lambda given: len(given) != 80))
+@settings(deadline=None)
+def test_what_are_no_counters(answer: bytes) -> None:
+    """A wire that was taken over may say anything of any length."""
+    assert parse_counters(answer) is None
+
+
+def destruction(
+    survivors: tuple[str, ...] = (), unproven: tuple[str, ...] = (), looked: tuple[str, ...] = ("a", "b")
+) -> Destruction:
+    """One that took a millisecond."""
+    return Destruction(survivors=survivors, looked_for=looked, duration_ms=1.0, not_checked=unproven, unproven=unproven)
+
+
+def test_two_destructions_as_one() -> None:
+    """Clean only if both are; nothing counts as looked for that one of them did not look for."""
+    assert together([destruction(), destruction()]).clean
+    assert together([destruction(), destruction()]).duration_ms == 2.0
+    assert not together([destruction(survivors=("process 7",)), destruction()]).clean
+    assert not together([destruction(), destruction(unproven=("processes: hidden",))]).clean
+    assert together([destruction(looked=("a",)), destruction()]).looked_for == ("a",)
+    assert together([destruction(survivors=("x",)), destruction(survivors=("y",))]).survivors == ("x", "y")
+
+
+def test_the_journal_knows_a_wire() -> None:
+    """Its entry is read back as it was written: whoever reaps finds what an owner that was killed has left of it."""
+    entry = own_entry(new_cell_id(), "wire", host_uid=7)
+    assert JournalEntry.from_json(entry.to_json()) == entry
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    """With files for all modules, and what stands for a package's programs beside it."""
+    modules = []
+    for number, name in enumerate(("virtio_mmio", "squashfs", "failover", "net_failover", "virtio_net")):
+        modules.append(tmp_path / f"{number:02d}-{name}.ko")
+        modules[-1].write_bytes(b"\x7fELF" + name.encode())
+    return Kernel(
+        digest="d" * 64,
+        version="6.12",
+        package="p",
+        package_sha256="s",
+        vmlinuz=tmp_path / "vmlinuz",
+        modules=tuple(modules),
+        config=tmp_path / "config",
+        wanted=REQUIRED_MODULES,
+    )
+
+
+def test_only_a_guest_with_a_device_has_its_driver(kernel: Kernel) -> None:
+    """The others boot what they always did, no slower; the two are told apart by the digest that goes into a template's key."""
+    without, with_nic = read_guest_parts(kernel), read_guest_parts(kernel, nic=True)
+    assert [name for name, _ in without.modules] == ["virtio_mmio", "squashfs"]
+    assert [name for name, _ in with_nic.modules][2:] == ["failover", "net_failover", "virtio_net"]
+    assert {name for name, _ in with_nic.modules[2:]} <= NIC_MODULES
+    assert without.digest != with_nic.digest
+
+
+def test_a_kernel_that_was_fetched_without_the_driver(kernel: Kernel) -> None:
+    """It still carries cells without a network; one with says how to mend it, before anything is made."""
+    kernel = replace(kernel, wanted=REQUIRED_MODULES[:-1])
+    assert read_guest_parts(kernel).modules
+    with pytest.raises(HostError, match="network driver") as caught:
+        read_guest_parts(kernel, nic=True)
+    assert "belljar setup" in caught.value.mend
