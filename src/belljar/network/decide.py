@@ -1,0 +1,206 @@
+"""Who may have what: address, port, SNI, Host, method and target of a flow → a stand-in, or the reason of refusal. Pure.
+
+Nothing here resolves, dials or remembers. Names on the wire are ASCII: a name with any other byte is no name (a U-label that no client has turned into an A-label
+is refused, never guessed at).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from typing import Final
+
+from belljar.plan.addresses import NameAddress, RangeLayout
+from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, PortPlan, StandInPlan
+
+CATCH_ALL: Final = "catch-all"
+"""The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy reserves it."""
+MAX_NAME_BYTES: Final = 253
+"""RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte."""
+HTTP: Final = frozenset({"http", "tls"})
+ENCRYPTED: Final = frozenset({"tls", "smtps"})
+
+# RFC 1123 section 2.1, and the underscore that service names have (RFC 8552).
+_LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
+_PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
+# RFC 3986 section 3.2.2: what follows userinfo; a userinfo is refused by having no place in it.
+_ABSOLUTE: Final = re.compile(rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The head of one HTTP request, as it came: `hosts` are all values of `Host` (HTTP/2: `:authority`, and `host` where it is there besides)."""
+
+    method: str
+    target: bytes
+    hosts: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """What is known of a flow so far: where it was dialled; after a ClientHello `sni` (None before it, and where there was none); after a request's head `asked`."""
+
+    address: str
+    port: int
+    sni: str | None = None
+    hello: bool = False
+    asked: Asked | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`reason` is empty when it is allowed. `protocol` is what is spoken at this port; `name` the name that was asked for, in lower case, once one is known."""
+
+    allowed: bool
+    stand_in: str = ""
+    reason: str = ""
+    protocol: str = ""
+    name: str = ""
+
+
+def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> Verdict:
+    """The verdict on a flow. Allowed only if the address is a stand-in's, the port is one of its ports, and every name that the flow says (SNI, Host, an absolute
+    target) is one name, which has that address by the policy.
+
+    A verdict on a part of a flow is no verdict on the rest: ask again with the ClientHello, and with each request.
+    """
+    place = _place(flow, layout, stand_ins)
+    if isinstance(place, str):
+        return Verdict(allowed=False, reason=place)
+    stand_in, protocol = place
+    name = _said(flow, protocol)
+    if isinstance(name, _No):
+        return Verdict(allowed=False, stand_in=stand_in, reason=name.reason, protocol=protocol)
+    problem = "" if name is None else _elsewhere(name, flow.address, layout)
+    return Verdict(allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or "")
+
+
+def canonical_name(raw: str | bytes) -> str | None:
+    """A host name in the form in which names are compared: lower case, no dot at the end. None for what is no host name: empty, over 253 bytes, a label over 63 or
+    of other characters than LDH and underscore, or an IP address in any spelling that a client's library takes for one (a last label of digits or `0x…`).
+    """
+    try:
+        text = raw.decode("ascii") if isinstance(raw, bytes) else raw.encode("ascii").decode("ascii")
+    except UnicodeError:
+        return None
+    name = text.lower().removesuffix(".")
+    labels = name.split(".")
+    if len(name) > MAX_NAME_BYTES or not all(_LABEL.fullmatch(label) for label in labels):
+        return None
+    return None if labels[-1].isdigit() or labels[-1].startswith("0x") else name
+
+
+def find(name: str, layout: RangeLayout) -> NameAddress | None:
+    """Whose a canonical name is: the exact pattern's, else that of the wildcard one label up (`*.` stands for exactly one label), else nobody's."""
+    wildcard = "*." + name.partition(".")[2]
+    found = None
+    for item in layout.names:
+        if item.pattern == name:
+            return item
+        if item.pattern == wildcard:
+            found = item
+    return found
+
+
+def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
+    """A request's target as (authority or None, path, query): an absolute one (RFC 9112 section 3.2.2) is taken apart, each other one has no authority."""
+    absolute = _ABSOLUTE.fullmatch(target)
+    rest = absolute["rest"] if absolute else target
+    path, _, query = rest.partition(b"?")
+    return (absolute["authority"] if absolute else None), path or b"/", query
+
+
+@dataclass(frozen=True, slots=True)
+class _No:
+    reason: str
+
+
+def _place(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> tuple[str, str] | str:
+    """The stand-in and the protocol at an address and port, or why there is none."""
+    if flow.address == layout.catch_all:
+        return _at_port(CATCH_ALL, CATCH_ALL_PORTS, flow.port)
+    owner = next((item.stand_in for item in layout.names if item.address == flow.address), None)
+    if owner is None:
+        return "no name has this address"
+    stand_in = next((item for item in stand_ins if item.id == owner), None)
+    if stand_in is None or stand_in.is_target:
+        return "the gateway does not answer for this address"
+    return _at_port(stand_in.id, stand_in.ports, flow.port)
+
+
+def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str, str] | str:
+    protocol = next((port.protocol for port in ports if port.number == number), None)
+    return "the stand-in does not have this port" if protocol is None else (stand_in, protocol)
+
+
+def _said(flow: Flow, protocol: str) -> str | None | _No:
+    """The one name that the flow says so far, None when it has said none yet, or why what it says can't be taken."""
+    sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
+    if isinstance(sni, _No) or flow.asked is None:
+        return sni
+    if protocol not in HTTP:
+        return _No("no HTTP is spoken at this port")
+    if protocol == "tls" and sni is None:
+        return _No("a request before a ClientHello")
+    host = _host(flow.asked, flow, protocol)
+    if isinstance(host, _No) or sni is None or sni == host:
+        return host
+    return _No("SNI and Host differ")
+
+
+def _sni(flow: Flow) -> str | _No:
+    if flow.sni is None:
+        return _No("no SNI")
+    return canonical_name(flow.sni) or _No("SNI is no host name")
+
+
+def _host(asked: Asked, flow: Flow, protocol: str) -> str | _No:
+    """The name that a request is for: what Host and an absolute target agree on."""
+    if asked.method.upper() == "CONNECT":
+        return _No("CONNECT")
+    if not asked.hosts:
+        return _No("no Host")
+    said = [_authority(value, flow) for value in asked.hosts]
+    authority, path, _ = split_target(asked.target)
+    if authority is not None:
+        said.append(_authority(authority, flow))
+        if asked.target.partition(b"://")[0].lower() != (b"https" if protocol == "tls" else b"http"):
+            return _No("the target's scheme is another")
+    elif not path.startswith(b"/") and not (asked.target == b"*" and asked.method == "OPTIONS"):
+        return _No("the target is no path")
+    refused = next((item for item in said if isinstance(item, _No)), None)
+    if refused is not None:
+        return refused
+    return str(said[0]) if len(set(said)) == 1 else _No("Host and target differ")
+
+
+def _authority(raw: bytes, flow: Flow) -> str | _No:
+    """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no other that clients use). The port, where it is said, is the one that was dialled."""
+    host, colon, port = raw.partition(b":")
+    if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
+        return _No("the port in Host is not the one that was dialled")
+    if host == METADATA_ADDRESS.encode():
+        return METADATA_ADDRESS
+    name = canonical_name(host)
+    if name is None:
+        return _No("Host is an address" if _is_address(host) else "Host is no host name")
+    return name
+
+
+def _is_address(host: bytes) -> bool:
+    try:
+        IPv4Address(host.decode("ascii"))
+    except ValueError:
+        return host.startswith(b"[")
+    return True
+
+
+def _elsewhere(name: str, address: str, layout: RangeLayout) -> str:
+    """Why a name is not to be had at an address; empty when it is."""
+    found = find(name, layout)
+    if found is None:
+        simulated = layout.catch_all is not None and address == layout.catch_all and name != METADATA_ADDRESS
+        return "" if simulated else "the policy does not have this name"
+    return "" if found.address == address else "the name has another address"

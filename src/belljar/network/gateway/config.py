@@ -1,0 +1,66 @@
+"""What a gateway is started with."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from belljar.network.gateway.bounds import Bounds
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import StandInPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """A gateway's part of a range. JSON both ways.
+
+    Args:
+        layout: addresses and names.
+        stand_ins: with `directory` as seen in the gateway's own root.
+        range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are never made from it.
+        scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is there for as long as OpenSSL takes to read it.
+        bounds: see its type.
+    """
+
+    layout: RangeLayout
+    stand_ins: tuple[StandInPlan, ...]
+    range_seed: str
+    scratch: Path = Path("/t")
+    bounds: Bounds = field(default_factory=Bounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "layout": self.layout.to_json(),
+            "stand_ins": [item.to_json() for item in self.stand_ins],
+            "range_seed": self.range_seed,
+            "scratch": str(self.scratch),
+            "bounds": asdict(self.bounds),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GatewayConfig:
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError` for data that isn't a config."""
+        seed = str(data["range_seed"])
+        if len(bytes.fromhex(seed)) < 16:
+            raise ValueError("a range's seed has at least 16 bytes")
+        return cls(
+            layout=RangeLayout.from_json(data["layout"]),
+            stand_ins=tuple(StandInPlan.from_json(item) for item in data["stand_ins"]),
+            range_seed=seed,
+            scratch=Path(data["scratch"]),
+            bounds=Bounds.from_json(data["bounds"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """The sockets that the gateway works on: bound to 0.0.0.0 in the range's namespace, TCP ones listening. `tcp` by port number."""
+
+    dns_udp: socket.socket
+    dns_tcp: socket.socket
+    tcp: Mapping[int, socket.socket]
+    sink: socket.socket | None = None

@@ -1,0 +1,214 @@
+"""The gateway's end of the event socket: an event goes up, the owner's word that it is recorded comes down.
+
+The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are
+`{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes `{"ack": id}`, or for a
+question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
+
+from belljar.events import Body, JsonValue
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.context import kept_body
+
+MAX_DATAGRAM_BYTES: Final = 64 << 10
+PIECE_BYTES: Final = 60 << 10
+MAX_DATA_BYTES: Final = 48 << 10
+MAX_BODIES: Final = 8
+MAX_QUESTION_BYTES: Final = 4 << 20
+OWNER_GONE: Final = 70
+"""The gateway's exit status when nobody records any more."""
+READY: Final = "ready"
+ASK: Final = "ask"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An event before it has a number."""
+
+    kind: str
+    data: Mapping[str, JsonValue]
+    bodies: tuple[Body, ...] = ()
+
+
+def datagrams(number: int, item: Item) -> list[bytes]:
+    """The datagrams of an event. Raises `ValueError` for one over the wire's bounds."""
+    refs = [
+        {"name": body.name, "kept_bytes": len(body.content), "total_bytes": body.total_bytes, "sha256": body.sha256}
+        for body in item.bodies
+    ]
+    data = json.dumps(item.data, separators=(",", ":"))
+    if len(data) > MAX_DATA_BYTES or len(refs) > MAX_BODIES:
+        raise ValueError(f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies")
+    head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (number, json.dumps(item.kind), data, json.dumps(refs))  # noqa: UP031
+    pieces = [
+        body.content[at : at + PIECE_BYTES]
+        for body in item.bodies
+        for at in range(0, len(body.content), PIECE_BYTES)
+    ]
+    return [head.encode(), *pieces]
+
+
+def die() -> NoReturn:
+    """Ends the process at once: nothing may be answered that nobody records."""
+    os._exit(OWNER_GONE)
+
+
+class Reporter:
+    """Sends events and waits for their acknowledgements; thousands may wait at once. Use `run` as a task for as long as it lives.
+
+    Events go up in the order in which they were given. When the owner is gone, or says what it can't mean, `on_lost` is called, which does not return.
+    """
+
+    def __init__(self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._bounds = bounds
+        self._on_lost = on_lost
+        self._next = 1
+        self._queue: deque[bytes] = deque()
+        self._waiting: dict[int, tuple[asyncio.Future[bytes], int]] = {}
+        self._unrecorded = 0
+        self._recorded = 0
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._writing = False
+        self._answer: tuple[int, bool, int, bytearray] | None = None
+
+    def start(self) -> None:
+        """Begins to listen for the owner's words. Call it in the loop."""
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
+
+    def stop(self) -> None:
+        """Listens no longer (for tests: a gateway never stops)."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._sock.fileno())
+        loop.remove_writer(self._sock.fileno())
+
+    async def record(self, *items: Item) -> None:
+        """Returns when all of `items` are on record. Raises `ValueError` for one that is over the wire's bounds, before anything was sent."""
+        await self._has_room()
+        for future in [self.post(item) for item in items]:
+            await future
+
+    def post(self, item: Item) -> asyncio.Future[bytes]:
+        """Sends one without waiting: for what nothing depends on (the end of a connection that is already cut). The future is done when it is on record."""
+        item = self._within_budget(item)
+        number = self._next
+        sent = datagrams(number, item)
+        self._next += 1
+        size = sum(map(len, sent))
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = (future, size)
+        self._unrecorded += size
+        self._queue.extend(sent)
+        if not self._writing:
+            self._writable()
+        return future
+
+    async def ask(self, kind: str, body: bytes) -> bytes:
+        """Asks the owner. Raises `ValueError` with its reason when it refuses."""
+        if len(body) > MAX_QUESTION_BYTES:
+            raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
+        await self._has_room()
+        return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
+
+    async def _has_room(self) -> None:
+        while self._unrecorded >= self._bounds.unrecorded_bytes:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._room.append(future)
+            await future
+
+    def _wake(self) -> None:
+        while self._room and self._unrecorded < self._bounds.unrecorded_bytes:
+            future = self._room.popleft()
+            if not future.done():
+                future.set_result(None)
+                # One at a time: it takes its room before the next is asked.
+                asyncio.get_running_loop().call_soon(self._wake)
+                return
+
+    def _within_budget(self, item: Item) -> Item:
+        size = sum(len(body.content) for body in item.bodies)
+        if item.kind == ASK or not size:
+            return item
+        if self._recorded + size > self._bounds.recorded_bytes:
+            return replace(item, bodies=tuple(replace(body, content=b"") for body in item.bodies))
+        self._recorded += size
+        return item
+
+    def _writable(self) -> None:
+        while self._queue:
+            try:
+                self._sock.send(self._queue[0])
+            except BlockingIOError:
+                self._watch(writing=True)
+                return
+            except OSError:
+                self._on_lost()
+            self._queue.popleft()
+        self._watch(writing=False)
+
+    def _watch(self, *, writing: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if writing and not self._writing:
+            loop.add_writer(self._sock.fileno(), self._writable)
+        elif self._writing and not writing:
+            loop.remove_writer(self._sock.fileno())
+        self._writing = writing
+
+    def _readable(self) -> None:
+        for _ in range(256):
+            try:
+                said = self._sock.recv(MAX_DATAGRAM_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                self._on_lost()
+            if not said:
+                self._on_lost()
+            try:
+                self._heard(said)
+            except (ValueError, KeyError, TypeError):
+                self._on_lost()
+        self._wake()
+
+    def _heard(self, said: bytes) -> None:
+        if self._answer is not None:
+            self._more_of_answer(said)
+            return
+        word: dict[str, Any] = json.loads(said)
+        if "ack" in word:
+            self._done(word["ack"], b"")
+            return
+        self._answer = (int(word["answer"]), bool(word["ok"]), int(word["bytes"]), bytearray())
+        self._more_of_answer(b"")
+
+    def _more_of_answer(self, piece: bytes) -> None:
+        if self._answer is None:
+            return
+        number, is_ok, total, got = self._answer
+        got += piece
+        if len(got) < total:
+            return
+        self._answer = None
+        self._done(number, bytes(got), is_ok=is_ok)
+
+    def _done(self, number: int, answer: bytes, *, is_ok: bool = True) -> None:
+        future, size = self._waiting.pop(number)
+        self._unrecorded -= size
+        if future.done():
+            return
+        if is_ok:
+            future.set_result(answer)
+        else:
+            future.set_exception(ValueError(answer.decode(errors="replace")))
+
