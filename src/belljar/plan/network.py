@@ -109,7 +109,7 @@ class NetworkBounds:
     """Of one cell, by the rules: a further one is refused (`rate`)."""
     new_connections_burst: int = 1_000
     queries_per_s: int = 500
-    """Datagrams of one cell to the resolver: a further one is dropped (`rate`)."""
+    """Datagrams of one cell to the resolver: a further one is refused (`rate`)."""
     queries_burst: int = 1_000
     refusals_per_s: int = 1_000
     """Of one cell: how often a refusal is answered and logged; a further one is dropped, and counted all the same."""

@@ -1,0 +1,351 @@
+"""A range's packet rules as data: what the kernel of its namespace lets through, refuses and drops, each with a word for why. Pure, golden.
+
+One document for `nft -j -f -`, a transaction. `prerouting` decides alone, before any fragment is put together (priority -450; the kernel's own assembly for
+TPROXY has -400); `input`, `forward` and `output` let through what it could have let through, and nothing else. Connections are not tracked: no memory grows
+with what a cell sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from ipaddress import IPv4Network
+from typing import Any, Final, TypeAlias
+
+from belljar.plan import nft
+from belljar.plan.addresses import CellPort, RangeLayout
+from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
+from belljar.plan.rules_same import same_rules
+
+__all__ = [
+    "LOG_GROUP",
+    "LOG_SNAP_BYTES",
+    "SINK_MARK",
+    "TABLE",
+    "Reason",
+    "counts",
+    "forbidden_networks",
+    "render_rules",
+    "same_rules",
+]
+
+Rule: TypeAlias = list[nft.Statement]
+TABLE: Final = "range"
+LOG_GROUP: Final = 1
+LOG_SNAP_BYTES: Final = 128
+SINK_MARK: Final = 1
+"""On packets to the sink, and (SO_MARK) on the sink's listener, so that its answers may leave from any address."""
+_BEFORE_ASSEMBLY: Final = -450
+_CHECK, _UNNAMED = "checked", "unnamed"
+
+FORBIDDEN: Final = tuple(
+    map(
+        IPv4Network,
+        (
+            "0.0.0.0/8",  # this host (RFC 1122)
+            "10.0.0.0/8",  # private (RFC 1918), the range's own prefix left out
+            "100.64.0.0/10",  # carriers' (RFC 6598); 100.100.100.200 is Alibaba's metadata service
+            "127.0.0.0/8",  # loopback
+            "168.63.129.16/32",  # Azure's host
+            "169.254.0.0/16",  # link-local (RFC 3927), metadata services
+            "172.16.0.0/12",  # private
+            "192.0.0.0/24",  # protocol assignments (RFC 6890); 192.0.0.192 is Oracle's metadata service
+            "192.168.0.0/16",  # private
+            "198.18.0.0/15",  # benchmarks (RFC 2544)
+            "240.0.0.0/4",  # reserved (RFC 1112); multicast and broadcast have words of their own
+        ),
+    )
+)
+
+
+class Reason(StrEnum):
+    """Why a packet was not let through: the prefix of its log record, and its counter's. `CONNECTION` alone is no refusal."""
+
+    SPOOFED = "spoofed"
+    """Another source address or MAC than the port's."""
+    IPV6 = "ipv6"
+    ARP = "arp"
+    """ARP, which nobody needs: neighbours are fixed. Counted, not logged."""
+    FRAGMENT = "fragment"
+    SOURCE_ROUTE = "source_route"
+    OPTIONS = "options"
+    """IPv4 options other than source routes."""
+    MULTICAST = "multicast"
+    BROADCAST = "broadcast"
+    FORBIDDEN = "forbidden"
+    """An address that no policy can allow."""
+    NEIGHBOUR = "neighbour"
+    """A cell of the range, and not one of its named ports."""
+    PORT = "port"
+    """A stand-in's address, another port."""
+    ADDRESS = "address"
+    """An address that nobody has."""
+    UDP = "udp"
+    ICMP = "icmp"
+    PROTOCOL = "protocol"
+    """Neither TCP, UDP nor ICMP."""
+    RATE = "rate"
+    """Too many new connections or queries a second."""
+    STRAY = "stray"
+    """From no port, or to this namespace without `prerouting`'s consent."""
+    FORWARDED = "forwarded"
+    """From cell to cell, though `prerouting` let it through: two rules disagree."""
+    OUTPUT = "output"
+    """Sent by the range's own namespace, and no answer."""
+    CONNECTION = "connection"
+    """The first segment of a connection to a target cell, let through."""
+
+    @property
+    def counter(self) -> str:
+        """Its counter's name. (Some of the words are nft's own.)"""
+        return f"count_{self}"
+
+
+_ANSWERED: Final = frozenset(
+    {
+        Reason.FORBIDDEN,
+        Reason.NEIGHBOUR,
+        Reason.PORT,
+        Reason.ADDRESS,
+        Reason.UDP,
+        Reason.ICMP,
+        Reason.PROTOCOL,
+        Reason.RATE,
+    }
+)
+"""Refused so that the sender knows at once: TCP by RST, the rest by ICMP admin-prohibited. All else is dropped."""
+
+
+def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
+    """The whole rule set of a range's namespace, in place of whatever was there. Nothing in it comes from a guest."""
+    services = _Services(layout, network)
+    objects = [*_table(), *_sets(layout, services)]
+    chains = dict(_chains(layout, network, services))
+    commands = [{"flush": {"ruleset": None}}, *({"add": item} for item in objects)]
+    commands += [{"add": {"chain": _chain(name)}} for name in chains]
+    commands += [{"add": {"rule": _own(chain=name, expr=rule)}} for name, rules in chains.items() for rule in rules]
+    return {"nftables": [*commands, *_arp()]}
+
+
+def forbidden_networks(layout: RangeLayout) -> tuple[IPv4Network, ...]:
+    """What no cell of the range may ever send to: `FORBIDDEN` without the range's own addresses. Sorted, disjoint."""
+    own = [IPv4Network(layout.prefix), *(IPv4Network(prefix) for prefix in layout.local_prefixes)]
+    networks = list(FORBIDDEN)
+    for mine in own:
+        networks = [part for network in networks for part in _without(network, mine)]
+    return tuple(sorted(networks))
+
+
+def _without(network: IPv4Network, hole: IPv4Network) -> Iterator[IPv4Network]:
+    if hole.subnet_of(network):
+        yield from network.address_exclude(hole)
+    elif not network.subnet_of(hole):
+        yield network
+
+
+def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
+    """Packets by reason, from `nft -j list ruleset` (or `list counters`). A reason without a counter has none."""
+    found = [entry["counter"] for entry in listed["nftables"] if "counter" in entry]
+    packets = {str(item["name"]): int(item["packets"]) for item in found}
+    return {reason: packets.get(reason.counter, 0) for reason in Reason}
+
+
+class _Services:
+    """Who listens where: (address, protocol, port)."""
+
+    def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
+        ports = {item.id: tuple(port.number for port in item.ports) for item in network.stand_ins}
+        ports |= {upstream.id: upstream.ports for upstream in network.upstreams}
+        targets = {target.id for target in network.targets}
+        named = [
+            (name.address, port)
+            for name in layout.names
+            if name.stand_in not in targets
+            for port in ports[name.stand_in]
+        ]
+        if layout.catch_all is not None:
+            named += [(layout.catch_all, port.number) for port in CATCH_ALL_PORTS]
+        tcp = {(address, "tcp", port) for address, port in named}
+        resolver = {(layout.resolver, proto, DNS_PORT) for proto in ("tcp", "udp")}
+        self.answered = sorted(tcp | resolver)
+        self.forwarded = sorted(
+            (layout.cell(item).address, "tcp", port) for item in targets for port in set(ports[item])
+        )
+        self.targets = targets
+
+
+def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any shape
+    return {"family": "inet", "table": TABLE, **parts}
+
+
+def _table() -> Iterator[dict[str, Any]]:
+    yield {"table": {"family": "inet", "name": TABLE}}
+    yield from ({"counter": _own(name=reason.counter)} for reason in Reason if reason is not Reason.ARP)
+
+
+def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
+    addresses = {address for address, _, _ in services.answered}
+    service = ["ipv4_addr", "inet_proto", "inet_service"]
+    forbidden = [_element(network) for network in forbidden_networks(layout)]
+    yield {"set": _own(name="forbidden", type="ipv4_addr", flags=["interval"], elem=forbidden)}
+    yield _set("answered", service, [{"concat": list(item)} for item in services.answered])
+    yield _set("forwarded", service, [{"concat": list(item)} for item in services.forwarded])
+    yield _set("addresses", "ipv4_addr", sorted(addresses))
+    yield _set("cells", "ipv4_addr", sorted(port.address for port in layout.cells))
+    yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
+    yield {"set": _own(name="refused", type="ifname", size=2 * max(1, len(layout.cells)))}
+
+
+def _set(name: str, kind: object, elements: Sequence[object]) -> dict[str, Any]:
+    return {"set": _own(name=name, type=kind, **({"elem": list(elements)} if elements else {}))}
+
+
+def _element(network: IPv4Network) -> object:
+    address = str(network.network_address)
+    return address if network.prefixlen == 32 else {"prefix": {"addr": address, "len": network.prefixlen}}
+
+
+_HOOKS: Final = {"prerouting": _BEFORE_ASSEMBLY, "input": 0, "forward": 0, "output": 0}
+
+
+def _chain(name: str) -> dict[str, Any]:
+    if name not in _HOOKS:
+        return _own(name=name)
+    return _own(name=name, type="filter", hook=name, prio=_HOOKS[name], policy="drop")
+
+
+def _chains(layout: RangeLayout, network: NetworkPlan, services: _Services) -> Iterator[tuple[str, list[Rule]]]:
+    """Every chain with its rules; one that others go to stands before them."""
+    refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
+    for reason in Reason:
+        if reason not in (Reason.CONNECTION, Reason.ARP):
+            yield _to(reason), _end(reason, *refused)
+    yield _CHECK, list(_checked())
+    yield _UNNAMED, list(_unnamed(layout))
+    for port in layout.cells:
+        yield f"open_{port.outer_device}", list(_open(network))
+        yield f"from_{port.outer_device}", list(_from(port, services))
+    yield "prerouting", list(_prerouting(layout))
+    yield "input", list(_input(layout))
+    yield "forward", list(_forward())
+    yield "output", list(_output(layout))
+
+
+def _to(reason: Reason) -> str:
+    return f"{'refuse' if reason in _ANSWERED else 'drop'}_{reason}"
+
+
+def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
+    """Counts, logs and answers; of a port that floods, the excess is only counted."""
+    excess = {"set": {"op": "update", "elem": nft.IIFNAME, "set": "@refused", "stmt": [nft.over(per_s, burst)]}}
+    rules: list[Rule] = [
+        [nft.counter(reason.counter)],
+        [excess, nft.DROP],
+        [nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)],
+    ]
+    if reason not in _ANSWERED:
+        return [*rules, [nft.DROP]]
+    return [*rules, [nft.match(nft.L4PROTO, "tcp"), nft.TCP_RESET], [nft.PROHIBITED]]
+
+
+def _checked() -> Iterator[Rule]:
+    """What no packet of a cell may be, whoever it is for."""
+    yield [nft.FRAGMENT, nft.goto(_to(Reason.FRAGMENT))]
+    yield [nft.option("lsrr"), nft.goto(_to(Reason.SOURCE_ROUTE))]
+    yield [nft.option("ssrr"), nft.goto(_to(Reason.SOURCE_ROUTE))]
+    yield [nft.match(nft.field("ip", "hdrlength"), 5, "!="), nft.goto(_to(Reason.OPTIONS))]
+    multicast = {"prefix": {"addr": "224.0.0.0", "len": 4}}
+    yield [nft.match(nft.field("ip", "daddr"), multicast), nft.goto(_to(Reason.MULTICAST))]
+    yield [nft.match(nft.field("ip", "daddr"), "255.255.255.255"), nft.goto(_to(Reason.BROADCAST))]
+    yield [nft.match(nft.PKTTYPE, "multicast"), nft.goto(_to(Reason.MULTICAST))]
+    yield [nft.match(nft.PKTTYPE, "broadcast"), nft.goto(_to(Reason.BROADCAST))]
+    yield [nft.match(nft.field("ip", "daddr"), "@forbidden"), nft.goto(_to(Reason.FORBIDDEN))]
+
+
+def _unnamed(layout: RangeLayout) -> Iterator[Rule]:
+    """What is for nobody."""
+    tcp = nft.match(nft.L4PROTO, "tcp")
+    yield [nft.match(nft.L4PROTO, "udp"), nft.goto(_to(Reason.UDP))]
+    yield [nft.match(nft.L4PROTO, "icmp"), nft.goto(_to(Reason.ICMP))]
+    yield [nft.match(nft.L4PROTO, "tcp", "!="), nft.goto(_to(Reason.PROTOCOL))]
+    yield [nft.match(nft.field("ip", "daddr"), "@cells"), nft.goto(_to(Reason.NEIGHBOUR))]
+    if layout.sink_port is not None:
+        mark = {"mangle": {"key": nft.MARK, "value": SINK_MARK}}
+        yield [tcp, {"tproxy": {"family": "ip", "port": layout.sink_port}}, mark, nft.ACCEPT]
+    yield [nft.match(nft.field("ip", "daddr"), "@addresses"), nft.goto(_to(Reason.PORT))]
+    yield [nft.goto(_to(Reason.ADDRESS))]
+
+
+def _open(network: NetworkPlan) -> Iterator[Rule]:
+    """What somebody listens to, or the sink: as much as the bounds allow this port."""
+    bounds = network.bounds
+    to_rate = nft.goto(_to(Reason.RATE))
+    yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
+    yield [nft.match(nft.L4PROTO, "udp"), nft.over(bounds.queries_per_s, bounds.queries_burst), to_rate]
+    forwarded = nft.match(nft.destination(), "@forwarded")
+    yield [
+        forwarded,
+        nft.FIRST,
+        nft.counter(Reason.CONNECTION.counter),
+        nft.log(LOG_GROUP, Reason.CONNECTION, LOG_SNAP_BYTES),
+    ]
+    yield [forwarded, nft.ACCEPT]
+    yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
+    yield [nft.goto(_UNNAMED)]
+
+
+def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
+    """What comes from one cell, in the order of 0011: who it says it is, what it is, whom it is for."""
+    yield [nft.match(nft.field("ether", "saddr"), port.mac, "!="), nft.goto(_to(Reason.SPOOFED))]
+    yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
+    yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
+    yield [nft.jump(_CHECK)]
+    if port.name in services.targets:
+        to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
+        yield [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST, nft.ACCEPT]
+    yield [nft.goto(f"open_{port.outer_device}")]
+
+
+def _prerouting(layout: RangeLayout) -> Iterator[Rule]:
+    chains = [[port.outer_device, nft.goto(f"from_{port.outer_device}")] for port in layout.cells]
+    if chains:
+        yield [{"vmap": {"key": nft.IIFNAME, "data": {"set": chains}}}]
+    yield [nft.goto(_to(Reason.STRAY))]
+
+
+def _input(layout: RangeLayout) -> Iterator[Rule]:
+    from_cell = nft.match(nft.IIFNAME, "@devices")
+    yield [from_cell, nft.match(nft.destination(), "@answered"), nft.ACCEPT]
+    if layout.sink_port is not None:
+        yield [from_cell, nft.match(nft.MARK, SINK_MARK), nft.match(nft.L4PROTO, "tcp"), nft.ACCEPT]
+    yield [nft.goto(_to(Reason.STRAY))]
+
+
+def _forward() -> Iterator[Rule]:
+    between = [nft.match(nft.IIFNAME, "@devices"), nft.match(nft.OIFNAME, "@devices")]
+    yield [*between, nft.match(nft.destination(), "@forwarded"), nft.ACCEPT]
+    yield [*between, nft.match(nft.source(), "@forwarded"), nft.NOT_FIRST, nft.ACCEPT]
+    yield [nft.goto(_to(Reason.FORWARDED))]
+
+
+def _output(layout: RangeLayout) -> Iterator[Rule]:
+    """Answers of listeners, and the refusals of the rules above. No connection can be begun from here."""
+    to_cell = nft.match(nft.OIFNAME, "@devices")
+    yield [to_cell, nft.match(nft.source(), "@answered"), nft.match(nft.L4PROTO, "udp"), nft.ACCEPT]
+    yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]
+    yield [to_cell, nft.flags(("syn", "rst"), "rst"), nft.ACCEPT]
+    unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
+    yield [to_cell, unreachable, nft.match(nft.field("icmp", "code"), "admin-prohibited"), nft.ACCEPT]
+    if layout.sink_port is not None:
+        yield [to_cell, nft.match(nft.MARK, SINK_MARK), nft.NOT_FIRST, nft.ACCEPT]
+    yield [nft.goto(_to(Reason.OUTPUT))]
+
+
+def _arp() -> Iterator[dict[str, Any]]:
+    """Neighbours are fixed on both ends, so every ARP packet is a lie or an accident."""
+    own: dict[str, Any] = {"family": "arp", "table": TABLE}
+    yield {"add": {"table": {"family": "arp", "name": TABLE}}}
+    yield {"add": {"counter": {**own, "name": Reason.ARP.counter}}}
+    for hook in ("input", "output"):
+        yield {"add": {"chain": {**own, "name": hook, "type": "filter", "hook": hook, "prio": 0, "policy": "drop"}}}
+        yield {"add": {"rule": {**own, "chain": hook, "expr": [nft.counter(Reason.ARP.counter), nft.DROP]}}}
