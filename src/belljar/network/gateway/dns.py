@@ -131,11 +131,11 @@ def _fill(response: dns.message.Message, question: dns.rrset.RRset, layout: Rang
     if address is None:
         response.set_rcode(dns.rcode.NXDOMAIN)
     elif question.rdtype in (dns.rdatatype.A, dns.rdatatype.ANY):
-        response.answer.append(_record(question.name, A(dns.rdataclass.IN, dns.rdatatype.A, address)))
+        response.answer.append(_record(question.name, A(dns.rdataclass.IN, dns.rdatatype.A, address)))  # type: ignore[no-untyped-call]
         return address
     zone = question.name
     if address is not None and question.rdtype in (dns.rdatatype.NS, dns.rdatatype.SOA):
-        own = NS(dns.rdataclass.IN, dns.rdatatype.NS, zone)
+        own = NS(dns.rdataclass.IN, dns.rdatatype.NS, zone)  # type: ignore[no-untyped-call]
         response.answer.append(_record(zone, _soa(zone) if question.rdtype == dns.rdatatype.SOA else own))
         return dns.rdatatype.to_text(question.rdtype)
     response.authority.append(_record(zone, _soa(zone)))
@@ -161,4 +161,4 @@ def _record(name: dns.name.Name, data: dns.rdata.Rdata) -> dns.rrset.RRset:
 
 def _soa(zone: dns.name.Name) -> SOA:
     """Each name is a zone of its own: no other name is told of."""
-    return SOA(dns.rdataclass.IN, dns.rdatatype.SOA, zone, zone, 1, 3600, 600, 86_400, TTL_S)
+    return SOA(dns.rdataclass.IN, dns.rdatatype.SOA, zone, zone, 1, 3600, 600, 86_400, TTL_S)  # type: ignore[no-untyped-call]

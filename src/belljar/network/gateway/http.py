@@ -97,10 +97,9 @@ class HttpConnection:
         except TimeoutError:
             if self._in_head:
                 await self.on_refused("the request's head took too long")
-        except OSError:
-            pass
         except Exception as error:  # noqa: BLE001 - hostile bytes in libraries: whatever they raise ends this connection only
-            await self.on_refused(f"protocol error: {type(_first(error)).__name__}")
+            if not isinstance(_first(error), OSError):
+                await self.on_refused(f"protocol error: {type(_first(error)).__name__}")
         finally:
             await self._pipe.close()
 
@@ -171,12 +170,8 @@ class HttpConnection:
 
     def _head_may_begin(self) -> None:
         """The first bytes while no request is open: from now on the head has its own deadline, however often a byte comes."""
-        if (
-            self._deadline is not None
-            and self._deadline.when() is not None
-            and not self._in_head
-            and self._protocol.bare
-        ):
+        is_idle = self._deadline is not None and self._deadline.when() is not None
+        if is_idle and not self._in_head and self._protocol.awaits_head:
             self._in_head = True
             self._set_deadline(self._site.bounds.head_timeout_s)
 

@@ -49,9 +49,9 @@ class TcpPipe:
         self.sock = sock
         self._loop = asyncio.get_running_loop()
 
-    async def receive(self) -> bytes:
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
         """See `Pipe`."""
-        return await self._loop.sock_recv(self.sock, PIECE_BYTES)
+        return await self._loop.sock_recv(self.sock, max_bytes)
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
@@ -106,12 +106,12 @@ class TlsPipe:
             except ssl.SSLWantReadError:
                 await before_words()
                 await self._flush()
-                data = await self._inner.receive()
+                # What a client says right behind its last word of the handshake comes with it, and does not count.
+                data = await self._inner.receive() if received <= max_bytes else b""
+                if not data:
+                    why = "closed within the handshake" if received <= max_bytes else "handshake over the bound"
+                    raise ssl.SSLError(ssl.SSL_ERROR_SSL, why) from None
                 received += len(data)
-                if not data or received > max_bytes:
-                    raise ssl.SSLError(
-                        ssl.SSL_ERROR_SSL, "handshake too long" if data else "closed within the handshake"
-                    ) from None
                 self._in.write(data)
             except ssl.SSLError:
                 await before_words()

@@ -36,7 +36,7 @@ class Terminator:
         except TimeoutError:
             await hello.failed("the handshake took too long")
         except ssl.SSLError as error:
-            await hello.failed(error.reason or str(error.args[-1]))
+            await hello.failed(getattr(error, "reason", None) or str(error.args[-1]))
         except OSError:
             await hello.failed("cut within the handshake")
         else:
