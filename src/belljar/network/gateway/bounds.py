@@ -51,7 +51,7 @@ class Bounds:
     """Open at one time on a connection: refused by the protocol (RFC 9113 section 5.1.2)."""
     h2_control_frames: int = 200
     """Frames that are neither a request's nor filled DATA (RST_STREAM, PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty ones), beyond `h2_control_frames_per_request`
-    for each request that was answered: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to 9518)."""
+    for each request that was answered and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to 9518)."""
     h2_control_frames_per_request: int = 16
     stream_bytes: int = 256 << 20
     """Of a raw stream, both ways together: closed."""

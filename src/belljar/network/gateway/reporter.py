@@ -1,8 +1,8 @@
 """The gateway's end of the event socket: an event goes up, the owner's word that it is recorded comes down.
 
 The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are
-`{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes `{"ack": id}`, or for a
-question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise.
+`{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes
+`{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -68,7 +68,7 @@ class Reporter:
     """
 
     def __init__(self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die) -> None:
-        sock.setblocking(False)
+        sock.setblocking(False)  # noqa: FBT003 - the library's signature
         self._sock = sock
         self._bounds = bounds
         self._on_lost = on_lost
