@@ -17,7 +17,7 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolChoice, ToolInfo
-from scripts import SCRIPTS, Script
+from plays import SCRIPTS, Script
 
 NAME = "web-range"
 

@@ -68,6 +68,9 @@ class FakeVm:
         """As the real one."""
         return self.full
 
+    def kill(self) -> None:
+        """It has no processes."""
+
     async def wait_dead(self) -> str:
         """As the real one."""
         return self.cause

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
@@ -208,7 +209,7 @@ async def _open(
             recorder=run.recorder,
             home=home,
             directory=run.path / RANGES,
-            on_death=lambda error: [cell.condemn(error) for cell in list(cells.values())],
+            on_death=partial(_condemn, cells),
         )
     )
     ended.append(network)
@@ -235,6 +236,11 @@ async def _open(
     own_cell = cells[OWN_CELL]
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
+
+
+def _condemn(cells: Mapping[str, Cell], error: BelljarError) -> None:
+    for cell in list(cells.values()):
+        cell.condemn(error)
 
 
 def _raise_if_dead(network: Network | None) -> None:

@@ -16,9 +16,10 @@ from belljar.cell.output import ExecOutput
 from belljar.errors import CellError, PolicyError
 from belljar.plan.network import StandInPlan
 from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
+from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable
 
-_INHERITED: Final = ("belljar", "risk", "resources")
+_INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
 _BEHIND: Final = (
     "log=/var/log/service.log; { : > $log; } 2> /dev/null || log=/tmp/service.log; "
@@ -48,9 +49,9 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     return replace(parent, policy=made)
 
 
-def _tier(policy: Policy, own: object) -> Tier:
+def _tier(policy: Policy, own: Tier | None) -> Tier:
     least = demanded_tier(policy.risk, policy.tier)
-    return max(least, Tier(str(own))) if own else least
+    return least if own is None else max(least, own)
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:

@@ -110,6 +110,10 @@ class LiveVm:
         """False: the host can't see into the guest's file systems."""
         return False
 
+    def kill(self) -> None:
+        """Kill the VMM now, from any thread; `destroy` is still to be called."""
+        self._vmm.jailed.kill()
+
     async def wait_dead(self) -> str:
         """Until the VMM has ended; the cause of death."""
         if self._vmm.jail is not None:
