@@ -33,9 +33,14 @@ _LOG_BYTES: Final = 2000
 def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
     """The policy of a target cell: the range's risk, its own image, files and limits, a tier at least the range's. Raises `PolicyError`."""
     policy = parent.policy
-    own = {name: stand_in.settings[name] for name in _OWN if stand_in.settings.get(name) is not None}
-    fields: dict[str, Any] = {name: getattr(policy, name) for name in _INHERITED}
-    tier = _tier(policy, stand_in.settings.get("tier"))
+    written = policy.network.stand_ins.get(stand_in.id) if policy.network is not None else None
+    if not isinstance(written, TargetStandIn):
+        raise TypeError(f"the stand-in {stand_in.id} has no cell")
+    own = {name: getattr(written, name) for name in _OWN if getattr(written, name, None) is not None}
+    if isinstance(written, PythonStandIn):  # its `files` are a directory, which goes in as an archive
+        del own["files"]
+    fields = {name: getattr(policy, name) for name in _INHERITED}
+    tier = _tier(policy, written.tier)
     try:
         made = Policy.model_validate(
             {**fields, **own, "name": stand_in.id, "tier": tier, "network": "none"}, strict=False
