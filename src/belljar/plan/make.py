@@ -17,7 +17,9 @@ from belljar.units import printable
 NO_IMAGE_USER: Final = "root"
 
 
-def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None, has_port: bool = False) -> Plan:
+def make_plan(
+    policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None, has_port: bool = False
+) -> Plan:
     """What this host will do about the policy. `image` None: not built; such a plan can be shown, not carried out.
     `base`: the policy's own directory, which its stand-ins' files are in; needed when there are any. `has_port`: the cell is on a range's network though its own
     policy names none (a target cell); with a network in the policy it always is.

@@ -1,0 +1,190 @@
+"""The stand-in `openai`'s questions, answered by the model that is evaluated: a program's chat request becomes a call of Inspect's model, on its transcript.
+
+The request is a guest's: only text, tools and a few numbers of it are taken over, each checked.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Final, Literal
+
+import anyio.from_thread
+import anyio.lowlevel
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ChatMessageSystem,
+    ChatMessageTool,
+    ChatMessageUser,
+    GenerateConfig,
+    ModelOutput,
+    get_model,
+)
+from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolParams
+
+from belljar.units import printable
+
+CHAT: Final = "chat"
+_NUMBERS: Final = {
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+_REASONS: Final[Mapping[str, str]] = {
+    "stop": "stop",
+    "max_tokens": "length",
+    "model_length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+class ModelBridge:
+    """Answers in the event loop and the context that it is made in: a sample's."""
+
+    def __init__(self) -> None:
+        self._context = copy_context()
+        self._token = anyio.lowlevel.current_token()
+
+    def __call__(self, kind: str, body: bytes) -> bytes:
+        """From a thread of the range's. Raises `ValueError` for what is no chat request, and when the evaluation has ended."""
+        if kind != CHAT:
+            raise ValueError(f"there is no answer to questions of the kind {printable(kind)}")
+        request = read_request(body)
+        try:
+            answer = self._context.copy().run(
+                partial(anyio.from_thread.run, partial(_generate, request), token=self._token)
+            )
+        except anyio.RunFinishedError as error:
+            raise ValueError("the evaluation has ended") from error
+        return json.dumps(answer).encode()
+
+
+def read_request(body: bytes) -> dict[str, Any]:
+    """A chat request as JSON. Raises `ValueError`."""
+    request = json.loads(body)
+    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
+        raise ValueError("no chat request: it has no messages")
+    return request
+
+
+async def _generate(request: Mapping[str, Any]) -> dict[str, Any]:
+    output = await get_model().generate(
+        messages_of(request["messages"]),
+        tools=tools_of(request.get("tools") or ()),
+        tool_choice=_tool_choice(request.get("tool_choice")),
+        config=_config(request),
+    )
+    return completion_of(output)
+
+
+def messages_of(messages: Sequence[Any]) -> list[ChatMessage]:
+    """The conversation in Inspect's words. Raises `ValueError`."""
+    return [_message(message) for message in messages]
+
+
+def _message(message: Any) -> ChatMessage:  # noqa: ANN401 - a guest's JSON
+    if not isinstance(message, Mapping):
+        raise ValueError("a message is an object")
+    text = _text(message.get("content"))
+    match message.get("role"):
+        case "system" | "developer":
+            return ChatMessageSystem(content=text)
+        case "user":
+            return ChatMessageUser(content=text)
+        case "assistant":
+            calls = [_tool_call(call) for call in message.get("tool_calls") or ()]
+            return ChatMessageAssistant(content=text, tool_calls=calls or None)
+        case "tool":
+            return ChatMessageTool(content=text, tool_call_id=str(message.get("tool_call_id", "")))
+    raise ValueError("a message has one of the roles system, developer, user, assistant, tool")
+
+
+def _text(content: Any) -> str:  # noqa: ANN401 - a guest's JSON
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    raise ValueError("only text is passed on to the model")
+
+
+def _tool_call(call: Any) -> ToolCall:  # noqa: ANN401 - a guest's JSON
+    function = call["function"] if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) else None
+    if function is None:
+        raise ValueError("a tool call names a function")
+    arguments = json.loads(str(function.get("arguments") or "{}"))
+    if not isinstance(arguments, dict):
+        raise ValueError("a tool call's arguments are an object")
+    return ToolCall(id=str(call.get("id", "")), function=str(function.get("name", "")), arguments=arguments)
+
+
+def tools_of(tools: Sequence[Any]) -> list[ToolInfo]:
+    """The tools in Inspect's words. Raises `ValueError`."""
+    return [_tool(tool) for tool in tools]
+
+
+def _tool(tool: Any) -> ToolInfo:  # noqa: ANN401 - a guest's JSON
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise ValueError("a tool is a function")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return ToolInfo(
+        name=str(function.get("name", "")),
+        description=str(function.get("description") or function.get("name", "")),
+        parameters=ToolParams.model_validate(parameters),
+    )
+
+
+def _tool_choice(choice: Any) -> ToolChoice | None:  # noqa: ANN401 - a guest's JSON
+    if isinstance(choice, Mapping) and isinstance(choice.get("function"), Mapping):
+        return ToolFunction(name=str(choice["function"].get("name", "")))
+    words: dict[str, Literal["auto", "any", "none"]] = {"auto": "auto", "required": "any", "none": "none"}
+    return words.get(choice) if isinstance(choice, str) else None
+
+
+def _config(request: Mapping[str, Any]) -> GenerateConfig:
+    given: dict[str, Any] = {
+        ours: request[name]
+        for name, ours in _NUMBERS.items()
+        if isinstance(request.get(name), (int, float)) and not isinstance(request.get(name), bool)
+    }
+    stop = request.get("stop")
+    if isinstance(stop, (str, list)):
+        given["stop_seqs"] = [stop] if isinstance(stop, str) else [str(word) for word in stop[:16]]
+    return GenerateConfig(**given)
+
+
+def completion_of(output: ModelOutput) -> dict[str, Any]:
+    """The answer in the shape of a chat completion."""
+    usage = output.usage
+    counted = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
+    return {
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": output.model,
+        "choices": [_choice(index, choice) for index, choice in enumerate(output.choices)],
+        **({"usage": {**counted, "total_tokens": sum(counted.values())}} if counted else {}),
+    }
+
+
+def _choice(index: int, choice: ChatCompletionChoice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.message.text or None}
+    if choice.message.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function, "arguments": json.dumps(call.arguments)},
+            }
+            for call in choice.message.tool_calls
+        ]
+    return {"index": index, "message": message, "finish_reason": _REASONS.get(choice.stop_reason, "stop")}

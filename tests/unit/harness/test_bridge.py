@@ -1,0 +1,120 @@
+"""A program's chat request in a cell becomes a call of the evaluated model."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, get_model
+from inspect_ai.model._model import init_active_model
+
+from belljar.harness.bridge import ModelBridge, completion_of, messages_of, read_request, tools_of
+
+pytestmark = pytest.mark.anyio
+
+
+def ask(bridge: ModelBridge, **request: Any) -> Any:  # noqa: ANN401 - JSON
+    """As the range's thread asks."""
+    return json.loads(bridge("chat", json.dumps(request).encode()))
+
+
+def use(output: ModelOutput) -> None:
+    """Make a model that says this the sample's."""
+    output.usage = ModelUsage(
+        input_tokens=1, output_tokens=2, total_tokens=3
+    )  # else Inspect would count, with a file from the network
+    init_concurrency()
+    init_active_model(get_model("mockllm/model", custom_outputs=[output], memoize=False), GenerateConfig())
+
+
+async def test_a_question_is_answered_by_the_samples_model() -> None:
+    """In the loop and context of the sample, from another thread."""
+    use(ModelOutput.from_content("mockllm/model", "forty-two"))
+    bridge = ModelBridge()
+    said = await anyio.to_thread.run_sync(partial(ask, bridge, model="x", messages=[{"role": "user", "content": "?"}]))
+    assert said["choices"][0]["message"] == {"role": "assistant", "content": "forty-two"}
+    assert said["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_tool_calls_go_both_ways() -> None:
+    """The model's call comes back with its arguments as text, as the API has it."""
+    use(ModelOutput.for_tool_call("mockllm/model", "look", {"at": "x"}))
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    request = {"messages": [{"role": "user", "content": "?"}], "tools": [tool]}
+    said = await anyio.to_thread.run_sync(partial(ask, ModelBridge(), **request))
+    (call,) = said["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("look", {"at": "x"})
+    assert said["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_only_chat_is_answered() -> None:
+    """Anything else is refused, and so is what is no request."""
+    bridge = ModelBridge()
+    for kind, body in (("other", b"{}"), ("chat", b"[]"), ("chat", b"\xff")):
+        with pytest.raises(ValueError, match=r"."):
+            bridge(kind, body)
+
+
+def test_a_conversation_in_inspects_words() -> None:
+    """Every role, text in parts, calls and their results."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    found = messages_of(
+        [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "done"},
+        ]
+    )
+    assert [message.role for message in found] == ["system", "user", "assistant", "tool"]
+    assert found[1].text == "ab"
+    assert isinstance(found[3], ChatMessageTool)
+    assert found[3].tool_call_id == "c1"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "text",
+        {"role": "stranger", "content": ""},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/"}}]},
+        {"role": "assistant", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+    ],
+)
+def test_what_is_not_passed_on_is_refused(message: Any) -> None:  # noqa: ANN401 - JSON
+    """An address in a request would have the host fetch it: only text goes on."""
+    with pytest.raises(ValueError, match=r"."):
+        messages_of([message])
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "function", "name"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(_JSON, _JSON)
+def test_any_json_is_read_or_refused(messages: Any, tools: Any) -> None:  # noqa: ANN401 - JSON
+    """Nothing but `ValueError`."""
+    try:
+        request = read_request(json.dumps({"messages": messages, "tools": tools}).encode())
+        messages_of(request["messages"])
+        tools_of(request["tools"] if isinstance(request["tools"], list) else [])
+    except ValueError:
+        return
+
+
+def test_usage_is_counted() -> None:
+    """Where the model says it."""
+    assert "usage" not in completion_of(ModelOutput.from_content("m", "x"))
