@@ -11,8 +11,9 @@ import anyio.to_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, get_model
+from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, ModelUsage, get_model
 from inspect_ai.model._model import init_active_model
+from inspect_ai.util._concurrency import init_concurrency
 
 from belljar.harness.bridge import ModelBridge, completion_of, messages_of, read_request, tools_of
 
