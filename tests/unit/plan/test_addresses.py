@@ -162,4 +162,4 @@ def test_what_is_no_layout_is_an_error_of_three_kinds(data: dict[str, object]) -
         layout = RangeLayout.from_json(data)
     except (ValueError, KeyError, TypeError):
         return
-    assert IPv4Network(layout.prefix)
+    assert str(IPv4Network(layout.prefix)) == layout.prefix

@@ -99,7 +99,8 @@ def test_a_plan_goes_through_json_and_back() -> None:
     plan = full()
     shown = json.loads(json.dumps(plan.to_json()))
     assert NetworkPlan.from_json(shown) == plan
-    for wrong in ({"default": "allow"}, {"bounds": {"zzz": 1}}, {"stand_ins": [{}]}):
+    wrongs: tuple[dict[str, Any], ...] = ({"default": "allow"}, {"bounds": {"zzz": 1}}, {"stand_ins": [{}]})
+    for wrong in wrongs:
         with pytest.raises((ValueError, KeyError)):
             NetworkPlan.from_json({**shown, **wrong})
 
