@@ -55,7 +55,7 @@ def test_a_dead_leader_with_living_threads_lives() -> None:
         assert known is not None
         assert is_alive(known)
         kill(known)
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
         assert not is_alive(known)
 
 
@@ -68,7 +68,7 @@ def test_a_dead_leader_is_no_hiding_place() -> None:
         found = find_survivors(replace(own_entry(new_cell_id(), "cell"), namespaces=theirs))
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(found)
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 # Two threads beside the first; their numbers are told.
@@ -93,7 +93,7 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
         found = find_survivors(replace(own_entry(cell_id, "cell"), cgroups=(group,)))
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(tuple(one for one in found if one.process))
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
@@ -109,7 +109,7 @@ def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
         assert thread is not None
         assert victim is not None
         remove_survivors((Survivor(what="thread", process=thread), Survivor(what="process", process=victim)))
-        assert other.wait(timeout=10) == -signal.SIGKILL
+        assert other.wait(timeout=60) == -signal.SIGKILL
         threaded.kill()
 
 

@@ -6,7 +6,7 @@ import json
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError
@@ -48,7 +48,6 @@ INSIDE = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(
     st.binary(min_size=16, max_size=64),
     st.lists(NETWORKS | INSIDE, max_size=20),
@@ -143,7 +142,6 @@ def test_a_sink_listens_where_nothing_else_does() -> None:
     assert lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=()).sink_port is None
 
 
-@settings(deadline=None)
 @given(
     st.fixed_dictionaries(
         {},

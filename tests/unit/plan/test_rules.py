@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.plan.addresses import RangeLayout, lay_out
@@ -147,7 +147,6 @@ def test_a_sink_is_there_only_when_the_plan_has_one() -> None:
     assert "tproxy" not in json.dumps(render_rules(layout_of(without), without))
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=16, max_size=32), st.booleans(), st.integers(0, 0xFFFFFFFF))
 def test_what_is_forbidden_is_all_but_the_ranges_own(random_bytes: bytes, cloud: bool, number: int) -> None:
     """Disjoint; never an address of the range's own; always what every policy must keep closed, the metadata address but for its stand-in; nothing public."""
@@ -165,7 +164,6 @@ def test_what_is_forbidden_is_all_but_the_ranges_own(random_bytes: bytes, cloud:
     assert not any(prefix.overlaps(network) for network in found)
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=16, max_size=32), st.sampled_from(sorted(PLANS)))
 def test_nothing_allowed_is_outside_the_range(random_bytes: bytes, name: str) -> None:
     """Every service that any set lets through is in the range's /22, or the metadata stand-in's address."""

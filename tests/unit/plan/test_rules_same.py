@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.plan import nft
@@ -103,7 +103,6 @@ def test_each_difference_is_told(name: str) -> None:
     assert all(len(sentence) < 500 for sentence in found)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> None:
     """Whichever it is; a rule's place matters too."""
@@ -129,7 +128,6 @@ def test_any_object_left_out_doubled_or_swapped_is_seen(data: st.DataObject) -> 
     assert same_rules(RENDERED, {"nftables": entries}) != ()
 
 
-@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=5),
