@@ -20,7 +20,7 @@ def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[
     """
     try:
         want, have = _objects(rendered), _objects(listed)
-    except (KeyError, TypeError, AttributeError, IndexError) as exc:
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
         return (f"the listed rules can't be read: {type(exc).__name__}",)
     return tuple(_differences(want, have))[:_MAX_DIFFERENCES]
 

@@ -77,7 +77,7 @@ def _read_reason(value: object) -> str:
 
 
 class Record(Strict):
-    """How much of what passes is kept."""
+    """The bounds of a range's record."""
 
     packets: Annotated[int, kinds.Size(least="1MiB", most="64GiB")] = Field(
         default=64 << 20,
@@ -122,9 +122,6 @@ def _check_kind(name: str, kind: object) -> None:
         raise At(f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
 
 
-_RECORD: Final = "How much of what passes is kept."
-
-
 class Network(Strict):
     """A range's network: everything that can be reached, by name. What is not named does not exist."""
 
@@ -144,8 +141,8 @@ class Network(Strict):
     )
     record: Record = Field(
         default=Record(),
-        description=_RECORD,
-        json_schema_extra={"default": {}, "description": _RECORD},
+        description="How much of what passes is kept.",
+        json_schema_extra={"default": {}},
     )
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ import ipaddress
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.policy.hosts import (
@@ -103,7 +103,6 @@ def test_an_exact_name_has_no_wildcard() -> None:
         read_host("*.example")
 
 
-@settings(deadline=None)
 @given(st.text(max_size=80))
 def test_whatever_is_written_is_a_name_in_its_form_or_a_refusal(text: str) -> None:
     """Nothing else is raised, and what is kept can be kept again, is no address and fits the schema's pattern."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.policy import Policy
@@ -226,7 +226,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(JSON)
 def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(value: object) -> None:
     """No shape of values makes the reader fail otherwise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
@@ -16,7 +16,6 @@ class Holder(BaseModel):
     resources: ResourcesField
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         Resources,
