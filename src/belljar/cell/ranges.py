@@ -35,14 +35,12 @@ from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
 from belljar.network.stand_ins import check
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
-from belljar.plan.network import METADATA_ADDRESS, NetworkPlan
+from belljar.plan.network import METADATA_ADDRESS, OWN_CELL, NetworkPlan
 from belljar.policy import LoadedPolicy, resolve_policy
 from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
 from belljar.units import printable
 
-OWN_CELL: Final = "default"
-"""What the range's own cell is called among its cells: the one that a sample works in."""
 PORT_NAME: Final = "eth0"
 RANGES: Final = "ranges"
 """Where in a run directory its ranges' packet records are, each in a directory with the range's id."""
@@ -261,7 +259,7 @@ async def _record_exchanges(ended: list[Network], plan: NetworkPlan, recorder: R
 
 
 def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> None:
-    if not plan.targets or not network.pcap.is_file():
+    if not plan.reached_cells or not network.pcap.is_file():
         return
     for event in seen_exchanges(network.pcap.read_bytes(), network.layout, plan):
         recorder.record(event)

@@ -81,7 +81,9 @@ def _read(compose: Mapping[str, Any]) -> Composed:
         return Composed(changes=changes, notes=tuple(notes))
     _one_network(named, compose.get("networks"))
     stand_ins = {name: _target_of(name, named[name], notes) for name in _in_order(named) if name != default}
-    return Composed(changes=changes, network={"stand_ins": stand_ins}, notes=tuple(dict.fromkeys(notes)))
+    own = {"names": _names(default, named[default]), "ports": ["all"]}
+    network = {"stand_ins": stand_ins, "own_cell": own}
+    return Composed(changes=changes, network=network, notes=tuple(dict.fromkeys(notes)))
 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:

@@ -29,7 +29,7 @@ def seen_exchanges(record: bytes, layout: RangeLayout, plan: NetworkPlan) -> Ite
     cells = {port.address: port.name for port in layout.cells}
     serving = {
         (layout.cell(target.id).address, port.number): target.id
-        for target in plan.targets
+        for target in plan.reached_cells
         for port in target.ports
         if port.protocol in _WEB
     }
@@ -52,7 +52,7 @@ def _server(
     conversation: Conversation, serving: Mapping[tuple[str, int], str], plan: NetworkPlan, cells: Mapping[str, str]
 ) -> str:
     named = serving.get(conversation.server, "")
-    open_to_all = {target.id for target in plan.targets if target.all_ports}
+    open_to_all = {target.id for target in plan.reached_cells if target.all_ports}
     owner = cells.get(conversation.server[0], "")
     return named or (owner if owner in open_to_all else "")
 

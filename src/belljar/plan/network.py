@@ -9,11 +9,14 @@ from typing import Any, Final, Literal, TypeAlias
 
 from belljar.errors import PolicyError
 from belljar.policy import Network
-from belljar.policy.stand_ins import StandIn
+from belljar.policy.network import OwnCell
+from belljar.policy.stand_ins import ALL_PORTS, StandIn
 
 DNS_PORT: Final = 53
 METADATA_ADDRESS: Final = "169.254.169.254"
 """Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the policy has one, and nowhere else."""
+OWN_CELL: Final = "default"
+"""What the range's own cell is called among its cells: the one that a sample works in."""
 TARGET_KINDS: Final = frozenset({"cell", "python"})
 """Kinds that a target cell answers, and not the gateway."""
 Default: TypeAlias = Literal["deny", "simulate"]
@@ -43,6 +46,8 @@ class StandInPlan:
     ports: tuple[PortPlan, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     directory: Path | None = None
+    all_ports: bool = False
+    """A target cell's: every TCP port of it can be reached."""
 
     @property
     def is_target(self) -> bool:
@@ -65,6 +70,7 @@ class StandInPlan:
             ports=tuple(PortPlan(number=int(port["number"]), protocol=str(port["protocol"])) for port in data["ports"]),
             settings=dict(data["settings"]),
             directory=None if directory is None else Path(directory),
+            all_ports=bool(data["all_ports"]),
         )
 
 
@@ -152,8 +158,13 @@ class NetworkPlan:
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
-        """The stand-ins that have a cell of their own, which bears the stand-in's id."""
-        return tuple(stand_in for stand_in in self.stand_ins if stand_in.is_target)
+        """The stand-ins that have a cell of their own, which bears the stand-in's id. The range's own cell, where others reach it, is not among them."""
+        return tuple(item for item in self.stand_ins if item.is_target and item.id != OWN_CELL)
+
+    @property
+    def reached_cells(self) -> tuple[StandInPlan, ...]:
+        """All cells that others of the range reach by name: the target cells, and the range's own if the policy says so."""
+        return tuple(item for item in self.stand_ins if item.is_target)
 
     @property
     def has_tls(self) -> bool:
@@ -200,7 +211,10 @@ def plan_network(network: Network, base: Path | None) -> NetworkPlan:
         PolicyError: a stand-in has files, and the policy has no directory that they could be in.
     """
     return NetworkPlan(
-        stand_ins=tuple(_stand_in(name, item, base) for name, item in network.stand_ins.items()),
+        stand_ins=(
+            *(_stand_in(name, item, base) for name, item in network.stand_ins.items()),
+            *((_own_cell(network.own_cell),) if network.own_cell is not None else ()),
+        ),
         default="simulate" if network.default.value == "simulate" else "deny",
         sink=network.sink,
         upstreams=tuple(
@@ -236,8 +250,29 @@ def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
         del settings[field_name]
         if field_name == item.file_field:
             settings[field_name], directory = directory.name, directory.parent
-    ports = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in item.spoken_ports())
-    return StandInPlan(id=name, kind=item.kind, names=item.names, ports=ports, settings=settings, directory=directory)
+    ports, all_ports = _ports(item.spoken_ports())
+    return StandInPlan(
+        id=name,
+        kind=item.kind,
+        names=item.names,
+        ports=ports,
+        settings=settings,
+        directory=directory,
+        all_ports=all_ports,
+    )
+
+
+def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:
+    """The named ports, and whether all others can be reached too."""
+    pairs = tuple(spoken)
+    named = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in pairs if number != ALL_PORTS)
+    return named, len(named) < len(pairs)
+
+
+def _own_cell(own: OwnCell) -> StandInPlan:
+    """The range's own cell as others see it: by name, like a target cell."""
+    ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
+    return StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports, all_ports=all_ports)
 
 
 def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401 - one of the readers above

@@ -156,7 +156,7 @@ class _Services:
     def __init__(self, layout: RangeLayout, network: NetworkPlan) -> None:
         ports = {item.id: tuple(port.number for port in item.ports) for item in network.stand_ins}
         ports |= {upstream.id: upstream.ports for upstream in network.upstreams}
-        targets = {target.id for target in network.targets}
+        targets = {item.id for item in network.reached_cells}
         named = [
             (name.address, port)
             for name in layout.names
@@ -168,9 +168,12 @@ class _Services:
         tcp = {(address, "tcp", port) for address, port in named}
         resolver = {(layout.resolver, proto, DNS_PORT) for proto in ("tcp", "udp")}
         self.answered = sorted(tcp | resolver)
-        self.forwarded = sorted(
+        self.forwarded: list[tuple[str, str, object]] = sorted(
             (layout.cell(item).address, "tcp", port) for item in targets for port in set(ports[item])
         )
+        open_cells = sorted(layout.cell(item.id).address for item in network.reached_cells if item.all_ports)
+        self.has_intervals = bool(open_cells)
+        self.forwarded += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
         self.targets = targets
 
 
@@ -189,15 +192,17 @@ def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
     forbidden = [_element(network) for network in forbidden_networks(layout)]
     yield {"set": _own(name="forbidden", type="ipv4_addr", flags=["interval"], elem=forbidden)}
     yield _set("answered", service, [{"concat": list(item)} for item in services.answered])
-    yield _set("forwarded", service, [{"concat": list(item)} for item in services.forwarded])
+    forwarded = [{"concat": list(item)} for item in services.forwarded]
+    yield _set("forwarded", service, forwarded, has_intervals=services.has_intervals)
     yield _set("addresses", "ipv4_addr", sorted(addresses))
     yield _set("cells", "ipv4_addr", sorted(port.address for port in layout.cells))
     yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
     yield {"set": _own(name="refused", type="ifname", size=2 * max(1, len(layout.cells)))}
 
 
-def _set(name: str, kind: object, elements: Sequence[object]) -> dict[str, Any]:
-    return {"set": _own(name=name, type=kind, **({"elem": list(elements)} if elements else {}))}
+def _set(name: str, kind: object, elements: Sequence[object], *, has_intervals: bool = False) -> dict[str, Any]:
+    flags = {"flags": ["interval"]} if has_intervals else {}
+    return {"set": _own(name=name, type=kind, **flags, **({"elem": list(elements)} if elements else {}))}
 
 
 def _element(network: IPv4Network) -> object:

@@ -19,11 +19,12 @@ from pydantic import BaseModel, ValidationError
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
-from belljar.policy.model import FileCopy, Policy
+from belljar.policy.files import FileCopy
+from belljar.policy.model import Policy
 from belljar.policy.network import Network, locate
 from belljar.policy.resources import ResourcesText
 from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
-from belljar.policy.stand_ins import At, StandIn
+from belljar.policy.stand_ins import At, CellStandIn, StandIn
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
 
@@ -242,9 +243,18 @@ def _missing(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
 
 
 def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Problem]:
+    yield from _copy_problems(policy.files, ("files",), tree, base)
+    for name, item in (policy.network.stand_ins if policy.network is not None else {}).items():
+        if isinstance(item, CellStandIn):
+            yield from _copy_problems(item.files, ("network", "stand_ins", name, "files"), tree, base)
+
+
+def _copy_problems(
+    files: tuple[FileCopy, ...], where: yaml_tree.Path, tree: Tree, base: Path | None
+) -> Iterator[Problem]:
     total_bytes = 0
-    for index, file in enumerate(policy.files):
-        path: yaml_tree.Path = ("files", index, "source")
+    for index, file in enumerate(files):
+        path: yaml_tree.Path = (*where, index, "source")
         try:
             total_bytes += _source_size(base, file)
         except (OSError, ValueError) as exc:
@@ -254,7 +264,7 @@ def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Pr
         message = (
             f"{format_size(total_bytes)} together; at most {format_size(MAX_FILES_BYTES)}. Put much data into an image"
         )
-        yield Problem(mark=yaml_tree.closest_mark(tree, ("files",)), field="files", message=message)
+        yield Problem(mark=yaml_tree.closest_mark(tree, where), field=yaml_tree.field_name(where), message=message)
 
 
 def _network_problems(network: Network, tree: Tree, base: Path | None) -> Iterator[Problem]:

@@ -12,41 +12,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 
 from belljar.policy import fields as kinds
+from belljar.policy.files import FileCopy, FilesField
 from belljar.policy.network import Network, read_network
 from belljar.policy.resources import Resources, ResourcesField, Strict
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, TargetStandIn
 
+__all__ = ["FileCopy", "Policy", "policy_schema"]
+
 VERSION: Final = 1
-MAX_FILES: Final = 256
 MAX_VARIABLES: Final = 1024
-
-
-class FileCopy(Strict):
-    """A file that is copied into the cell before its first command. No path of the host is ever shared with a cell."""
-
-    source: Annotated[str, kinds.SOURCE] = Field(
-        description="The file, below the policy's own directory and relative to it."
-    )
-    target: Annotated[str, kinds.TARGET] = Field(
-        description="Its path in the cell, absolute or relative to the working directory."
-    )
-    mode: Annotated[int, kinds.MODE] | None = Field(
-        default=None, description='Permissions as octal digits in quotes; default "0644".'
-    )
-    owner: Annotated[str, kinds.USER] | None = Field(
-        default=None, description="Who owns it in the cell; default the cell's user."
-    )
-
-
-def _as_tuple(value: object) -> object:
-    if isinstance(value, tuple):
-        return value
-    if not isinstance(value, list):
-        raise ValueError(f"a list of files is needed, but this is {kinds.kind_of(value)}")
-    if len(value) > MAX_FILES:
-        raise ValueError(f"{len(value)} files; at most {MAX_FILES}. Put many files into an image")
-    return tuple(value)
 
 
 def _written_network(network: Network | None) -> Any:  # noqa: ANN401 - JSON values
@@ -83,9 +58,7 @@ class Policy(Strict):
         max_length=MAX_VARIABLES,
         description="Environment variables, added to the image's; read-only.",
     )
-    files: Annotated[tuple[FileCopy, ...], BeforeValidator(_as_tuple, json_schema_input_type=list[FileCopy])] = Field(
-        default=(), description="Files that are copied in."
-    )
+    files: FilesField = Field(default=(), description="Files that are copied in.")
     network: Annotated[
         Network | None,
         BeforeValidator(read_network, json_schema_input_type=Network | Literal["none"]),
@@ -112,16 +85,6 @@ class Policy(Strict):
             _check_upstreams(network, risk)
             _check_targets(network, demanded_tier(risk, info.data.get("tier")))
         return network
-
-    @field_validator("files", mode="after")
-    @classmethod
-    def _each_target_once(cls, files: tuple[FileCopy, ...]) -> tuple[FileCopy, ...]:
-        seen: set[str] = set()
-        for file in files:
-            if file.target in seen:
-                raise ValueError(f"two files have the target {kinds.quoted(file.target)}")
-            seen.add(file.target)
-        return files
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.to_json(), sort_keys=True))

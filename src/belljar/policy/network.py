@@ -18,6 +18,8 @@ from belljar.policy.stand_ins import (
     MAX_PORTS,
     MODELS,
     NUMBER,
+    Names,
+    TargetPorts,
     AnyStandIn,
     At,
     Health,
@@ -122,6 +124,13 @@ def _check_kind(name: str, kind: object) -> None:
         raise At(f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
 
 
+class OwnCell(Strict):
+    """How the other cells of the range reach the range's own cell: not at all, unless it is said."""
+
+    names: Names = Field(description="Host names, exact.")
+    ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
+
+
 class Network(Strict):
     """A range's network: everything that can be reached, by name. What is not named does not exist."""
 
@@ -138,6 +147,9 @@ class Network(Strict):
     ] = Field(default_factory=dict, description="Simulated endpoints, by name.")
     upstreams: Annotated[tuple[Upstream, ...], list_of("upstreams", MAX_UPSTREAMS)] = Field(
         default=(), description="REAL services that the gateway may dial. Risk low and medium only."
+    )
+    own_cell: OwnCell | None = Field(
+        default=None, description="Where the target cells reach the cell that the sample works in. Default: nowhere."
     )
     record: Record = Field(
         default=Record(),
@@ -164,6 +176,8 @@ class Network(Strict):
     def _patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
         for name, item in self.stand_ins.items():
             yield from ((pattern, name, ("stand_ins", name, "names", at)) for at, pattern in enumerate(item.names))
+        for at, pattern in enumerate(self.own_cell.names if self.own_cell is not None else ()):
+            yield pattern, "own_cell", ("own_cell", "names", at)
         for index, upstream in enumerate(self.upstreams):
             yield upstream.host, f"upstreams[{index}]", ("upstreams", index, "host")
 
@@ -209,7 +223,11 @@ def locate(path: tuple[str | int, ...]) -> Located:
     if rest[:1] == ("stand_ins",) and len(rest) > 2 and rest[2] in MODELS:
         kind, rest = str(rest[2]), (*rest[:2], *rest[3:])
         return Located(("network", *rest), _model_below(MODELS[kind], rest[2:]))
-    models: Mapping[tuple[str | int, int], type[BaseModel]] = {("record", 2): Record, ("upstreams", 3): Upstream}
+    models: Mapping[tuple[str | int, int], type[BaseModel]] = {
+        ("record", 2): Record,
+        ("own_cell", 2): OwnCell,
+        ("upstreams", 3): Upstream,
+    }
     return Located(path, Network if len(rest) == 1 else models.get((rest[0], len(rest))) if rest else None)
 
 

@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
+from belljar.policy.files import FilesField
 from belljar.policy.resources import Resources, ResourcesField, Strict
 from belljar.policy.risk import Tier
 
 MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
 MAX_WORDS: Final = 1024
+ALL_PORTS: Final = 0
+"""The number of a target cell's port that stands for every one."""
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 _WEB: Final = ("http", "tls")
 NUMBER: Final = kinds.Text(reader=hosts.read_number, pattern="", types=("integer",))
@@ -68,8 +71,23 @@ def _read_port(value: object) -> object:
     return Port(number=number, protocol=protocol)
 
 
+def _read_target_port(value: object) -> object:
+    return Port(number=ALL_PORTS, protocol="tcp") if value == "all" else _read_port(value)
+
+
+def _all_alone(ports: tuple[Port, ...]) -> tuple[Port, ...]:
+    if len(ports) > 1 and any(port.number == ALL_PORTS for port in ports):
+        raise ValueError("`all` stands alone")
+    return ports
+
+
 PortField: TypeAlias = Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)]
 Ports: TypeAlias = Annotated[tuple[PortField, ...], list_of("ports", MAX_PORTS)]
+TargetPorts: TypeAlias = Annotated[
+    tuple[Annotated[Port, BeforeValidator(_read_target_port, json_schema_input_type=int | str)], ...],
+    list_of("ports", MAX_PORTS),
+    AfterValidator(_all_alone),
+]
 Names: TypeAlias = Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES)]
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
@@ -277,13 +295,13 @@ class Health(Strict):
 class TargetStandIn(StandIn):
     """A cell of the range's own, reached on its named ports only."""
 
-    protocols: ClassVar[tuple[str, ...]] = ("tcp",)
+    protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
     usual_ports: ClassVar[tuple[int, ...]] = ()
 
     names: Annotated[tuple[Annotated[str, hosts.HOST], ...], list_of("names", MAX_NAMES)] = Field(
         description="Host names, exact."
     )
-    ports: Ports = Field(description="TCP ports that can be reached.")
+    ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
     image: Annotated[str, kinds.IMAGE] = Field(default="default", description="The cell's root filesystem.")
     env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
         default_factory=dict, max_length=MAX_WORDS, description="Environment variables, added to the image's."
@@ -305,6 +323,7 @@ class CellStandIn(TargetStandIn):
     """A cell of an image and a command."""
 
     kind: Literal["cell"] = Field(description="What it plays.")
+    files: FilesField = Field(default=(), description="Files that are copied in.")
     command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
         default=None, description="What runs in it, as a list of words. Default the image's."
     )

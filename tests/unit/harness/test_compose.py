@@ -38,7 +38,8 @@ def test_several_services_are_a_range() -> None:
     found = read_compose(two())
     assert found.changes == {"image": "agent"}
     assert found.network == {
-        "stand_ins": {"shop": {"kind": "cell", "names": ["shop"], "ports": ["all"], "image": "shop"}}
+        "stand_ins": {"shop": {"kind": "cell", "names": ["shop"], "ports": ["all"], "image": "shop"}},
+        "own_cell": {"names": ["default"], "ports": ["all"]},
     }
 
 
