@@ -79,7 +79,7 @@ def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
         ("cell", {"health": {"http": "/"}}, "stand together"),
         ("cell", {"health": {"command": ["a"], "port": 1}}, "stand together"),
         ("cell", {"health": {"http": "/", "port": 80, "interval": 5}}, "as in `30m`"),
-        ("cell", {"ports": ["80/http"]}, "not `http`"),
+        ("cell", {"ports": ["80/smtp"]}, "not `smtp`"),
         ("metadata", {"cloud": "awz"}, "did you mean `aws`?"),
         ("metadata", {"data": {"/a": 5}}, "quotes"),
         ("openai", {"model": "a\nb"}, "one line"),
