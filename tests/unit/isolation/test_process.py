@@ -115,7 +115,7 @@ def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
 
 
 def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Between the look at its state and the look at its threads anybody's dead process may go: it has no namespaces then, and a destruction's proof is none the less one."""
+    """Between two looks anybody's dead process may go: it has no namespaces then, and a destruction's proof is one all the same."""
     (tmp_path / "5" / "task").mkdir(parents=True)
     (tmp_path / "5" / "stat").write_text(f"5 (x) Z {'0 ' * 49}")
     monkeypatch.setattr(process_module, "PROC", tmp_path)
