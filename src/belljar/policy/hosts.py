@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import idna
-
 from belljar.policy.fields import Text, kind_of, listed, nearest, quoted
 
 PROTOCOLS: Final = ("http", "tls", "tcp", "smtp", "smtps")
@@ -79,6 +77,8 @@ def _encoded(text: str, written: str) -> str:
     lowered = text.lower()
     if lowered.isascii() and "xn--" not in lowered:
         return lowered
+    import idna  # large tables, for few policies
+
     try:
         return idna.encode(text, uts46=True, std3_rules=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError) as exc:

@@ -60,6 +60,29 @@ def test_what_only_counts_is_no_difference() -> None:
     assert same_rules(RENDERED, {"nftables": entries}) == ()
 
 
+def test_nfts_versions_list_the_same_in_different_words() -> None:
+    """1.1 lists masks of flags as alternatives and an ICMP code as its number; neither is a difference, and another number is."""
+
+    def newer(part: Any) -> Any:  # noqa: ANN401 - JSON values
+        if isinstance(part, list):
+            return [newer(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        shown = {word: newer(item) for word, item in part.items()}
+        if "&" in shown and isinstance(shown["&"][1], list):
+            shown["&"][1] = {"|": shown["&"][1]}
+        if shown.get("left") == nft.field("icmp", "code"):
+            shown["right"] = 13
+        return shown
+
+    entries = newer(listed())
+    assert entries != listed()
+    assert same_rules(RENDERED, {"nftables": entries}) == ()
+    text = json.dumps(entries)
+    assert same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace(": 13}", ": 12}")}}}')) != ()
+    assert same_rules(RENDERED, json.loads(f'{{"nftables": {text.replace("rst", "psh")}}}')) != ()
+
+
 EDITS: dict[str, tuple[Callable[[list[dict[str, Any]]], object], str]] = {
     "no table": (lambda entries: entries.clear(), "table arp range is gone"),
     "another": (lambda entries: entries.append({"table": {"family": "ip", "name": "nat"}}), "table ip nat is not ours"),
