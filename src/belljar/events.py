@@ -53,6 +53,19 @@ class Kind(StrEnum):
     PROBE_COMPLETED = "probe.completed"
     SAMPLE_STARTED = "sample.started"
     SAMPLE_FINISHED = "sample.finished"
+    RANGE_OPENING = "range.opening"
+    RANGE_OPENED = "range.opened"
+    RANGE_FAILED = "range.failed"
+    RANGE_DESTROYING = "range.destroying"
+    RANGE_DESTROYED = "range.destroyed"
+    NETWORK_FLOW = "network.flow"
+    NETWORK_DNS = "network.dns"
+    NETWORK_TLS = "network.tls"
+    NETWORK_HTTP = "network.http"
+    NETWORK_HTTP_ANSWERED = "network.http.answered"
+    NETWORK_WEBSOCKET = "network.websocket"
+    NETWORK_STREAM = "network.stream"
+    NETWORK_ATTEMPT = "network.attempt"
 
 
 class Actor(StrEnum):

@@ -180,7 +180,7 @@ class _CellFailed(_Reason):
     error: str
 
 
-class _CellDestroyed(_Timed):
+class _Destroyed(_Timed):
     clean: bool
     survivors: TextList
     checked: TextList = []
@@ -268,6 +268,91 @@ class _Sample(_Data):
     sample: str
 
 
+class _Range(_Data):
+    range: str
+
+
+class _RangeOpened(_Range, _Timed):
+    pass
+
+
+class _RangeFailed(_Range, _Reason):
+    error: str
+
+
+class _RangeDestroying(_Range, _Reason):
+    pass
+
+
+class _RangeDestroyed(_Range, _Destroyed):
+    pass
+
+
+class _Seen(_Data):
+    """What a part of a range saw of a cell: by the cell's name in the range, empty when no cell of it has the address."""
+
+    cell: str
+
+
+class _Judged(_Seen, _Reason):
+    verdict: Literal["allowed", "refused", "dropped"]
+
+
+class _NetworkFlow(_Judged):
+    protocol: str
+    address: str
+    port: Count | None
+    bytes: Count
+
+
+class _NetworkDns(_Seen):
+    name: str
+    type: str
+    answer: str
+    longest_label: Count
+    entropy: float
+
+
+class _NetworkTls(_Judged):
+    sni: str | None
+    address: str
+    port: Count
+
+
+class _NetworkHttp(_Judged):
+    exchange: Count
+    stand_in: str
+    method: str
+    url: str
+    bytes: Count
+
+
+class _NetworkHttpAnswered(_Seen, _Timed):
+    exchange: Count
+    stand_in: str
+    status: Count
+    bytes: Count
+
+
+class _NetworkWebsocket(_Seen):
+    exchange: Count
+    stand_in: str
+    direction: Literal["sent", "received"]
+    bytes: Count
+
+
+class _NetworkStream(_Judged):
+    stand_in: str
+    address: str
+    port: Count
+    bytes: Count
+
+
+class _NetworkAttempt(_Data):
+    stand_in: str
+    what: str
+
+
 _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.RUN_STARTED: _RunStarted,
     Kind.RUN_FINISHED: _RunFinished,
@@ -282,7 +367,7 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.CELL_TAKEN: _CellTaken,
     Kind.CELL_FAILED: _CellFailed,
     Kind.CELL_DESTROYING: _Reason,
-    Kind.CELL_DESTROYED: _CellDestroyed,
+    Kind.CELL_DESTROYED: _Destroyed,
     Kind.TEMPLATE_BUILDING: _Template,
     Kind.TEMPLATE_BUILT: _TemplateBuilt,
     Kind.TEMPLATE_REJECTED: _TemplateRejected,
@@ -305,6 +390,19 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.PROTOCOL_VIOLATION: _Reason,
     Kind.SAMPLE_STARTED: _Sample,
     Kind.SAMPLE_FINISHED: _Sample,
+    Kind.RANGE_OPENING: _Range,
+    Kind.RANGE_OPENED: _RangeOpened,
+    Kind.RANGE_FAILED: _RangeFailed,
+    Kind.RANGE_DESTROYING: _RangeDestroying,
+    Kind.RANGE_DESTROYED: _RangeDestroyed,
+    Kind.NETWORK_FLOW: _NetworkFlow,
+    Kind.NETWORK_DNS: _NetworkDns,
+    Kind.NETWORK_TLS: _NetworkTls,
+    Kind.NETWORK_HTTP: _NetworkHttp,
+    Kind.NETWORK_HTTP_ANSWERED: _NetworkHttpAnswered,
+    Kind.NETWORK_WEBSOCKET: _NetworkWebsocket,
+    Kind.NETWORK_STREAM: _NetworkStream,
+    Kind.NETWORK_ATTEMPT: _NetworkAttempt,
 }
 
 
