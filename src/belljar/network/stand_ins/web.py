@@ -98,7 +98,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer. `stream` stands in for `body` when what is sent is too large to hold; `length` is its size in bytes."""
+    """One answer. `stream` stands in for `body` when what is sent is too large to hold, or is sent bit by bit; `length` is its size in bytes, -1 if unknown."""
 
     status: int = 200
     headers: Pairs = ()
@@ -203,12 +203,12 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
 async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
     """Send it. For HEAD the fields are those of GET and there is no body (RFC 9110, 9.3.2)."""
     bare = answer.status in (204, 304) or answer.status < 200
-    length = answer.length if answer.length >= 0 else len(answer.body)
+    length = len(answer.body) if answer.stream is None else answer.length
     headers = [
         (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in answer.headers
     ]
-    if not bare and not any(name == b"content-length" for name, _ in headers):
+    if not bare and length >= 0 and not any(name == b"content-length" for name, _ in headers):
         headers.append((b"content-length", str(length).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     if answer.stream is not None and not head and not bare:
