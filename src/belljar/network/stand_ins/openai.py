@@ -190,12 +190,9 @@ class _Server:
             found = parse_json(data) if len(data) <= MAX_ANSWER_BYTES else None
         except ValueError:
             found = None
-        choices = found.get("choices") if isinstance(found, dict) else None
-        if (
-            not isinstance(choices, list)
-            or not choices
-            or not all(isinstance(c, dict) and isinstance(c.get("message"), dict) for c in choices)
-        ):
+        if not isinstance(found, dict) or not isinstance(choices := found.get("choices"), list) or not choices:
+            raise RefusedError(500, _DOWN)
+        if not all(isinstance(choice, dict) and isinstance(choice.get("message"), dict) for choice in choices):
             raise RefusedError(500, _DOWN)
         name = "".join(_BASE62[byte % 62] for byte in self.context.random(29))
         filled = {
@@ -319,20 +316,13 @@ def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, 
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    content, calls = message.get("content"), message.get("tool_calls")
+    content = message.get("content")
     yield {"role": "assistant", "content": "" if isinstance(content, str) else None}
     for piece in pieces(content) if isinstance(content, str) else ():
         yield {"content": piece}
-    for index, call in enumerate(calls if isinstance(calls, list) else ()):
-        function = call.get("function", {}) if isinstance(call, dict) else {}
-        begun = {
-            "index": index,
-            "id": call.get("id"),
-            "type": "function",
-            "function": {"name": function.get("name"), "arguments": ""},
-        }
-        yield {"tool_calls": [begun]}
-        for piece in pieces(str(function.get("arguments", ""))):
+    for index, call in enumerate(responses.calls_of(message)):
+        yield {"tool_calls": [{"index": index, **call, "function": {**call["function"], "arguments": ""}}]}
+        for piece in pieces(call["function"]["arguments"]):
             yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
 
 

@@ -103,9 +103,22 @@ def _tools(tools: object) -> list[dict[str, Any]]:
     ]
 
 
+def calls_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tool calls of a completion's message, each whole: `id`, `type` and `function` with `name` and `arguments`, text."""
+    found = message.get("tool_calls")
+    whole = []
+    for call in found if isinstance(found, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            named = {"name": str(function.get("name", "")), "arguments": str(function.get("arguments", ""))}
+            whole.append({"id": str(call.get("id", "")), "type": "function", "function": named})
+    return whole
+
+
 def from_chat(completion: Mapping[str, Any], body: Mapping[str, Any], random: Callable[[int], bytes]) -> dict[str, Any]:
     """The response for a completion."""
-    message, output = completion["choices"][0]["message"], []
+    message = completion["choices"][0]["message"]
+    output: list[dict[str, Any]] = []
     if isinstance(message.get("content"), str):
         part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
         output.append(
@@ -117,19 +130,9 @@ def from_chat(completion: Mapping[str, Any], body: Mapping[str, Any], random: Ca
                 "content": [part],
             }
         )
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function", {}) if isinstance(call, dict) else {}
-        output.append(
-            {
-                "type": "function_call",
-                "id": f"fc_{random(24).hex()}",
-                "call_id": call.get("id"),
-                "name": function.get("name"),
-                "arguments": function.get("arguments", ""),
-                "status": "completed",
-            }
-        )
+    for call in calls_of(message):
+        item = {"type": "function_call", "id": f"fc_{random(24).hex()}", "status": "completed"}
+        output.append({**item, "call_id": call["id"], **call["function"]})
     return {
         "id": f"resp_{random(24).hex()}",
         "object": "response",

@@ -1,0 +1,323 @@
+"""What an OpenAPI document offers: its operations, by method and path, with the places of their schemas; and what is wrong with it. Pure but for the file's reading.
+
+Every mistake has its place in the file. References into other documents are refused, so nothing is ever fetched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from belljar.network.stand_ins import patterns
+from belljar.network.stand_ins.documents import Document, read_document, unknown_settings
+from belljar.network.stand_ins.schemas import Pointer, look, pointer_of
+from belljar.policy.fields import kind_of, quoted
+
+SETTINGS: Final = ("file", "auth")
+METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+MAX_OPERATIONS: Final = 2000
+_DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
+_STATUS: Final = re.compile(r"[1-5]([0-9]{2}|XX)|default", re.ASCII)
+_PARAMETER: Final = re.compile(r"\{([^{}/]+)\}")
+
+
+_OBJECT: Final = {"type": "object"}
+_OBJECTS: Final = {"type": "object", "additionalProperties": _OBJECT}
+_LIST: Final = {"type": "array", "items": _OBJECT}
+_MEDIA: Final = {"type": "object", "properties": {"schema": {"type": ["object", "boolean"]}, "examples": _OBJECT}}
+_CONTENT: Final = {
+    "type": "object",
+    "properties": {"content": {"type": "object", "additionalProperties": _MEDIA}, "headers": _OBJECTS},
+}
+_OPERATION: Final = {
+    "type": "object",
+    "properties": {
+        "parameters": _LIST,
+        "requestBody": _CONTENT,
+        "responses": {"type": "object", "patternProperties": {"^[1-5d]": _CONTENT}},
+        "security": _LIST,
+        "servers": _LIST,
+    },
+}
+_PATH: Final = {
+    "type": "object",
+    "properties": {"parameters": _LIST, "servers": _LIST, **dict.fromkeys(METHODS, _OPERATION)},
+}
+_COMPONENTS: Final = {
+    "schemas": _OBJECT,
+    "responses": {"type": "object", "additionalProperties": _CONTENT},
+    "requestBodies": {"type": "object", "additionalProperties": _CONTENT},
+    "parameters": _OBJECTS,
+    "headers": _OBJECTS,
+    "securitySchemes": _OBJECTS,
+}
+_SHAPE: Final = {
+    "type": "object",
+    "properties": {
+        "paths": {"type": "object", "patternProperties": {"^/": _PATH}},
+        "components": {"type": "object", "properties": _COMPONENTS},
+        "servers": _LIST,
+        "security": _LIST,
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter; `schema` is where its schema stands, None when it has none that is checked."""
+
+    name: str
+    place: str
+    required: bool
+    schema: Pointer | None
+    explode: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path. `status` and `answer` (its place, None: no answer is described) are what is answered."""
+
+    method: str
+    path: str
+    pattern: re.Pattern[str]
+    names: tuple[str, ...]
+    at: Pointer
+    parameters: tuple[Parameter, ...]
+    body: Pointer | None
+    status: int
+    answer: Pointer | None
+    responses: Mapping[str, Pointer]
+    security: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(kw_only=True)
+class Api:
+    """A document and what it offers; concrete paths stand before those with parameters."""
+
+    document: Document
+    operations: tuple[Operation, ...] = ()
+    schemes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def root(self) -> dict[str, Any]:
+        """The document's value."""
+        found: dict[str, Any] = self.document.value
+        return found
+
+    def at(self, path: Pointer) -> tuple[Pointer, Any]:
+        """The value at a place, references followed, and where it was found. Raises `KeyError` where one leads nowhere."""
+        return follow(self.root, path)
+
+
+def follow(root: object, path: Pointer) -> tuple[Pointer, Any]:
+    """The value at a path, `$ref`s on the way there and at its end followed. Raises `KeyError`."""
+    for _ in range(32):
+        value = look(root, path)
+        if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):
+            return path, value
+        try:
+            path = pointer_of(value["$ref"])
+        except ValueError as exc:
+            raise KeyError(str(exc)) from None
+    raise KeyError("references go round in a circle")
+
+
+def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list[str]]:
+    """The document's operations, and what is wrong: then nothing else of the answer may be used."""
+    problems = unknown_settings(settings, SETTINGS)
+    if not isinstance(settings.get("auth", True), bool):
+        problems.append("auth: true or false is needed")
+    if "file" not in settings:
+        return Api(document=Document(source="")), [*problems, "file: the name of an OpenAPI document is needed"]
+    api = Api(document=read_document(directory, settings["file"], what="an OpenAPI document"))
+    if not api.document.problems:
+        _Reader(api).read()
+    return api, problems + api.document.problems
+
+
+class _Reader:
+    """Reads a document into an `Api`; notes what is wrong in its `Document`."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+        self.wrong = api.document.problem
+
+    def read(self) -> None:
+        root = self.api.document.value
+        version = root.get("openapi") if isinstance(root, dict) else None
+        if not isinstance(version, str) or not re.fullmatch(r"3\.[01](\.\d+)?", version):
+            shown = "Swagger 2.0: convert it first" if isinstance(root, dict) and "swagger" in root else quoted(version)
+            self.wrong(("openapi",), f"an OpenAPI document of version 3.0 or 3.1 is needed, this is {shown}")
+            return
+        self.shape(root)
+        self.references(root)
+        if not root.get("paths"):
+            self.wrong(("paths",), "there are no paths, so nothing could be answered")
+        if self.api.document.problems:
+            return
+        found: list[Operation] = [operation for name in root["paths"] for operation in self.path(name)]
+        if len(found) > MAX_OPERATIONS:
+            self.wrong(("paths",), f"more than {MAX_OPERATIONS} operations")
+        self.api.operations = tuple(sorted(found, key=lambda operation: len(operation.names)))
+        schemes = root.get("components", {}).get("securitySchemes", {})
+        self.api.schemes = {name: self.api.at(("components", "securitySchemes", name))[1] for name in schemes}
+
+    def shape(self, root: object) -> None:
+        """What is read here has the types that it must have."""
+
+        for error in Draft202012Validator(_SHAPE).iter_errors(root):
+            self.wrong(tuple(error.absolute_path), str(error.message)[:300])
+
+    def references(self, root: object) -> None:
+        """Every reference is local and leads somewhere; every pattern can be used."""
+        for path, value in walk(root, ()):
+            if path[-1:] == ("$ref",) and isinstance(value, str):
+                try:
+                    pointer_of(value)
+                    follow(root, path[:-1])
+                except ValueError as exc:
+                    self.wrong(path, f"{quoted(value)}: {exc}; put what it names into this document")
+                except KeyError:
+                    self.wrong(path, f"{quoted(value)} leads nowhere, or round in a circle")
+            elif path[-1:] == ("pattern",) and isinstance(value, str) and (message := patterns.problem(value)):
+                self.wrong(path, f"{quoted(value)}: {message}")
+
+    def path(self, path: str) -> Iterator[Operation]:
+        at: Pointer = ("paths", path)
+        if not path.startswith("/"):
+            if not path.startswith("x-"):
+                self.wrong(at, "a path begins with `/`", key=True)
+            return
+        try:
+            at, item = self.api.at(at)
+        except KeyError:
+            self.wrong(at, "a reference leads nowhere")
+            return
+        if not isinstance(item, dict):
+            self.wrong(at, f"a mapping of methods is needed, but this is {kind_of(item)}")
+            return
+        for method in METHODS:
+            if method in item:
+                operation = self.operation(method, path, (*at, method), at, item)
+                if operation is not None:
+                    yield operation
+
+    def operation(
+        self, method: str, path: str, at: Pointer, above: Pointer, item: Mapping[str, Any]
+    ) -> Operation | None:
+        value = item[method]
+        responses = value.get("responses") if isinstance(value, dict) else None
+        if not isinstance(responses, dict) or not responses:
+            self.wrong((*at, "responses"), "an operation has at least one response")
+            return None
+        wrong = [code for code in responses if not _STATUS.fullmatch(code) and not code.startswith("x-")]
+        for code in wrong:
+            self.wrong((*at, "responses", code), f"{quoted(code)} is no status, no `2XX` and not `default`", key=True)
+        codes = {code: (*at, "responses", code) for code in responses if _STATUS.fullmatch(code)}
+        status, chosen = choose(codes)
+        bases = self.bases(value, item)
+        pattern = f"(?:{'|'.join(re.escape(base) for base in bases)}){_expression(path)}"
+        security = value.get("security", self.api.root.get("security", []))
+        return Operation(
+            method=method.upper(),
+            path=path,
+            pattern=re.compile(pattern),
+            names=tuple(_PARAMETER.findall(path)),
+            at=at,
+            parameters=self.parameters(at, above, value, item),
+            body=(*at, "requestBody") if isinstance(value.get("requestBody"), dict) else None,
+            status=status,
+            answer=codes.get(chosen),
+            responses=codes,
+            security=tuple(part for part in security if isinstance(part, dict)) if isinstance(security, list) else (),
+        )
+
+    def bases(self, value: Mapping[str, Any], item: Mapping[str, Any]) -> list[str]:
+        """The paths of the servers, longest first; no server means the root."""
+        servers = value.get("servers") or item.get("servers") or self.api.root.get("servers") or [{"url": "/"}]
+        found = (
+            {""} if not isinstance(servers, list) else {_base(server) for server in servers if isinstance(server, dict)}
+        )
+        return sorted(found or {""}, key=len, reverse=True)
+
+    def parameters(
+        self, at: Pointer, above: Pointer, value: Mapping[str, Any], item: Mapping[str, Any]
+    ) -> tuple[Parameter, ...]:
+        found: dict[tuple[str, str], Parameter] = {}
+        for place, holder in ((above, item), (at, value)):
+            listed = holder.get("parameters", [])
+            for index in range(len(listed) if isinstance(listed, list) else 0):
+                parameter = self.parameter((*place, "parameters", index))
+                if parameter is not None:
+                    found[(parameter.name, parameter.place)] = parameter
+        return tuple(found.values())
+
+    def parameter(self, path: Pointer) -> Parameter | None:
+        at, value = self.api.at(path)
+        name, place = (value.get("name"), value.get("in")) if isinstance(value, dict) else (None, None)
+        if not isinstance(name, str) or place not in ("path", "query", "header", "cookie"):
+            self.wrong(path, "a parameter has a `name`, and `in` is `path`, `query`, `header` or `cookie`")
+            return None
+        return Parameter(
+            name=name,
+            place=place,
+            required=value.get("required") is True,
+            schema=(*at, "schema") if isinstance(value.get("schema"), (dict, bool)) else None,
+            explode=value.get("explode", value.get("style", "form") == "form") is True,
+        )
+
+
+def walk(value: object, path: Pointer) -> Iterator[tuple[Pointer, object]]:
+    """Every value of a document and its place, but for what lies inside an author's data."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        here = (*path, name)
+        yield here, item
+        # An author's examples may hold anything; a property may have such a name, and then holds a schema.
+        if name not in _DATA or (isinstance(item, dict) and {"type", "$ref", "content", "schema"} & item.keys()):
+            yield from walk(item, here)
+
+
+def _base(server: Mapping[str, Any]) -> str:
+    url = str(server.get("url", "/"))
+    variables = server.get("variables", {})
+    for name, variable in variables.items() if isinstance(variables, dict) else ():
+        if isinstance(variable, dict):
+            url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
+    try:
+        return urlsplit(url).path.rstrip("/")
+    except ValueError:
+        return ""
+
+
+def _expression(path: str) -> str:
+    parts = _PARAMETER.split(path)
+    return "".join(re.escape(part) if index % 2 == 0 else "([^/]{1,2048}?)" for index, part in enumerate(parts))
+
+
+def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:
+    """What is answered: the lowest 2xx, else what `default` describes as 200, else the lowest 3xx, else the lowest there is."""
+    numbers = sorted(code for code in codes if code.isdigit() and code != "100" and code[0] != "1")
+    for first in ("2", "default", "3"):
+        if first == "default" and first in codes:
+            return 200, first
+        number = next((code for code in numbers if code.startswith(first)), None)
+        if number:
+            return int(number), number
+        if f"{first}XX" in codes:
+            return int(first) * 100, f"{first}XX"
+    return (int(numbers[0]), numbers[0]) if numbers else (200, next(iter(codes), ""))
+
+
+def arguments(operation: Operation, raw_path: str) -> dict[str, str] | None:
+    """The path's parameters, decoded, when the path is the operation's."""
+    match = operation.pattern.fullmatch(raw_path)
+    if match is None:
+        return None
+    return {name: unquote(text, errors="replace") for name, text in zip(operation.names, match.groups(), strict=True)}

@@ -1,0 +1,175 @@
+"""The schemas of an OpenAPI document, as JSON Schema 2020-12: what 3.0 says in its own words is put into the standard's, local references stay references.
+
+Two readings: of requests (what is `readOnly` isn't demanded) and of answers (what is `writeOnly` isn't there). Remote references are never followed.
+Source: OpenAPI 3.0.4 and 3.1.1, "Schema Object".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal
+from urllib.parse import unquote
+
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from jsonschema.exceptions import SchemaError, ValidationError  # type: ignore[import-untyped]
+from jsonschema.validators import extend  # type: ignore[import-untyped]
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+Side = Literal["request", "answer"]
+Pointer = tuple["str | int", ...]
+
+MAX_ERRORS: Final = 5
+MAX_PATTERN_TEXT: Final = 1000
+"""A text longer than this fails any `pattern`: an author's expression must not become slow on a guest's text."""
+_DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
+_URN: Final = "urn:openapi"
+
+
+def escape(part: str | int) -> str:
+    """A part of a JSON pointer (RFC 6901)."""
+    return str(part).replace("~", "~0").replace("/", "~1")
+
+
+def pointer_of(ref: str) -> Pointer:
+    """The path that a local reference names. Raises `ValueError` for any other."""
+    if ref != "#" and not ref.startswith("#/"):
+        raise ValueError("only references into the same document (`#/…`) are followed")
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in unquote(ref[1:]).split("/")[1:])
+
+
+def look(document: object, path: Pointer) -> Any:  # noqa: ANN401 - any value of a document
+    """The value at a path. Raises `KeyError` when there is none."""
+    at = document
+    for part in path:
+        if isinstance(at, dict) and str(part) in at:
+            at = at[str(part)]
+        elif isinstance(at, list) and str(part).isascii() and str(part).isdigit() and int(part) < len(at):
+            at = at[int(part)]
+        else:
+            raise KeyError(part)
+    return at
+
+
+def _matches(validator: Any, pattern: str, instance: object, schema: object) -> Iterator[ValidationError]:  # noqa: ANN401, ARG001
+    if not isinstance(instance, str):
+        return
+    if len(instance) > MAX_PATTERN_TEXT:
+        yield ValidationError("is too long")
+    elif not re.search(pattern, instance):
+        yield ValidationError(f"does not match {pattern!r}")
+
+
+_VALIDATOR: Final = extend(Draft202012Validator, {"pattern": _matches})
+
+
+class Schemas:
+    """One side's schemas of a document; `document` itself is left as it is."""
+
+    def __init__(self, document: Mapping[str, Any], side: Side) -> None:
+        self.is_30 = str(document.get("openapi", "")).startswith("3.0")
+        self.hidden = "readOnly" if side == "request" else "writeOnly"
+        self.root = self._converted(document)
+        self._registry: Any = Registry().with_resource(_URN, DRAFT202012.create_resource(self.root))
+
+    def _converted(self, value: Any) -> Any:  # noqa: ANN401 - any value of a document
+        if isinstance(value, list):
+            return [self._converted(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if self.is_30 and isinstance(value.get("$ref"), str):
+            return {"$ref": value["$ref"]}
+        # An answer's or parameter's `examples` is a mapping of names; a property may be called `example`: then it holds a schema, which is converted all the same.
+        new = {
+            name: item if name in _DATA and not _is_schema(item) else self._converted(item)
+            for name, item in value.items()
+        }
+        if self.is_30 and ("type" in new or "nullable" in new):
+            _from_30(new)
+        self._hide(new)
+        return new
+
+    def _hide(self, schema: dict[str, Any]) -> None:
+        properties = schema.get("properties")
+        if not isinstance(properties, dict):
+            return
+        hidden = {name for name, item in properties.items() if isinstance(item, dict) and item.get(self.hidden) is True}
+        schema["properties"] = {name: item for name, item in properties.items() if name not in hidden}
+        if isinstance(schema.get("required"), list):
+            schema["required"] = [name for name in schema["required"] if name not in hidden]
+
+    def validator(self, path: Pointer) -> Any:  # noqa: ANN401 - jsonschema has no types
+        """A validator of the schema at a path."""
+        reference = f"{_URN}#" + "".join(f"/{escape(part)}" for part in path)
+        return _VALIDATOR({"$ref": reference}, registry=self._registry)
+
+    def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
+        """Where a value breaks the schema at a path, and how; at most `MAX_ERRORS`. One that is nested too deep to check breaks it."""
+        try:
+            found = []
+            for error in self.validator(path).iter_errors(value):
+                place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+                found.append((place.lstrip(".")[:200], str(error.message)[:300]))
+                if len(found) == MAX_ERRORS:
+                    break
+            return found
+        except RecursionError:
+            return [("", "nested too deeply")]
+
+    def fault(self, path: Pointer) -> str:
+        """What keeps the value at a path from being a schema, or ""."""
+        try:
+            Draft202012Validator.check_schema(look(self.root, path))
+        except SchemaError as exc:
+            place = ".".join(str(part) for part in exc.absolute_path)
+            return f"not a schema{f' at {place}' if place else ''}: {str(exc.message)[:200]}"
+        return ""
+
+    def plain(self, path: Pointer) -> dict[str, Any]:
+        """The schema at a path, references at its top followed; empty when there is none."""
+        return self._followed(look(self.root, path))
+
+    def kinds(self, schema: object) -> list[str]:
+        """The types that a schema names."""
+        kind = self._followed(schema).get("type", [])
+        return [kind] if isinstance(kind, str) else list(kind)
+
+    def _followed(self, schema: object) -> dict[str, Any]:
+        for _ in range(32):
+            if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+                break
+            schema = look(self.root, pointer_of(schema["$ref"]))
+        return schema if isinstance(schema, dict) else {}
+
+    def fits(self, schema: object, value: object) -> bool:
+        """Whether a value fits a schema that was put together while an example is made."""
+        try:
+            validator = _VALIDATOR(_absolute(schema), registry=self._registry)
+            return bool(validator.is_valid(value))
+        except RecursionError:
+            return False
+
+
+def _is_schema(item: object) -> bool:
+    return isinstance(item, dict) and bool({"type", "$ref", "content", "schema", "description"} & item.keys())
+
+
+def _absolute(schema: Any) -> Any:  # noqa: ANN401 - any value of a document
+    if isinstance(schema, list):
+        return [_absolute(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    new = {name: item if name in _DATA else _absolute(item) for name, item in schema.items()}
+    ref = new.get("$ref")
+    return {**new, "$ref": _URN + ref} if isinstance(ref, str) and ref.startswith("#") else new
+
+
+def _from_30(schema: dict[str, Any]) -> None:
+    for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
+        if isinstance(schema.get(name), bool) and schema.pop(name) and bound in schema:
+            schema[name] = schema.pop(bound)
+    if schema.pop("nullable", False) is True and isinstance(schema.get("type"), str):
+        schema["type"] = [schema["type"], "null"]
+        if isinstance(schema.get("enum"), list) and None not in schema["enum"]:
+            schema["enum"] = [*schema["enum"], None]
