@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+
 from belljar.events import Body, JsonValue
-from belljar.network.gateway.context import App, StandInContext
+from belljar.network.gateway.context import App, Ask, StandInContext
 from belljar.network.stand_ins.web import parse_json
 
 NOW = 1_800_000_000.0
@@ -37,7 +38,7 @@ class Said:
         return self.body.decode()
 
     @property
-    def json(self) -> Any:
+    def json(self) -> Any:  # noqa: ANN401 - any JSON value
         """The body as JSON."""
         return parse_json(self.body)
 
@@ -49,6 +50,7 @@ class Recorded:
     events: list[tuple[str, dict[str, JsonValue], tuple[Body, ...]]] = field(default_factory=list)
 
     async def __call__(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+        """Keep it."""
         self.events.append((kind, dict(data), tuple(bodies)))
 
     def attempts(self) -> list[JsonValue]:
@@ -67,7 +69,7 @@ def context(
     *,
     names: tuple[str, ...] = ("shop.example",),
     seed: bytes = b"seed",
-    ask: Callable[[str, bytes], Awaitable[bytes]] = no_answer,
+    ask: Ask = no_answer,
     record: Recorded | None = None,
 ) -> StandInContext:
     """A context whose every answer is the same in each run."""

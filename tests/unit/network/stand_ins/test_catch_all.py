@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from belljar.network.stand_ins import catch_all
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, Recorded, context
+
+from belljar.network.stand_ins import catch_all
 
 
 @pytest.fixture

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from belljar.network.stand_ins import har
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, Recorded, context
 
+from belljar.network.stand_ins import har
+
 
 def entry(
-    method: str, url: str, text: str | None = "ok", *, post: str | None = None, status: int = 200, **content: Any
+    method: str, url: str, text: str | None = "ok", *, post: str | None = None, status: int = 200, **content: object
 ) -> dict[str, Any]:
     """An entry of a recording."""
     request: dict[str, Any] = {"method": method, "url": url}
@@ -38,7 +39,7 @@ def write(folder: Path, *entries: object) -> dict[str, Any]:
     return {"file": "a.har"}
 
 
-def client(folder: Path, *entries: object, record: Recorded | None = None, **settings: Any) -> Client:
+def client(folder: Path, *entries: object, record: Recorded | None = None, **settings: object) -> Client:
     """A player of entries."""
     return Client(har.make(context({**write(folder, *entries), **settings}, folder, record=record)))
 

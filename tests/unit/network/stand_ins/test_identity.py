@@ -7,10 +7,11 @@ import re
 import uuid
 
 import pytest
-from belljar.network.stand_ins.identity import make_identity, pick, uuid_of
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import NOW, context
+
+from belljar.network.stand_ins.identity import make_identity, pick, uuid_of
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

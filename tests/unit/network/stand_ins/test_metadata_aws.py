@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from belljar.errors import PolicyError
-from belljar.network.stand_ins import metadata
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import NOW, Client, Recorded, context
+
+from belljar.errors import PolicyError
+from belljar.network.stand_ins import metadata
 
 TOKEN = "x-aws-ec2-metadata-token"
 ROLES = "/latest/meta-data/iam/security-credentials/"

@@ -6,8 +6,9 @@ import base64
 import json
 
 import pytest
-from belljar.network.stand_ins import metadata
 from tests.fakes.asgi import Client, Recorded, Said, context
+
+from belljar.network.stand_ins import metadata
 
 VERSION = "api-version=2021-02-01"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from belljar.network.stand_ins import metadata
 from tests.fakes.asgi import Client, Recorded, Said, context
+
+from belljar.network.stand_ins import metadata
 
 ROOT = "/computeMetadata/v1"
 

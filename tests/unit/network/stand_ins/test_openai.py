@@ -7,10 +7,11 @@ from typing import Any
 
 import anyio
 import pytest
-from belljar.network.stand_ins import openai
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, Said, context
+
+from belljar.network.stand_ins import openai
 
 KEY = {"authorization": "Bearer sk-x"}
 ASK = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
@@ -24,7 +25,7 @@ TOOL_CALL = {
 class Owner:
     """Answers every question with one message, and keeps the questions."""
 
-    def __init__(self, message: dict[str, Any] | None = None, **more: Any) -> None:
+    def __init__(self, message: dict[str, Any] | None = None, **more: object) -> None:
         self.questions: list[dict[str, Any]] = []
         self.reply = json.dumps(
             {
@@ -36,6 +37,7 @@ class Owner:
         ).encode()
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
+        """The same answer each time."""
         assert kind == "chat"
         self.questions.append(json.loads(body))
         return self.reply

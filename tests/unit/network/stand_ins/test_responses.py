@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from belljar.network.stand_ins.responses import calls_of, to_chat
 
 
@@ -41,11 +42,18 @@ def test_a_conversation_with_tools_becomes_messages() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"input": 3}, {"input": [3]}, {"input": [{"type": "x"}]}, {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, {"input": "x", "previous_response_id": "r"}, {"input": "x", "tools": [{"type": "web_search"}]}],
-)  # fmt: skip
+    [
+        {"input": 3},
+        {"input": [3]},
+        {"input": [{"type": "x"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+        {"input": "x", "previous_response_id": "r"},
+        {"input": "x", "tools": [{"type": "web_search"}]},
+    ],
+)
 def test_what_cannot_be_told_in_chat_is_refused(body: dict[str, Any]) -> None:
     """Nothing is left out silently that would change the meaning."""
-    with pytest.raises(ValueError, match="input|parameter|tools"):
+    with pytest.raises(ValueError, match=r"input|parameter|tools"):
         to_chat(body)
 
 

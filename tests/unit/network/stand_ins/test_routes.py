@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from belljar.network.stand_ins.routes import Condition, Pattern, Route, escape_for, parse_pattern
-from belljar.network.stand_ins.templates import View, parse_reference, parse_template
-from belljar.network.stand_ins.web import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import context
+
+from belljar.network.stand_ins.routes import Condition, Pattern, Route, escape_for, parse_pattern
+from belljar.network.stand_ins.templates import View, parse_reference, parse_template
+from belljar.network.stand_ins.web import Request
 
 
 @pytest.mark.parametrize("text", ["x", "/a?b", "/{a}{b}", "/{a...}/b", "/{a}/{a}", "/{1}", "/a{b}", "/ a", "/{}"])

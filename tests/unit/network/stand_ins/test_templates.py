@@ -6,6 +6,10 @@ import html
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.asgi import context
+
 from belljar.network.stand_ins.templates import (
     Escape,
     TemplateError,
@@ -16,9 +20,6 @@ from belljar.network.stand_ins.templates import (
     render_value,
 )
 from belljar.network.stand_ins.web import Request
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.fakes.asgi import context
 
 
 def view(query: str = "", body: bytes = b"", **state: object) -> View:
@@ -59,9 +60,30 @@ def test_what_a_template_finds(text: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{{", "{{ }}", "{{ os }}", "{{ json.__class__ }}{{ state.x() }}", "{{ query }}", "{{ query.a.b }}", "{{ method.x }}", "{{ random.hex }}", "{{ random.hex(0) }}", "{{ random.hex(999) }}", "{{ random.int(2, 1) }}",
-     "{{ now.year }}", "{{ json.a | upper }}", "{{ json.a | default }}", "{{ json.a | default(json.b) }}", "{{ json.a json.b }}", "{{ json[ }}", "{{ json[state[json[state[json.a]]]] }}", "{{ json" + ".a" * 17 + " }}", '{{ json["\\x"] }}', "{{ 1 + 1 }}"],
-)  # fmt: skip
+    [
+        "{{",
+        "{{ }}",
+        "{{ os }}",
+        "{{ json.__class__ }}{{ state.x() }}",
+        "{{ query }}",
+        "{{ query.a.b }}",
+        "{{ method.x }}",
+        "{{ random.hex }}",
+        "{{ random.hex(0) }}",
+        "{{ random.hex(999) }}",
+        "{{ random.int(2, 1) }}",
+        "{{ now.year }}",
+        "{{ json.a | upper }}",
+        "{{ json.a | default }}",
+        "{{ json.a | default(json.b) }}",
+        "{{ json.a json.b }}",
+        "{{ json[ }}",
+        "{{ json[state[json[state[json.a]]]] }}",
+        "{{ json" + ".a" * 17 + " }}",
+        '{{ json["\\x"] }}',
+        "{{ 1 + 1 }}",
+    ],
+)
 def test_nothing_else_can_be_written(text: str) -> None:
     """Calls, operators, unknown roots and filters are mistakes with a place."""
     with pytest.raises(TemplateError) as caught:

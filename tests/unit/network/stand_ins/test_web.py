@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from belljar.network.stand_ins.web import MAX_FIELDS, Answer, Request, header_text, http_app, parse_json, plain_error
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client
+
+from belljar.network.stand_ins.web import MAX_FIELDS, Answer, Request, header_text, http_app, parse_json, plain_error
 
 
 def request(**fields: str) -> Request:
