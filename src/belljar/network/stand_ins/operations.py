@@ -297,8 +297,14 @@ def _base(server: Mapping[str, Any]) -> str:
 
 
 def _expression(path: str) -> str:
-    parts = _PARAMETER.split(path)
-    return "".join(re.escape(part) if index % 2 == 0 else "([^/]{1,2048}?)" for index, part in enumerate(parts))
+    return "/".join(_segment(segment) for segment in path.split("/"))
+
+
+def _segment(segment: str) -> str:
+    parts = _PARAMETER.split(segment)
+    # Several in one segment are tried at every place: shorter, so that no path takes long.
+    most = 2048 if len(parts) <= 3 else 128
+    return "".join(re.escape(part) if index % 2 == 0 else f"([^/]{{1,{most}}}?)" for index, part in enumerate(parts))
 
 
 def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:

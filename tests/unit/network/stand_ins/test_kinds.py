@@ -6,9 +6,10 @@ import importlib
 import inspect
 
 import pytest
+from tests.fakes.asgi import context
+
 from belljar.errors import PolicyError
 from belljar.network.stand_ins import KINDS, check, make
-from tests.fakes.asgi import context
 
 
 @pytest.mark.parametrize("kind", ["http", "openapi", "har", "metadata", "openai", "catch_all"])

@@ -60,3 +60,10 @@ def test_settings_are_checked() -> None:
         "auth: true or false is needed",
         "file: the name of an OpenAPI document is needed",
     ]
+
+
+@pytest.mark.parametrize("text", ["." * 60_000, "a." * 30_000, "a" * 60_000])
+def test_no_path_is_slow_to_take_apart(text: str) -> None:
+    """A segment with several parameters has a bound: a long one is simply none of its own."""
+    api, _ = load({"file": "billing.json"}, DOCUMENTS)
+    assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [None] * len(api.operations)
