@@ -132,7 +132,7 @@ asyncio.run(main())
 def test_node_fetch(serve: Serve, tmp_path: Path) -> None:
     """Node's fetch reads JSON and sends it."""
     node = installed("node")
-    base = serve("openapi", {"file": "pets.yaml"}, DOCUMENTS)
+    base = serve("openapi", {"document": "pets.yaml"}, DOCUMENTS)
     program = f"""
 const h = {{"x-key": "k", "content-type": "application/json"}};
 const all = await (await fetch("{base}/v2/pets")).json();

@@ -19,7 +19,7 @@ from belljar.network.stand_ins.documents import Document, read_document, unknown
 from belljar.network.stand_ins.schemas import Pointer, look, pointer_of
 from belljar.policy.fields import kind_of, quoted
 
-SETTINGS: Final = ("file", "auth")
+SETTINGS: Final = ("document", "auth")
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_OPERATIONS: Final = 2000
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
@@ -133,9 +133,9 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("auth", True), bool):
         problems.append("auth: true or false is needed")
-    if "file" not in settings:
-        return Api(document=Document(source="")), [*problems, "file: the name of an OpenAPI document is needed"]
-    api = Api(document=read_document(directory, settings["file"], what="an OpenAPI document"))
+    if "document" not in settings:
+        return Api(document=Document(source="")), [*problems, "document: the name of an OpenAPI document is needed"]
+    api = Api(document=read_document(directory, settings["document"], what="an OpenAPI document"))
     if not api.document.problems:
         _Reader(api).read()
     return api, problems + api.document.problems

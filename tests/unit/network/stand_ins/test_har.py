@@ -36,7 +36,7 @@ def entry(
 def write(folder: Path, *entries: object) -> dict[str, Any]:
     """A recording and the settings that name it."""
     (folder / "a.har").write_text(json.dumps({"log": {"version": "1.2", "entries": list(entries)}}, indent=1))
-    return {"file": "a.har"}
+    return {"recording": "a.har"}
 
 
 def client(folder: Path, *entries: object, record: Recorded | None = None, **settings: object) -> Client:
@@ -142,10 +142,10 @@ def test_a_missing_body_may_be_allowed(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     """Not JSON, no entries, no file, no field: each has its sentence."""
     (tmp_path / "a.har").write_text('{"log":\n nope}')
-    assert har.check({"file": "a.har"}, tmp_path) == ("a.har:2:2: not JSON: Expecting value",)
+    assert har.check({"recording": "a.har"}, tmp_path) == ("a.har:2:2: not JSON: Expecting value",)
     assert "1 to" in har.check(write(tmp_path), tmp_path)[0]
-    assert har.check({"file": "b.har"}, tmp_path) == ("b.har: there is no such file in the stand-in's directory",)
-    assert har.check({}, tmp_path) == ("file: the name of a HAR file is needed",)
+    assert har.check({"recording": "b.har"}, tmp_path) == ("b.har: there is no such file in the stand-in's directory",)
+    assert har.check({}, tmp_path) == ("recording: the name of a HAR file is needed",)
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(

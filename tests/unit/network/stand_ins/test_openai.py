@@ -119,6 +119,8 @@ def test_keys_and_models() -> None:
     """Any key will do unless the policy names one; models are the policy's, or any."""
     assert client().get("/v1/models").status == 401
     assert [m["id"] for m in client().ask("GET", "/v1/models", headers=KEY).json["data"]] == ["gpt-4o"]
+    assert [m["id"] for m in client(model="shown").ask("GET", "/v1/models", headers=KEY).json["data"]] == ["shown"]
+    assert client(model="shown").ask("POST", "/v1/chat/completions", json=ASK, headers=KEY).status == 200
     named = client(models=["m1", "m2"], api_key="sk-right")
     wrong = named.ask("GET", "/v1/models", headers={"authorization": "Bearer sk-secret-and-wrong"})
     assert (wrong.status, wrong.json["error"]["code"], "secret" in wrong.text) == (401, "invalid_api_key", False)
@@ -230,7 +232,13 @@ def test_a_responses_stream_ends_with_the_whole() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "word"),
-    [({"models": []}, "models:"), ({"models": "m"}, "models:"), ({"api_key": ""}, "api_key:"), ({"key": "x"}, "key:")],
+    [
+        ({"models": []}, "models:"),
+        ({"models": "m"}, "models:"),
+        ({"api_key": ""}, "api_key:"),
+        ({"key": "x"}, "key:"),
+        ({"model": "a", "models": ["a"]}, "model:"),
+    ],
 )
 def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
     """Each wrong setting has its sentence."""

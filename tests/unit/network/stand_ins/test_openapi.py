@@ -23,20 +23,20 @@ KEY = {"x-key": "k"}
 @pytest.fixture(scope="module")
 def pets() -> Client:
     """A 3.0 document in YAML, with a base path and a key."""
-    return Client(openapi.make(context({"file": "pets.yaml"}, DOCUMENTS)))
+    return Client(openapi.make(context({"document": "pets.yaml"}, DOCUMENTS)))
 
 
 @pytest.fixture(scope="module")
 def billing() -> Client:
     """A 3.1 document in JSON."""
-    return Client(openapi.make(context({"file": "billing.json"}, DOCUMENTS)))
+    return Client(openapi.make(context({"document": "billing.json"}, DOCUMENTS)))
 
 
 @pytest.mark.parametrize("name", ["pets.yaml", "billing.json"])
 def test_every_answer_fits_its_schema(name: str) -> None:
     """Each operation's made-up answer is valid by jsonschema alone, read with formats checked, from the document as JSON Schema."""
-    assert openapi.check({"file": name}, DOCUMENTS) == ()
-    api, _ = load({"file": name}, DOCUMENTS)
+    assert openapi.check({"document": name}, DOCUMENTS) == ()
+    api, _ = load({"document": name}, DOCUMENTS)
     desk = openapi._Desk(api)
     seen = 0
     for operation in api.operations:
@@ -84,7 +84,7 @@ def test_an_authors_example_goes_first(pets: Client) -> None:
 
 def test_answers_are_the_same_each_time(billing: Client) -> None:
     """Two ranges, and two requests, get the same bytes."""
-    other = Client(openapi.make(context({"file": "billing.json"}, DOCUMENTS, seed=b"other")))
+    other = Client(openapi.make(context({"document": "billing.json"}, DOCUMENTS, seed=b"other")))
     assert billing.get("/odds").body == billing.get("/odds").body == other.get("/odds").body
 
 
@@ -118,7 +118,8 @@ def test_credentials_must_be_there(pets: Client) -> None:
     """Without the key 401; an operation that needs none has none; `auth: false` asks for none."""
     assert pets.get("/v2/pets/7").status == 401
     assert (
-        Client(openapi.make(context({"file": "pets.yaml", "auth": False}, DOCUMENTS))).get("/v2/pets/7").status == 200
+        Client(openapi.make(context({"document": "pets.yaml", "auth": False}, DOCUMENTS))).get("/v2/pets/7").status
+        == 200
     )
 
 
@@ -190,7 +191,7 @@ MISTAKES = {
 def test_every_mistake_is_told_with_its_place(text: str, tmp_path: Path) -> None:
     """What is wrong with a document is said with file, line and column."""
     (tmp_path / "a.yaml").write_text(text)
-    problems = openapi.check({"file": "a.yaml"}, tmp_path)
+    problems = openapi.check({"document": "a.yaml"}, tmp_path)
     assert any(MISTAKES[text] in problem for problem in problems), problems
     assert all(problem.startswith("a.yaml:") for problem in problems)
 
@@ -198,7 +199,7 @@ def test_every_mistake_is_told_with_its_place(text: str, tmp_path: Path) -> None
 def test_make_refuses_what_cannot_be_read(tmp_path: Path) -> None:
     """A document with mistakes makes no stand-in."""
     with pytest.raises(PolicyError):
-        openapi.make(context({"file": "none.yaml"}, tmp_path))
+        openapi.make(context({"document": "none.yaml"}, tmp_path))
 
 
 def test_remote_references_are_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +216,7 @@ def test_remote_references_are_never_fetched(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "pets.yaml").write_text(text)
     assert any(
         "only references into the same document" in problem
-        for problem in openapi.check({"file": "pets.yaml"}, tmp_path)
+        for problem in openapi.check({"document": "pets.yaml"}, tmp_path)
     )
 
 
@@ -250,7 +251,7 @@ def test_any_request_is_answered(body: bytes, kind: str, query: str) -> None:
     assert said.status in (201, 400, 415)
 
 
-ANY = Client(openapi.make(context({"file": "pets.yaml"}, DOCUMENTS)))
+ANY = Client(openapi.make(context({"document": "pets.yaml"}, DOCUMENTS)))
 
 
 @given(JSON)
@@ -265,4 +266,4 @@ def test_any_document_is_judged(tmp_path_factory: pytest.TempPathFactory, value:
         "components": value,
     }
     (folder / "a.json").write_text(compact(document), errors="replace")
-    openapi.check({"file": "a.json"}, folder)
+    openapi.check({"document": "a.json"}, folder)

@@ -30,7 +30,7 @@ def test_the_lowest_success_is_chosen(codes: str, chosen: tuple[int, str]) -> No
 
 def test_a_concrete_path_goes_first() -> None:
     """`/pets/mine` stands before `/pets/{id}`; the server's path comes before both."""
-    api, problems = load({"file": "pets.yaml"}, DOCUMENTS)
+    api, problems = load({"document": "pets.yaml"}, DOCUMENTS)
     assert problems == []
     paths = [operation.path for operation in api.operations if arguments(operation, "/v2/pets/mine") is not None]
     assert paths[0] == "/pets/mine"
@@ -39,7 +39,7 @@ def test_a_concrete_path_goes_first() -> None:
 
 def test_arguments_are_decoded() -> None:
     """After the path was taken apart."""
-    api, _ = load({"file": "billing.json"}, DOCUMENTS)
+    api, _ = load({"document": "billing.json"}, DOCUMENTS)
     found = [
         names for operation in api.operations if (names := arguments(operation, "/invoices/a%2Fb.c.json")) is not None
     ]
@@ -58,12 +58,12 @@ def test_settings_are_checked() -> None:
     """A file is needed, and `auth` is true or false."""
     assert load({"auth": 3}, None)[1] == [
         "auth: true or false is needed",
-        "file: the name of an OpenAPI document is needed",
+        "document: the name of an OpenAPI document is needed",
     ]
 
 
 @pytest.mark.parametrize("text", ["." * 60_000, "a." * 30_000, "a" * 60_000])
 def test_no_path_is_slow_to_take_apart(text: str) -> None:
     """A segment with several parameters has a bound: a long one is simply none of its own."""
-    api, _ = load({"file": "billing.json"}, DOCUMENTS)
+    api, _ = load({"document": "billing.json"}, DOCUMENTS)
     assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [None] * len(api.operations)
