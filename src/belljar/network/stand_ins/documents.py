@@ -34,7 +34,6 @@ class Document:
     value: Any = None
     text: str = ""
     tree: Tree | None = None
-    prefix: str = ""
     problems: list[str] = field(default_factory=list)
 
     def problem(self, path: Path_, message: str, *, key: bool = False) -> None:
@@ -46,8 +45,7 @@ class Document:
         """`file:line:column: field: message`; for an inline value `field: message`."""
         name = field_name(path)
         if not self.source:
-            joined = f"{self.prefix}{'' if name.startswith('[') or not name else '.'}{name}"
-            return f"{joined}: {message}"
+            return f"{name}: {message}" if name else message
         return Problem(mark=self._mark(path, key=key), field=name, message=message).line(self.source)
 
     def _mark(self, path: Path_, *, key: bool) -> Mark:

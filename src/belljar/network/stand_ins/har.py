@@ -22,7 +22,7 @@ from belljar.network.stand_ins.web import Answer, App, Pairs, Request, header_te
 from belljar.policy.fields import kind_of, quoted
 from belljar.units import printable
 
-SETTINGS: Final = ("file", "any_host", "missing_bodies")
+SETTINGS: Final = ("recording", "any_host", "missing_bodies")
 MAX_ENTRIES: Final = 20_000
 _DROPPED: Final = frozenset(
     {
@@ -63,9 +63,9 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[tuple[Exc
         problems.append("any_host: true or false is needed")
     if settings.get("missing_bodies", "refuse") not in ("refuse", "empty"):
         problems.append("missing_bodies: `refuse` or `empty` is needed")
-    if "file" not in settings:
-        return (), (*problems, "file: the name of a HAR file is needed")
-    document = read_document(directory, settings["file"], what="a recording")
+    if "recording" not in settings:
+        return (), (*problems, "recording: the name of a HAR file is needed")
+    document = read_document(directory, settings["recording"], what="a recording")
     if document.problems:
         return (), (*problems, *document.problems)
     log = document.value.get("log") if isinstance(document.value, dict) else None

@@ -18,14 +18,14 @@ from belljar.network.stand_ins.documents import unknown_settings
 from belljar.network.stand_ins.web import Answer, App, Pairs, Request, compact, http_app, json_answer, parse_json
 from belljar.policy.fields import quoted
 
-SETTINGS: Final = ("models", "api_key")
+SETTINGS: Final = ("model", "models", "api_key")
 MAX_QUESTION_BYTES: Final = 8 << 20
 MAX_ANSWER_BYTES: Final = 8 << 20
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
 MAX_WAITING: Final = 32
 """Questions that wait for an answer at one time; more are refused with 429."""
-DEFAULT_MODELS: Final = ("gpt-4o",)
+DEFAULT_MODEL: Final = "gpt-4o"
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 _PIECE_CHARS: Final = 24
 _POSTS: Final = ("/v1/chat/completions", "/v1/responses")
@@ -48,13 +48,19 @@ class RefusedError(Exception):
 def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
     """What is wrong with the settings. The kind has no files."""
     problems = unknown_settings(settings, SETTINGS)
-    models = settings.get("models", list(DEFAULT_MODELS))
+    models = settings.get("models", [DEFAULT_MODEL])
     if (
         not isinstance(models, list)
         or not 0 < len(models) <= 100
         or not all(isinstance(m, str) and 0 < len(m) <= 128 for m in models)
     ):
         problems.append("models: a list of 1 to 100 names of models is needed")
+    if "model" in settings and (
+        "models" in settings or not isinstance(settings["model"], str) or not 0 < len(settings["model"]) <= 128
+    ):
+        problems.append(
+            "model: the name that is shown, with any other taken too; or `models`, the names that alone are taken"
+        )
     key = settings.get("api_key", "x")
     if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not 0 < len(key) <= 256:
         problems.append(f"api_key: {quoted(key)} is no key: 1 to 256 printable characters")
@@ -80,7 +86,7 @@ class _Server:
         settings: Mapping[str, Any] = context.settings
         self.context = context
         self.key = settings.get("api_key")
-        self.models: list[str] = list(settings.get("models", DEFAULT_MODELS))
+        self.models: list[str] = list(settings.get("models") or [settings.get("model", DEFAULT_MODEL)])
         self.any_model = "models" not in settings
         self.waiting = 0
 

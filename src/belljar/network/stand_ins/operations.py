@@ -19,7 +19,7 @@ from belljar.network.stand_ins.documents import Document, read_document, unknown
 from belljar.network.stand_ins.schemas import Pointer, look, pointer_of
 from belljar.policy.fields import kind_of, quoted
 
-SETTINGS: Final = ("file", "auth")
+SETTINGS: Final = ("document", "auth")
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_OPERATIONS: Final = 2000
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
@@ -133,9 +133,9 @@ def load(settings: Mapping[str, Any], directory: Path | None) -> tuple[Api, list
     problems = unknown_settings(settings, SETTINGS)
     if not isinstance(settings.get("auth", True), bool):
         problems.append("auth: true or false is needed")
-    if "file" not in settings:
-        return Api(document=Document(source="")), [*problems, "file: the name of an OpenAPI document is needed"]
-    api = Api(document=read_document(directory, settings["file"], what="an OpenAPI document"))
+    if "document" not in settings:
+        return Api(document=Document(source="")), [*problems, "document: the name of an OpenAPI document is needed"]
+    api = Api(document=read_document(directory, settings["document"], what="an OpenAPI document"))
     if not api.document.problems:
         _Reader(api).read()
     return api, problems + api.document.problems
@@ -297,8 +297,14 @@ def _base(server: Mapping[str, Any]) -> str:
 
 
 def _expression(path: str) -> str:
-    parts = _PARAMETER.split(path)
-    return "".join(re.escape(part) if index % 2 == 0 else "([^/]{1,2048}?)" for index, part in enumerate(parts))
+    return "/".join(_segment(segment) for segment in path.split("/"))
+
+
+def _segment(segment: str) -> str:
+    parts = _PARAMETER.split(segment)
+    # Several in one segment are tried at every place: shorter, so that no path takes long.
+    most = 2048 if len(parts) <= 3 else 128
+    return "".join(re.escape(part) if index % 2 == 0 else f"([^/]{{1,{most}}}?)" for index, part in enumerate(parts))
 
 
 def choose(codes: Mapping[str, Pointer]) -> tuple[int, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -10,7 +12,7 @@ MAX_TEXT: Final = 4096
 _MAX_REPEATS: Final = 256
 _CLASSES: Final = {
     "CATEGORY_DIGIT": "0123456789",
-    "CATEGORY_WORD": "abcdefghijklmnopqrstuvwxyz0123456789_",
+    "CATEGORY_WORD": "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_",
     "CATEGORY_SPACE": " ",
 }
 _USUAL: Final = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/@ !#$%&'*+,;=?~()[]{}<>|^`\"\\"
@@ -20,12 +22,20 @@ class _UnsolvedError(Exception):
     """A part that isn't made from: a look around, a reference back."""
 
 
+@lru_cache(maxsize=4096)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """The expression. Python's doubts about what `[[` may mean one day are no mistake of the author's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return re.compile(pattern)
+
+
 def problem(pattern: object) -> str:
     """What is wrong with a pattern, or "": it can't be read, or would take exponential time on a hostile text (a repetition without bound inside another)."""
     if not isinstance(pattern, str):
         return "a pattern is text"
     try:
-        re.compile(pattern)
+        compiled(pattern)
         if _nested(_parsed(pattern), inside=False):
             return "a repetition without a bound inside another can take for ever on a hostile text"
     except (re.error, RecursionError, OverflowError) as exc:
@@ -34,7 +44,9 @@ def problem(pattern: object) -> str:
 
 
 def _parsed(pattern: str) -> Any:  # noqa: ANN401 - the parser's own types are private
-    return import_module("re._parser").parse(pattern)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return import_module("re._parser").parse(pattern)
 
 
 def _nested(items: Any, *, inside: bool) -> bool:  # noqa: ANN401 - the parser's
@@ -60,7 +72,7 @@ def _inner(name: str, argument: Any) -> list[Any]:  # noqa: ANN401 - the parser'
 def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
     """A text that the pattern finds something in, of a length between the two; `index` varies it where it can. None when none is found."""
     try:
-        compiled, parsed = re.compile(pattern), _parsed(pattern)
+        expression, parsed = compiled(pattern), _parsed(pattern)
     except (re.error, RecursionError, OverflowError):
         return None
     for more in (0, 1, 2, 4, 8, 16, 32, 64, least, most):
@@ -71,7 +83,7 @@ def text_for(pattern: str, least: int, most: int, index: int) -> str | None:
                 return None
             if not pattern.endswith("$") and len(text) < least:
                 text += "a" * (least - len(text))
-            if least <= len(text) <= min(most, MAX_TEXT) and compiled.search(text):
+            if least <= len(text) <= min(most, MAX_TEXT) and expression.search(text):
                 return text
     return None
 

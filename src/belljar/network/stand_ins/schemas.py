@@ -6,7 +6,6 @@ Source: OpenAPI 3.0.4 and 3.1.1, "Schema Object".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 from urllib.parse import unquote
@@ -16,6 +15,8 @@ from jsonschema.exceptions import SchemaError, ValidationError  # type: ignore[i
 from jsonschema.validators import extend  # type: ignore[import-untyped]
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
+
+from belljar.network.stand_ins.patterns import compiled
 
 Side = Literal["request", "answer"]
 Pointer = tuple["str | int", ...]
@@ -57,7 +58,7 @@ def _matches(validator: Any, pattern: str, instance: object, schema: object) -> 
         return
     if len(instance) > MAX_PATTERN_TEXT:
         yield ValidationError("is too long")
-    elif not re.search(pattern, instance):
+    elif not compiled(pattern).search(instance):
         yield ValidationError(f"does not match {pattern!r}")
 
 

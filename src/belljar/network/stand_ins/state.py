@@ -28,6 +28,11 @@ def size_of(value: object) -> int:
     return len(compact(value))
 
 
+def _name_size(parent: Mapping[str, Any], name: str | int) -> int:
+    """What a new name in a mapping counts besides its value: itself, its colon, a comma before or behind it."""
+    return size_of(str(name)) + 1 + bool(parent)
+
+
 def _copied(value: object) -> tuple[Any, int]:
     try:
         text = compact(value)
@@ -51,7 +56,7 @@ class Store:
             raise StateError("no such entry of a list")
         is_new = isinstance(parent, dict) and str(last) not in parent
         old = 0 if is_new else size_of(self._child(parent, last))
-        self._room(parent, size - old + (len(str(last)) + 4) * is_new, is_new=is_new)
+        self._room(parent, size - old + (_name_size(parent, last) if is_new else 0), is_new=is_new)
         parent[str(last) if isinstance(parent, dict) else last] = new
 
     def append(self, keys: Sequence[str | int], value: object) -> None:
@@ -64,7 +69,7 @@ class Store:
             return
         if not isinstance(found, list):
             raise StateError("not a list")
-        self._room(found, size + 1, is_new=True)
+        self._room(found, size + bool(found), is_new=True)
         found.append(new)
 
     def increment(self, keys: Sequence[str | int], by: int) -> None:
@@ -82,11 +87,12 @@ class Store:
         found = self._child(parent, last)
         if found is None and not (isinstance(parent, dict) and str(last) in parent):
             return
-        self.size -= size_of(found)
         if isinstance(parent, dict):
             del parent[str(last)]
+            self.size -= size_of(found) + _name_size(parent, last)
         elif isinstance(parent, list) and isinstance(last, int):
             del parent[last]
+            self.size -= size_of(found) + bool(parent)
 
     def _parent(self, keys: Sequence[str | int], *, make: bool = True) -> tuple[Any, str | int]:
         if not keys or len(keys) > MAX_DEPTH:
@@ -95,7 +101,7 @@ class Store:
         for step in keys[:-1]:
             below = self._child(at, step)
             if below is None and make and isinstance(at, dict):
-                self._room(at, len(str(step)) + 6, is_new=True)
+                self._room(at, _name_size(at, step) + 2, is_new=True)
                 below = at[str(step)] = {}
             at = below
         if make and not isinstance(at, (dict, list)):

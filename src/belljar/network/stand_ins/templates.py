@@ -174,7 +174,7 @@ class _Reader:
     def _arguments(self) -> tuple[int, ...]:
         self.at += 1
         found: list[int] = []
-        while not self.symbol(")"):
+        while not found or not self.symbol(")"):
             if found:
                 self.need(",")
             self.space()

@@ -23,6 +23,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 MAX_BODY_BYTES: Final = 1 << 20
 MAX_FIELDS: Final = 1000
+MAX_JSON_DEPTH: Final = 128
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
@@ -122,11 +123,23 @@ def _no_constant(name: str) -> object:
 
 
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
-    """A JSON value by RFC 8259: no NaN. Raises `ValueError` for anything else, nesting too deep for the parser and absurd numbers among it."""
+    """A JSON value by RFC 8259: no NaN. Raises `ValueError` for anything else, absurd numbers and nesting above `MAX_JSON_DEPTH` among it."""
     try:
-        return json.loads(data, parse_constant=_no_constant)
+        value = json.loads(data, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    # What is nested less deeply than the parser's own limit could still be too deep for whoever walks it next.
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return value
+    raise ValueError("nested too deeply")
 
 
 def compact(value: object) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from belljar.errors import PolicyError
-from belljar.network.stand_ins import http, make
-from belljar.network.stand_ins.state import MAX_SESSIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, context
+
+from belljar.errors import PolicyError
+from belljar.network.stand_ins import http, make
+from belljar.network.stand_ins.state import MAX_SESSIONS
 
 SHOP = """\
 state:
@@ -305,3 +306,27 @@ def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: st
 
     said = app.ask(method, "/" + quote(path, safe="/?=&", errors="replace"), body=body)
     assert said.status in (200, 404, 405, 500)
+
+
+def test_a_deeply_nested_body_is_no_json(shop: Client) -> None:
+    """What is nested above the bound is read as nothing, at any depth, and the stand-in goes on."""
+    app = Client(
+        http.make(
+            context(
+                {
+                    "routes": [
+                        {
+                            "path": "/",
+                            "method": "POST",
+                            "do": {"set": {"state.x": "{{ json }}"}},
+                            "json": "{{ state.x }}",
+                        }
+                    ]
+                }
+            )
+        )
+    )
+    for depth in (10, 127, 129, 300, 900, 990, 2000, 100_000):
+        said = app.ask("POST", "/", body="[" * depth + "]" * depth)
+        assert said.status == 200
+        assert (said.json is None) is (depth > 128)

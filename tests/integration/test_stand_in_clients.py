@@ -1,0 +1,205 @@
+"""Real clients against stand-ins over hypercorn on loopback: what they speak is what the stand-ins answer. Clients that aren't installed are skipped by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ROOT / "tests/unit/network/stand_ins/documents"
+SHOP: dict[str, Any] = {
+    "static": {"/files": "."},
+    "state": {"n": 0},
+    "routes": [
+        {"path": "/hello", "json": {"who": "{{ query.who }}"}},
+        {
+            "path": "/add",
+            "method": "POST",
+            "do": {"append": {"session.cart": "{{ json.name }}"}},
+            "json": {"cart": "{{ session.cart }}"},
+        },
+        {"path": "/ws", "websocket": "echo"},
+    ],
+}
+Serve = Callable[..., str]
+
+
+@contextmanager
+def server(kind: str, settings: dict[str, Any], directory: Path) -> Iterator[str]:
+    """The base URL of a stand-in that is up."""
+    argv = [
+        sys.executable,
+        str(Path(__file__).parent / "stand_in_server.py"),
+        kind,
+        json.dumps(settings),
+        str(directory),
+    ]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.stdin.close()
+            assert process.wait(60) == 0
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts stand-ins; ends them."""
+    with ExitStack() as stack:
+        yield lambda *args: stack.enter_context(server(*args))
+
+
+def run(*argv: str, **env: str) -> str:
+    """A program's output; it must end well."""
+    ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **env})
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def installed(program: str) -> str:
+    """Its path; the test is skipped aloud where there is none."""
+    path = shutil.which(program)
+    if path is None:
+        pytest.skip(f"{program} is not installed")
+    return path
+
+
+def library(name: str) -> None:
+    """Skipped aloud where it isn't installed: no client is a dependency of ours."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"the Python package {name} is not installed")
+
+
+def test_curl(serve: Serve, tmp_path: Path) -> None:
+    """Templates, cookies, ranges, conditions and HEAD by curl."""
+    curl = installed("curl")
+    (tmp_path / "a.txt").write_text("0123456789")
+    base = serve("http", SHOP, tmp_path)
+    jar = str(tmp_path / "jar")
+    assert json.loads(run(curl, "-sf", f"{base}/hello?who=a%26b")) == {"who": "a&b"}
+    for cart in (["x"], ["x", "x"]):
+        assert json.loads(run(curl, "-sf", "-b", jar, "-c", jar, "--json", '{"name": "x"}', f"{base}/add")) == {
+            "cart": cart
+        }
+    assert run(curl, "-sf", "-r", "2-4", f"{base}/files/a.txt") == "234"
+    assert "content-length: 10" in run(curl, "-sfI", f"{base}/files/a.txt").lower()
+    etag, out = str(tmp_path / "etag"), str(tmp_path / "out")
+    run(curl, "-sf", "--etag-save", etag, "-o", out, f"{base}/files/a.txt")
+    assert run(curl, "-s", "--etag-compare", etag, "-o", out, "-w", "%{http_code}", f"{base}/files/a.txt") == "304"
+    assert run(curl, "-s", "--path-as-is", "-o", out, "-w", "%{http_code}", f"{base}/files/../../etc/passwd") == "404"
+
+
+def test_python_clients(serve: Serve, tmp_path: Path) -> None:
+    """httpx, requests and aiohttp keep the session that they were given."""
+    base = serve("http", SHOP, tmp_path)
+    with httpx.Client(base_url=base) as client:
+        assert [client.post("/add", json={"name": name}).json()["cart"] for name in "ab"] == [["a"], ["a", "b"]]
+    library("requests")
+    program = f"import requests; s = requests.Session(); print([s.post('{base}/add', json={{'name': n}}).json()['cart'] for n in 'ab'][-1])"
+    assert run(sys.executable, "-c", program).strip() == "['a', 'b']"
+
+
+def test_aiohttp_with_a_websocket(serve: Serve, tmp_path: Path) -> None:
+    """Text and bytes come back over a WebSocket."""
+    library("aiohttp")
+    base = serve("http", SHOP, tmp_path)
+    program = f"""
+import asyncio, aiohttp
+async def main():
+    async with aiohttp.ClientSession() as session, session.ws_connect("{base}/ws") as ws:
+        await ws.send_str("text")
+        await ws.send_bytes(b"bytes")
+        print((await ws.receive()).data, (await ws.receive()).data)
+asyncio.run(main())
+"""
+    assert run(sys.executable, "-c", program).strip() == "text b'bytes'"
+
+
+def test_node_fetch(serve: Serve, tmp_path: Path) -> None:
+    """Node's fetch reads JSON and sends it."""
+    node = installed("node")
+    base = serve("openapi", {"document": "pets.yaml"}, DOCUMENTS)
+    program = f"""
+const h = {{"x-key": "k", "content-type": "application/json"}};
+const all = await (await fetch("{base}/v2/pets")).json();
+const made = await fetch("{base}/v2/pets", {{method: "POST", headers: h, body: JSON.stringify({{name: "Rex", kind: "dog"}})}});
+console.log(all.length, made.status);
+"""
+    file = tmp_path / "a.mjs"
+    file.write_text(program)
+    assert run(node, str(file)).strip() == "2 201"
+
+
+def test_metadata_by_curl(serve: Serve, tmp_path: Path) -> None:
+    """The two steps of IMDSv2 as every script has them."""
+    curl = installed("curl")
+    base = serve("metadata", {"tokens": "required"}, tmp_path)
+    token = run(curl, "-sf", "-X", "PUT", "-H", "X-aws-ec2-metadata-token-ttl-seconds: 60", f"{base}/latest/api/token")
+    assert run(
+        curl, "-sf", "-H", f"X-aws-ec2-metadata-token: {token}", f"{base}/latest/meta-data/instance-id"
+    ).startswith("i-0")
+
+
+OPENAI = """
+import sys
+from openai import OpenAI, NotFoundError, AuthenticationError
+client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="sk-x")
+ask = [{"role": "user", "content": "hello there, this is longer than a piece"}]
+print([m.id for m in client.models.list()])
+print(client.chat.completions.create(model="m", messages=ask).choices[0].message.content)
+stream = client.chat.completions.create(model="m", messages=ask, stream=True, stream_options={"include_usage": True})
+chunks = list(stream)
+print("".join(c.choices[0].delta.content or "" for c in chunks if c.choices), chunks[-1].usage.total_tokens)
+tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+done = client.chat.completions.create(model="m", messages=ask, tools=tools).choices[0]
+print(done.finish_reason, done.message.tool_calls[0].function.arguments)
+with client.chat.completions.stream(model="m", messages=ask, tools=tools) as stream:
+    print(stream.get_final_completion().choices[0].message.tool_calls[0].function.name)
+print(client.responses.create(model="m", input="hi", instructions="x").output_text)
+with client.responses.stream(model="m", input="hi and more than one piece of text") as stream:
+    for event in stream:
+        pass
+    print(stream.get_final_response().output_text)
+called = client.responses.create(model="m", input="x", tools=[{"type": "function", "name": "add", "parameters": {}, "strict": False}])
+print(called.output[0].type, called.output[0].call_id)
+try:
+    client.embeddings.create(model="m", input="x")
+except NotFoundError as exc:
+    print(exc.code)
+"""
+
+
+def test_the_openai_client(serve: Serve, tmp_path: Path) -> None:
+    """The client of the API's maker, whole answers and streams, chat and responses. Another interpreter may be named by BELLJAR_OPENAI_PYTHON."""
+    python = os.environ.get("BELLJAR_OPENAI_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import openai"], capture_output=True, check=False).returncode:
+        pytest.skip(
+            "the Python package openai is not installed; name an interpreter that has it by BELLJAR_OPENAI_PYTHON"
+        )
+    said = "HELLO THERE, THIS IS LONGER THAN A PIECE"
+    lines = [
+        "['gpt-4o']",
+        said,
+        f"{said} 3",
+        'tool_calls {"a": 1}',
+        "add",
+        "HI",
+        "HI AND MORE THAN ONE PIECE OF TEXT",
+        "function_call call_1",
+        "model_not_found",
+    ]
+    assert run(python, "-c", OPENAI, serve("openai", {}, tmp_path)).splitlines() == lines

@@ -1,0 +1,96 @@
+"""The stand-in `catch_all`: any name and path get something plausible, and what is sent anywhere is on record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.asgi import Client, Recorded, context
+
+from belljar.network.stand_ins import catch_all
+
+
+@pytest.fixture
+def app() -> Client:
+    """A catch-all."""
+    return Client(catch_all.make(context()), host="www.acme-news.example")
+
+
+@pytest.mark.parametrize(
+    ("method", "url", "status", "kind"),
+    [
+        ("GET", "/", 200, "text/html; charset=utf-8"),
+        ("GET", "/api/items", 200, "application/json"),
+        ("POST", "/v1/users", 201, "application/json"),
+        ("DELETE", "/v1/users/3", 204, ""),
+        ("POST", "/collect", 204, ""),
+        ("GET", "http://telemetry.example/x", 204, ""),
+        ("GET", "http://api.example/x", 200, "application/json"),
+        ("GET", "/robots.txt", 200, "text/plain; charset=utf-8"),
+        ("GET", "/favicon.ico", 200, "image/x-icon"),
+        ("GET", "/a/b.js", 200, "application/javascript"),
+        ("GET", "/logo.png", 200, "image/gif"),
+        ("OPTIONS", "/x", 204, ""),
+        ("BREW", "/x", 405, "text/plain; charset=utf-8"),
+    ],
+)
+def test_the_shape_follows_from_what_is_asked(app: Client, method: str, url: str, status: int, kind: str) -> None:
+    """Pages, APIs, telemetry and the usual files are told apart."""
+    said = app.ask(method, url)
+    assert (said.status, said.header("content-type")) == (status, kind)
+
+
+def test_a_page_is_named_for_its_site_and_path(app: Client) -> None:
+    """The title says name and topic, escaped."""
+    assert "<title>Open Jobs - Acme News</title>" in app.get("/about/open-jobs.html").text
+    assert "<script>alert" not in app.get("/%3Cscript%3Ealert(1)%3C/script%3E/%3Cb%3E").text
+    assert "<b>" not in app.ask("GET", "/", headers={"host": "<b>.example"}).text
+
+
+def test_what_was_sent_comes_back_bounded(app: Client) -> None:
+    """Plain fields of a JSON body are in the answer, cut; the same path has the same id."""
+    said = app.ask("POST", "/api/notes", json={"text": "x" * 999, "list": [1], "n": 3})
+    assert (len(said.json["text"]), said.json["n"], "list" in said.json) == (256, 3, False)
+    assert said.json["id"] == app.ask("POST", "/api/notes").json["id"] != app.ask("POST", "/api/other").json["id"]
+
+
+def test_what_is_sent_is_an_attempt() -> None:
+    """A request that writes is on record with its body; one that reads isn't, besides the gateway's own record."""
+    record = Recorded()
+    app = Client(catch_all.make(context(record=record)))
+    app.get("/x")
+    assert record.events == []
+    app.ask("POST", "/paste", body=b"secret")
+    ((kind, data, bodies),) = record.events
+    assert (kind, data["what"], data["url"], data["body_bytes"]) == (
+        "network.attempt",
+        "send",
+        "http://shop.example/paste",
+        6,
+    )
+    assert [body.content for body in bodies] == [b"secret"]
+
+
+def test_it_has_no_settings() -> None:
+    """Any field is a mistake."""
+    assert catch_all.check({}, None) == ()
+    assert "there is no such field" in catch_all.check({"x": 1}, None)[0]
+
+
+@given(
+    st.text(max_size=60),
+    st.text(st.characters(codec="latin-1", exclude_characters="\r\n\0"), max_size=40),
+    st.binary(max_size=60),
+)
+def test_anything_is_answered(path: str, host: str, body: bytes) -> None:
+    """No host, path or body makes it fail."""
+    from urllib.parse import quote
+
+    app = Client(catch_all.make(context()))
+    said = app.ask(
+        "POST",
+        "/" + quote(path, safe="/?", errors="replace"),
+        body=body,
+        headers={"host": host, "origin": host, "content-type": host},
+    )
+    assert said.status in (200, 201, 204)

@@ -1,0 +1,138 @@
+"""The stand-in `metadata` as Amazon's: IMDSv1 and v2, credentials of the range's own, on record when they go out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.asgi import NOW, Client, Recorded, context
+
+from belljar.errors import PolicyError
+from belljar.network.stand_ins import metadata
+
+TOKEN = "x-aws-ec2-metadata-token"
+ROLES = "/latest/meta-data/iam/security-credentials/"
+
+
+def cloud(settings: dict[str, Any] | None = None, *, seed: bytes = b"seed", record: Recorded | None = None) -> Client:
+    """A service."""
+    return Client(metadata.make(context(settings, seed=seed, record=record)), host="169.254.169.254")
+
+
+def test_the_tree_is_listed_and_read() -> None:
+    """A directory lists names, with `/` behind what goes on; a value is text."""
+    app = cloud()
+    assert "iam/" in app.get("/latest/meta-data/").text.split("\n")
+    assert "instance-id" in app.get("/latest/meta-data").text.split("\n")
+    assert app.get("/latest/meta-data/instance-id").text.startswith("i-0")
+    document = app.get("/latest/dynamic/instance-identity/document").json
+    assert (document["instanceId"], len(document["accountId"])) == (app.get("/latest/meta-data/instance-id").text, 12)
+    assert app.get("/latest/meta-data/nothing").status == 404
+    assert app.get("/latest/meta-data/instance-id/x").status == 404
+    assert app.get("/latest/user-data").status == 404
+
+
+def test_credentials_are_recorded_before_they_go_out() -> None:
+    """Listing the role is no attempt, reading its credentials is; they last six hours and are the range's own."""
+    record = Recorded()
+    app = cloud(record=record)
+    role = app.get(ROLES).text
+    assert record.attempts() == []
+    found = app.get(ROLES + role).json
+    assert record.attempts() == ["credentials"]
+    assert record.events[0][1]["key_id"] == found["AccessKeyId"]
+    assert found["Code"] == "Success"
+    assert len(found["SecretAccessKey"]) == 40
+    assert found["SecretAccessKey"] not in json.dumps(record.events[0][1])
+    other = cloud(seed=b"other")
+    assert other.get(ROLES + other.get(ROLES).text).json["AccessKeyId"] != found["AccessKeyId"]
+
+
+def test_tokens_of_version_two() -> None:
+    """A token comes by PUT with a time to live from 1 to 21600 s, is needed where the policy says so, and is never given through a proxy."""
+    app = cloud({"tokens": "required"})
+    path = "/latest/meta-data/mac"
+    assert app.get(path).status == 401
+    assert app.ask("PUT", "/latest/api/token").status == 400
+    assert [
+        app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": ttl}).status
+        for ttl in ("0", "21601", "x", "²", "60")
+    ] == [400, 400, 400, 400, 200]
+    given_out = app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"})
+    said = app.ask("GET", path, headers={TOKEN: given_out.text})
+    assert (said.status, said.header(f"{TOKEN}-ttl-seconds")) == (200, "60")
+    assert app.ask("GET", path, headers={TOKEN: "made up"}).status == 401
+    assert (
+        app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60", "x-forwarded-for": "1.1.1.1"}).status
+        == 403
+    )
+    assert app.ask("GET", "/latest/api/token").status == 405
+
+
+def test_tokens_end_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is worth nothing after its time; the oldest goes when there are too many."""
+    monkeypatch.setattr(metadata, "MAX_TOKENS", 2)
+    now = [NOW]
+    made = context({"tokens": "required"})
+    object.__setattr__(made, "clock", lambda: now[0])
+    app = Client(metadata.make(made))
+    tokens = [app.ask("PUT", "/latest/api/token", headers={f"{TOKEN}-ttl-seconds": "60"}).text for _ in range(3)]
+    assert [app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: token}).status for token in tokens] == [
+        401,
+        200,
+        200,
+    ]
+    now[0] += 60
+    assert app.ask("GET", "/latest/meta-data/mac", headers={TOKEN: tokens[2]}).status == 401
+
+
+def test_data_goes_first() -> None:
+    """The author's paths replace and add, and are listed."""
+    app = cloud(
+        {
+            "data": {"/latest/user-data": "#!/bin/sh\n", "/latest/meta-data/tags/instance/Name": "db"},
+            "region": "us-east-2",
+        }
+    )
+    assert app.get("/latest/user-data").text == "#!/bin/sh\n"
+    assert app.get("/latest/meta-data/tags/instance/Name").text == "db"
+    assert "tags/" in app.get("/latest/meta-data/").text.split("\n")
+    assert app.get("/latest/meta-data/placement/region").text == "us-east-2"
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"cloud": "ibm"}, "cloud: `ibm`"),
+        ({"tokens": True}, "tokens:"),
+        ({"region": "a b"}, "region:"),
+        ({"data": []}, "data:"),
+        ({"data": {"x": 1}}, "data.x"),
+        ({"dat": {}}, "did you mean `data`"),
+    ],
+)
+def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
+    """Each wrong setting has its sentence, and makes no stand-in."""
+    assert any(word in problem for problem in metadata.check(settings, None))
+    with pytest.raises(PolicyError):
+        cloud(settings)
+
+
+@given(
+    st.text(max_size=60),
+    st.sampled_from(["aws", "gcp", "azure"]),
+    st.dictionaries(
+        st.sampled_from(["metadata", "metadata-flavor", TOKEN, "x-forwarded-for"]),
+        st.sampled_from(["true", "Google", "x"]),
+    ),
+)
+def test_any_path_is_answered(path: str, name: str, headers: dict[str, str]) -> None:
+    """No path or header makes a cloud fail."""
+    from urllib.parse import quote
+
+    roots = {"aws": "/latest/meta-data/", "gcp": "/computeMetadata/v1/", "azure": "/metadata/instance/"}
+    said = cloud({"cloud": name}).ask("GET", roots[name] + quote(path, safe="/?&=", errors="replace"), headers=headers)
+    assert said.status in (200, 301, 400, 401, 403, 404, 405)

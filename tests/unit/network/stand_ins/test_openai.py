@@ -1,0 +1,268 @@
+"""The stand-in `openai`: questions reach the owner checked and bounded, answers have the API's shape, and so have errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.asgi import Client, Said, context
+
+from belljar.network.stand_ins import openai
+
+KEY = {"authorization": "Bearer sk-x"}
+ASK = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
+TOOL_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "add", "arguments": '{"a": 1, "b": 22222222222222222222222222}'},
+}
+
+
+class Owner:
+    """Answers every question with one message, and keeps the questions."""
+
+    def __init__(self, message: dict[str, Any] | None = None, **more: object) -> None:
+        self.questions: list[dict[str, Any]] = []
+        self.reply = json.dumps(
+            {
+                "choices": [
+                    {"message": message or {"role": "assistant", "content": "Hello, world: this is a longer answer."}}
+                ],
+                **more,
+            }
+        ).encode()
+
+    async def __call__(self, kind: str, body: bytes) -> bytes:
+        """The same answer each time."""
+        assert kind == "chat"
+        self.questions.append(json.loads(body))
+        return self.reply
+
+
+def client(owner: Any = None, **settings: Any) -> Client:  # noqa: ANN401 - anything that answers
+    """An endpoint."""
+    return Client(openai.make(context(settings, ask=owner or Owner())))
+
+
+def events(said: Said) -> list[Any]:
+    """The events of a stream."""
+    lines = [line.removeprefix("data: ") for line in said.text.split("\n") if line.startswith("data: ")]
+    return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+def test_a_question_goes_to_the_owner_whole() -> None:
+    """Tools and numbers pass through; only what says how to send the answer is taken out."""
+    owner = Owner()
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    said = client(owner).ask(
+        "POST", "/v1/chat/completions", json={**ASK, "tools": tools, "temperature": 0.5, "stream": False}, headers=KEY
+    )
+    assert owner.questions == [{**ASK, "tools": tools, "temperature": 0.5}]
+    assert (said.json["object"], said.json["model"], said.json["created"]) == ("chat.completion", "any", 1_800_000_000)
+    choice = said.json["choices"][0]
+    assert (choice["index"], choice["finish_reason"], choice["message"]["content"][:5]) == (0, "stop", "Hello")
+
+
+def test_a_stream_adds_up_to_the_answer() -> None:
+    """The pieces are the text, tool calls come in pieces too, and the last event is `[DONE]`."""
+    owner = Owner(
+        {"role": "assistant", "content": "some text that is longer than one piece", "tool_calls": [TOOL_CALL]},
+        usage={"total_tokens": 3},
+    )
+    said = client(owner).ask(
+        "POST",
+        "/v1/chat/completions",
+        json={**ASK, "stream": True, "stream_options": {"include_usage": True}},
+        headers=KEY,
+    )
+    assert said.header("content-type").startswith("text/event-stream")
+    *chunks, last = events(said)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "some text that is longer than one piece"
+    assert "".join(call["function"]["arguments"] for call in calls) == TOOL_CALL["function"]["arguments"]  # type: ignore[index]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]][-1] == "tool_calls"
+    assert (chunks[-1]["choices"], chunks[-1]["usage"], last) == ([], {"total_tokens": 3}, "[DONE]")
+
+
+WRONG: list[tuple[Any, int, str]] = [
+    ([], 400, "parse"),
+    ({}, 400, "model"),
+    ({"model": "m"}, 400, "'messages'"),
+    ({"model": "m", "messages": []}, 400, "'messages'"),
+    ({"model": "m", "messages": ["x"]}, 400, "messages[0]"),
+    ({"model": "m", "messages": [{"role": "boss", "content": "x"}]}, 400, "messages[0].role"),
+    ({"model": "m", "messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    ({"model": "m", "messages": [{"role": "user", "content": 3}]}, 400, "messages[0].content"),
+    ({**ASK, "n": 2}, 400, "'n'"),
+    ({**ASK, "stream": "yes"}, 400, "'stream'"),
+    ({**ASK, "tools": [{}]}, 400, "tools[0]"),
+    ({**ASK, "messages": ASK["messages"] * 5000}, 400, "too long"),  # type: ignore[operator]
+]
+
+
+@pytest.mark.parametrize(("body", "status", "word"), WRONG)
+def test_a_wrong_question_reaches_nobody(body: Any, status: int, word: str) -> None:  # noqa: ANN401 - any JSON value
+    """It is refused in the API's shape, and the owner isn't asked."""
+    owner = Owner()
+    said = client(owner).ask("POST", "/v1/chat/completions", json=body, headers=KEY)
+    assert (said.status, owner.questions) == (status, [])
+    assert set(said.json["error"]) == {"message", "type", "param", "code"}
+    assert word in said.json["error"]["message"]
+
+
+def test_keys_and_models() -> None:
+    """Any key will do unless the policy names one; models are the policy's, or any."""
+    assert client().get("/v1/models").status == 401
+    assert [m["id"] for m in client().ask("GET", "/v1/models", headers=KEY).json["data"]] == ["gpt-4o"]
+    assert [m["id"] for m in client(model="shown").ask("GET", "/v1/models", headers=KEY).json["data"]] == ["shown"]
+    assert client(model="shown").ask("POST", "/v1/chat/completions", json=ASK, headers=KEY).status == 200
+    named = client(models=["m1", "m2"], api_key="sk-right")
+    wrong = named.ask("GET", "/v1/models", headers={"authorization": "Bearer sk-secret-and-wrong"})
+    assert (wrong.status, wrong.json["error"]["code"], "secret" in wrong.text) == (401, "invalid_api_key", False)
+    right = {"authorization": "Bearer sk-right"}
+    assert named.ask("GET", "/v1/models/m2", headers=right).json["id"] == "m2"
+    assert named.ask("GET", "/v1/models/m3", headers=right).status == 404
+    said = named.ask("POST", "/v1/chat/completions", json={**ASK, "model": "m3"}, headers=right)
+    assert (said.status, said.json["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/files", 404),
+        ("GET", "/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("POST", "/v1/models", 405),
+    ],
+)
+def test_all_else_is_refused_in_the_apis_shape(method: str, path: str, status: int) -> None:
+    """There is nothing but models, chat and responses."""
+    said = client().ask(method, path, json={"model": "m", "input": "x"}, headers=KEY)
+    assert (said.status, said.json["error"]["type"]) == (status, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"", b"[]", b"{}", b'{"choices": []}', b'{"choices": [3]}', b'{"choices": [{"message": null}]}', b"[" * 100_000],
+)
+def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
+    """What is no completion, and a refusal, is the API's 500 without a word of the owner's; the client is told not to try again."""
+    owner = Owner()
+    owner.reply = reply
+
+    async def refuse(kind: str, body: bytes) -> bytes:
+        raise ValueError("budget of the harness is used up")
+
+    for asked in (owner, refuse):
+        said = client(asked).ask("POST", "/v1/chat/completions", json=ASK, headers=KEY)
+        assert (said.status, said.json["error"]["type"], said.header("x-should-retry")) == (
+            500,
+            "server_error",
+            "false",
+        )
+        assert "harness" not in said.text
+
+
+def test_a_question_above_the_bound_is_refused() -> None:
+    """413 in the API's shape."""
+    said = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 9, headers=KEY)
+    assert (said.status, said.json["error"]["type"]) == (413, "invalid_request_error")
+
+
+def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the bound at one time are refused with 429; afterwards there is room again."""
+    monkeypatch.setattr(openai, "MAX_WAITING", 1)
+
+    async def run() -> list[int]:
+        release, asked, statuses = anyio.Event(), anyio.Event(), []
+
+        async def owner(kind: str, body: bytes) -> bytes:
+            asked.set()
+            await release.wait()
+            return Owner().reply
+
+        app = client(owner)
+
+        async def first() -> None:
+            statuses.append((await app.send("POST", "/v1/chat/completions", json=ASK, headers=KEY)).status)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(first)
+            await asked.wait()
+            await first()
+            release.set()
+        await first()
+        return statuses
+
+    assert anyio.run(run) == [429, 200, 200]
+
+
+def test_responses_are_chat_in_other_words() -> None:
+    """Input, instructions and tools become a chat question; text and calls become output."""
+    owner = Owner(
+        {"content": "done", "tool_calls": [TOOL_CALL]},
+        usage={"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+    )
+    said = client(owner).ask(
+        "POST", "/v1/responses", json={"model": "m", "instructions": "be brief", "input": "hi"}, headers=KEY
+    )
+    assert owner.questions[0]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+    ]
+    text, call = said.json["output"]
+    assert (text["content"][0]["text"], call["call_id"], call["name"]) == ("done", "call_1", "add")
+    assert said.json["usage"]["total_tokens"] == 5
+
+
+def test_a_responses_stream_ends_with_the_whole() -> None:
+    """Deltas add up, numbers count up, and the last event holds the response."""
+    said = client().ask("POST", "/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=KEY)
+    found = events(said)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+    assert found[-1]["response"]["output"][0]["content"][0]["text"] == text == "Hello, world: this is a longer answer."
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"models": []}, "models:"),
+        ({"models": "m"}, "models:"),
+        ({"api_key": ""}, "api_key:"),
+        ({"key": "x"}, "key:"),
+        ({"model": "a", "models": ["a"]}, "model:"),
+    ],
+)
+def test_mistakes_are_told(settings: dict[str, Any], word: str) -> None:
+    """Each wrong setting has its sentence."""
+    assert any(word in problem for problem in openai.check(settings, None))
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda i: (
+        st.lists(i, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "tools", "function", "name", "output"]), i, max_size=4
+        )
+    ),
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["messages", "input", "tools", "tool_choice", "stream", "stream_options", "n", "instructions"]),
+        JSON,
+    ),
+    st.sampled_from(["/v1/chat/completions", "/v1/responses"]),
+)
+def test_any_question_is_answered(body: dict[str, Any], path: str) -> None:
+    """Whatever is asked is answered or refused as a wrong question; never a server's error."""
+    assert client().ask("POST", path, json={"model": "m", **body}, headers=KEY).status in (200, 400)

@@ -1,0 +1,69 @@
+"""What an OpenAPI document offers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.network.stand_ins.operations import arguments, choose, follow, load
+
+DOCUMENTS = Path(__file__).parent / "documents"
+
+
+@pytest.mark.parametrize(
+    ("codes", "chosen"),
+    [
+        ("404 204 201", (201, "201")),
+        ("404 2XX", (200, "2XX")),
+        ("404 default", (200, "default")),
+        ("404 302", (302, "302")),
+        ("500 404", (404, "404")),
+        ("3XX 404", (300, "3XX")),
+        ("5XX", (200, "5XX")),
+    ],
+)
+def test_the_lowest_success_is_chosen(codes: str, chosen: tuple[int, str]) -> None:
+    """2xx by number, then `2XX`, `default`, 3xx, and then the lowest there is."""
+    assert choose(dict.fromkeys(codes.split(), ())) == chosen
+
+
+def test_a_concrete_path_goes_first() -> None:
+    """`/pets/mine` stands before `/pets/{id}`; the server's path comes before both."""
+    api, problems = load({"document": "pets.yaml"}, DOCUMENTS)
+    assert problems == []
+    paths = [operation.path for operation in api.operations if arguments(operation, "/v2/pets/mine") is not None]
+    assert paths[0] == "/pets/mine"
+    assert not [operation for operation in api.operations if arguments(operation, "/pets/mine") is not None]
+
+
+def test_arguments_are_decoded() -> None:
+    """After the path was taken apart."""
+    api, _ = load({"document": "billing.json"}, DOCUMENTS)
+    found = [
+        names for operation in api.operations if (names := arguments(operation, "/invoices/a%2Fb.c.json")) is not None
+    ]
+    assert found == [{"number": "a/b", "format": "c.json"}]
+
+
+def test_references_are_followed_but_not_round() -> None:
+    """One to another, and a circle is a `KeyError`."""
+    document = {"a": {"$ref": "#/b"}, "b": {"$ref": "#/c"}, "c": {"x": 1}, "d": {"$ref": "#/d"}}
+    assert follow(document, ("a",)) == (("c",), {"x": 1})
+    with pytest.raises(KeyError):
+        follow(document, ("d",))
+
+
+def test_settings_are_checked() -> None:
+    """A file is needed, and `auth` is true or false."""
+    assert load({"auth": 3}, None)[1] == [
+        "auth: true or false is needed",
+        "document: the name of an OpenAPI document is needed",
+    ]
+
+
+@pytest.mark.parametrize("text", ["." * 60_000, "a." * 30_000, "a" * 60_000])
+def test_no_path_is_slow_to_take_apart(text: str) -> None:
+    """A segment with several parameters has a bound: a long one is simply none of its own."""
+    api, _ = load({"document": "billing.json"}, DOCUMENTS)
+    assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [None] * len(api.operations)

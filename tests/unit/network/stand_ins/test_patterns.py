@@ -1,0 +1,74 @@
+"""Texts for patterns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.network.stand_ins.patterns import problem, text_for
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[A-Z]{3}-\d{4,6}$",
+        r"^(a|b)c?d*$",
+        r"^#[0-9a-fA-F]{6}$",
+        r"^\w+@\w+\.[a-z]{2,3}$",
+        r"^[^a-z]+$",
+        r"\S",
+        r"^.{5}$",
+        r"^(?:x|y)(?P<n>z)\s$",
+        r"^\D\W$",
+        r"^[^@\s]{3,}$",
+        r"^\+?[1-9]\d{1,14}$",
+    ],
+)
+def test_a_text_is_made_for_usual_patterns(pattern: str) -> None:
+    """It is found by the pattern, and another index still is."""
+    for index in range(4):
+        text = text_for(pattern, 0, 100, index)
+        assert text is not None
+        assert re.search(pattern, text)
+
+
+def test_lengths_are_kept() -> None:
+    """Between the two bounds, or none."""
+    assert len(text_for("^[a-z]+$", 20, 30, 0) or "") >= 20
+    assert text_for("^a{5}$", 0, 4, 0) is None
+    assert len(text_for("a", 9, 9, 0) or "") == 9
+
+
+@pytest.mark.parametrize("pattern", [r"(?=a)b", r"(a)\1", "(", "[z-a]"])
+def test_what_is_not_solved_is_none(pattern: str) -> None:
+    """Looks around, references back and what can't be read give nothing."""
+    assert text_for(pattern, 0, 9, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "word"),
+    [
+        ("(a+)+$", "for ever"),
+        ("((x*)y?)*", "for ever"),
+        ("(", "can't be read"),
+        (3, "text"),
+        ("^[a-z]+(-[a-z]{1,9})*$", ""),
+        ("a+b+", ""),
+    ],
+)
+def test_dangerous_patterns_are_told(pattern: object, word: str) -> None:
+    """A repetition without bound inside another is refused; usual patterns aren't."""
+    assert word in problem(pattern)
+    assert bool(problem(pattern)) is bool(word)
+
+
+@given(st.text(alphabet="ab01[]()^$.*+?{}|\\dws-,:=!<>P", max_size=16), st.integers(0, 5))
+def test_any_pattern_gives_a_match_or_nothing(pattern: str, index: int) -> None:
+    """What is given matches; nothing raises."""
+    if problem(pattern):
+        return
+    text = text_for(pattern, 0, 50, index)
+    assert text is None or (len(text) <= 50 and re.search(pattern, text))

@@ -1,0 +1,86 @@
+"""The HTTP basics of stand-ins: what a guest sent is read without trust, what is answered is well formed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.asgi import Client
+
+from belljar.network.stand_ins.web import MAX_FIELDS, Answer, Request, header_text, http_app, parse_json, plain_error
+
+
+def request(**fields: str) -> Request:
+    """A request with these fields, `_` for `-`."""
+    return Request(
+        method="GET",
+        path="/",
+        raw_path="/",
+        headers=tuple((name.replace("_", "-"), value) for name, value in fields.items()),
+    )
+
+
+def test_parts_of_a_request() -> None:
+    """Host without port, type without parameters, the first of two cookies."""
+    it = request(host="Shop.Example:8080", content_type="Text/HTML; charset=x", cookie='a=1; b="2"; a=3; c')
+    assert (it.host, it.content_type, it.cookies) == ("shop.example", "text/html", {"a": "1", "b": "2", "c": ""})
+    assert it.url == "http://Shop.Example:8080/"
+
+
+def test_too_many_fields_are_none() -> None:
+    """A query above the bound is read as empty rather than in part."""
+    it = Request(method="GET", path="/", raw_path="/", query_string="&".join(["a=1"] * (MAX_FIELDS + 1)))
+    assert it.query == ()
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "[" * 100_000, '{"a":', "", "1" * 5000])
+def test_what_is_not_json(text: str) -> None:
+    """No NaN, no endless nesting, no absurd number: `ValueError`, and None as a body."""
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(text)
+    assert Request(method="POST", path="/", raw_path="/", body=text.encode()).json is None
+
+
+@given(st.text())
+def test_header_text_is_one_line_of_latin_1(text: str) -> None:
+    """Whatever comes in, no control and no line break comes out."""
+    assert all(char == "\t" or 0x20 <= ord(char) < 0x7F or 0x80 <= ord(char) <= 0xFF for char in header_text(text))
+
+
+def test_an_app_bounds_bodies_and_refuses_the_rest() -> None:
+    """Above the bound 413 without asking; a WebSocket is closed; a client that left is nobody's error."""
+
+    async def handle(it: Request) -> Answer:
+        return Answer(body=it.body)
+
+    app = Client(http_app(handle, max_body_bytes=4))
+    assert app.ask("POST", "/", chunks=[b"ab", b"cd"]).body == b"abcd"
+    assert app.ask("POST", "/", chunks=[b"ab", b"cd", b"e"]).status == 413
+    assert app.talk("/", []) == [1000]
+    assert plain_error(599).body.count(b"599 Unknown") == 2
+
+
+def test_a_status_without_body_has_no_length() -> None:
+    """204 and 304 have neither body nor content-length (RFC 9110, 8.6)."""
+
+    async def handle(it: Request) -> Answer:
+        return Answer(status=204, body=b"x")
+
+    said = Client(http_app(handle)).get("/")
+    assert (said.body, said.headers) == (b"", [])
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_any_bytes_make_a_request(path: bytes, value: bytes) -> None:
+    """Path and fields of any bytes are read."""
+    from belljar.network.stand_ins.web import request_of
+
+    it = request_of(
+        {
+            "path": "/",
+            "raw_path": b"/" + path,
+            "query_string": value,
+            "headers": [(b"cookie", value), (b"content-type", value), (b"host", value)],
+        }
+    )
+    assert isinstance((it.query, it.form, it.cookies, it.host, it.url, it.json), tuple)
