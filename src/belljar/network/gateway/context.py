@@ -1,0 +1,84 @@
+"""What a stand-in is given, and what it is: the types between the gateway and `belljar.network.stand_ins`.
+
+A stand-in of an HTTP kind is an ASGI 3 application (scopes `http` and `websocket`, no lifespan); one of a stream kind is a function of a connection. Each is made
+once a range by `make(context)`; all its state hangs on what `make` returned. It runs in the gateway's process: no route anywhere, no file but its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias
+
+from belljar.events import Body, JsonValue
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""ASGI 3. `scope["headers"]` holds exactly one `host`, which the gateway has compared with the address, the SNI and the policy; `scope["state"]["cell"]` is the
+name of the cell that asks, `scope["state"]["name"]` the name it asked for, in lower case, without a port."""
+
+StreamApp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
+"""`(reader, writer, cell)`. The gateway closes the connection when it returns, raises, or has used up the bounds of a stream."""
+
+MAX_KEPT_BODY_BYTES: Final = 64 << 10
+
+
+class Record(Protocol):
+    """How a stand-in puts something on record."""
+
+    async def __call__(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+        """Returns when the event is in the ledger: await it before answering.
+
+        `kind` is one of `events.Kind`'s values, usually `network.attempt`; `stand_in` is put into `data` if it isn't there.
+
+        At most 48 KiB of `data` as JSON and 8 bodies of 64 KiB kept each, else `ValueError`. Never returns when the owner is gone: then the process ends.
+        """
+        ...
+
+
+class Ask(Protocol):
+    """A question to the owner of the range (`openai` alone)."""
+
+    async def __call__(self, kind: str, body: bytes) -> bytes:
+        """The owner's answer. `ValueError` when the owner refuses, with its reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandInContext:
+    """What `make` is given.
+
+    Args:
+        id: the stand-in's id in the policy.
+        names: its patterns, as the policy has them (lower case, A-labels; `*.` at the front of a wildcard).
+        settings: the kind's own fields, checked while planning.
+        files: its directory, read-only, bounded by the policy; where it has none, an empty directory that may not exist.
+        clock: seconds since the epoch, for what an answer shows. A test may hold it still.
+        random: so many random bytes. From the range's seed, so a run with the same seed answers the same; not for keys.
+        record, ask: see their types.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    settings: Mapping[str, JsonValue]
+    files: Path
+    clock: Callable[[], float]
+    random: Callable[[int], bytes]
+    record: Record
+    ask: Ask
+
+
+def kept_body(name: str, content: bytes, max_bytes: int = MAX_KEPT_BODY_BYTES) -> Body:
+    """`content` as a body of an event: at most `max_bytes` of it kept, its digest and length of all of it."""
+    return Body(
+        name=name,
+        content=content[:max_bytes],
+        total_bytes=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )

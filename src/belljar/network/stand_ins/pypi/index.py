@@ -1,0 +1,255 @@
+"""What an index knows of a directory of packages, and how it says it. Metadata is read from the files, with bounds, when it is first asked for."""
+
+from __future__ import annotations
+
+import html
+import json
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.message import Message
+from email.parser import BytesParser
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from belljar.network.stand_ins.pypi.names import PackageFile, is_prerelease, normal, parse_file_name, version_order
+from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile, open_file
+
+MAX_METADATA_BYTES: Final = 1 << 20
+_MAX_MEMBERS: Final = 20_000
+_API_VERSION: Final = "1.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """One file of a project, described. `metadata` is empty where the file has none that could be read."""
+
+    file: ShelfFile
+    said: PackageFile
+    sha256: str
+    md5: str
+    metadata: bytes
+
+    @property
+    def headers(self) -> Message:
+        """The metadata's fields."""
+        return BytesParser().parsebytes(self.metadata)
+
+    @property
+    def requires_python(self) -> str:
+        """Its `Requires-Python`, or nothing."""
+        return str(self.headers.get("Requires-Python", ""))
+
+    @property
+    def served_metadata(self) -> bool:
+        """Whether the metadata has a file of its own: of wheels only (PEP 658 asks that it be what an installation will have)."""
+        return self.said.is_wheel and bool(self.metadata)
+
+    @property
+    def uploaded(self) -> str:
+        """The file's time as ISO 8601."""
+        return datetime.fromtimestamp(self.file.mtime_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
+
+
+class Index:
+    """The projects of a directory. Files that aren't packages are left out (`check` has named them)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._shelf = OneRead(directory)
+        self._digests = Digests("sha256", "md5")
+        self._known: dict[str, Distribution] = {}
+        self._by_project: dict[str, dict[str, ShelfFile]] | None = None
+
+    @property
+    def projects(self) -> Mapping[str, Mapping[str, ShelfFile]]:
+        """Normal name → file name → file."""
+        if self._by_project is None:
+            self._by_project = {}
+            for file in self._shelf.files.values():
+                if said := parse_file_name(file.base):
+                    self._by_project.setdefault(said.project, {})[file.base] = file
+        return self._by_project
+
+    def file(self, name: str) -> ShelfFile | None:
+        """The package file of this name."""
+        said = parse_file_name(name)
+        return self.projects.get(said.project, {}).get(name) if said else None
+
+    async def describe(self, file: ShelfFile) -> Distribution:
+        """A file with its digests and metadata, worked out once. Raises `OSError`."""
+        known = self._known.get(file.base)
+        said = parse_file_name(file.base)
+        if known is None and said is not None:
+            digests = await self._digests.of(file)
+            known = self._known[file.base] = Distribution(
+                file=file,
+                said=said,
+                sha256=digests["sha256"],
+                md5=digests["md5"],
+                metadata=metadata_of(file.path, said),
+            )
+        if known is None:
+            raise FileNotFoundError(file.name)
+        return known
+
+    async def of_project(self, name: str) -> list[Distribution]:
+        """A project's files, the oldest version first; none where there is no such project."""
+        found = [await self.describe(file) for file in self.projects.get(normal(name), {}).values()]
+        return sorted(found, key=lambda one: (version_order(one.said.version), one.file.base))
+
+
+def metadata_of(path: Path, said: PackageFile) -> bytes:
+    """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where there is none to be read within the bounds."""
+    try:
+        with open(open_file(path), "rb") as source:
+            if path.name.endswith((".whl", ".zip")):
+                with zipfile.ZipFile(source) as archive:
+                    return _from_zip(archive, "METADATA" if said.is_wheel else "PKG-INFO")
+            with tarfile.open(fileobj=source, mode="r|gz") as stream:
+                return _from_tar(stream)
+    except (
+        OSError,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+    ):
+        return b""
+
+
+def _from_zip(archive: zipfile.ZipFile, wanted: str) -> bytes:
+    for info in archive.infolist()[:_MAX_MEMBERS]:
+        folder, _, name = info.filename.rpartition("/")
+        if name == wanted and "/" not in folder and (wanted == "PKG-INFO" or folder.endswith(".dist-info")):
+            with archive.open(info) as member:
+                return _bounded(member.read(MAX_METADATA_BYTES + 1))
+    return b""
+
+
+def _from_tar(stream: tarfile.TarFile) -> bytes:
+    for number, member in enumerate(stream):
+        if number >= _MAX_MEMBERS:
+            break
+        if member.isfile() and member.name.count("/") == 1 and member.name.endswith("/PKG-INFO"):
+            opened = stream.extractfile(member)
+            return _bounded(opened.read(MAX_METADATA_BYTES + 1)) if opened else b""
+    return b""
+
+
+def _bounded(content: bytes) -> bytes:
+    return content if len(content) <= MAX_METADATA_BYTES else b""
+
+
+def projects_html(names: Iterator[str]) -> bytes:
+    """The list of all projects (PEP 503)."""
+    return _page("Simple index", (f'<a href="{html.escape(name)}/">{html.escape(name)}</a>' for name in names))
+
+
+def projects_json(names: Iterator[str]) -> bytes:
+    """The list of all projects (PEP 691)."""
+    return json.dumps({"meta": {"api-version": _API_VERSION}, "projects": [{"name": name} for name in names]}).encode()
+
+
+def project_html(name: str, files: list[Distribution]) -> bytes:
+    """A project's files (PEP 503, 592, 658)."""
+    return _page(f"Links for {name}", (_link(one) for one in files))
+
+
+def project_json(name: str, files: list[Distribution]) -> bytes:
+    """A project's files (PEP 691, 700, 714)."""
+    document = {
+        "meta": {"api-version": _API_VERSION},
+        "name": name,
+        "versions": list(dict.fromkeys(one.said.version for one in files)),
+        "files": [_simple_entry(one) for one in files],
+    }
+    return json.dumps(document).encode()
+
+
+def release_json(name: str, version: str, files: list[Distribution], base_url: str) -> dict[str, object] | None:
+    """`/pypi/NAME/json` and `/pypi/NAME/VERSION/json`. `version` "": the newest that is no pre-release, or the newest. `None`: there is no such version."""
+    versions = list(dict.fromkeys(one.said.version for one in files))
+    newest = version or next((v for v in reversed(versions) if not is_prerelease(v)), versions[-1] if versions else "")
+    of_newest = [one for one in files if one.said.version == newest]
+    if not of_newest:
+        return None
+    urls = {v: [_release_entry(one, base_url) for one in files if one.said.version == v] for v in versions}
+    info = _info(next((one for one in of_newest if one.metadata), of_newest[0]), name)
+    document: dict[str, object] = {"info": info, "last_serial": len(files), "urls": urls[newest], "vulnerabilities": []}
+    return document if version else {**document, "releases": urls}
+
+
+def _info(one: Distribution, name: str) -> dict[str, object]:
+    fields = one.headers
+    return {
+        "name": fields.get("Name", name),
+        "version": one.said.version,
+        "summary": fields.get("Summary"),
+        "author": fields.get("Author"),
+        "author_email": fields.get("Author-email"),
+        "license": fields.get("License"),
+        "home_page": fields.get("Home-page"),
+        "keywords": fields.get("Keywords"),
+        "classifiers": fields.get_all("Classifier", []),
+        "description": fields.get("Description") or fields.get_payload() or "",
+        "description_content_type": fields.get("Description-Content-Type"),
+        "requires_dist": fields.get_all("Requires-Dist"),
+        "requires_python": one.requires_python or None,
+        "provides_extra": fields.get_all("Provides-Extra"),
+        "yanked": False,
+        "yanked_reason": None,
+    }
+
+
+def _release_entry(one: Distribution, base_url: str) -> dict[str, object]:
+    return {
+        "filename": one.file.base,
+        "url": f"{base_url}/packages/{one.file.base}",
+        "size": one.file.size_bytes,
+        "digests": {"sha256": one.sha256, "md5": one.md5},
+        "md5_digest": one.md5,
+        "packagetype": "bdist_wheel" if one.said.is_wheel else "sdist",
+        "python_version": one.said.tags.partition("-")[0] or "source",
+        "requires_python": one.requires_python or None,
+        "upload_time_iso_8601": one.uploaded,
+        "yanked": False,
+        "yanked_reason": None,
+    }
+
+
+def _simple_entry(one: Distribution) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "filename": one.file.base,
+        "url": f"../../packages/{one.file.base}",
+        "hashes": {"sha256": one.sha256},
+        "size": one.file.size_bytes,
+        "upload-time": one.uploaded,
+        "yanked": False,
+    }
+    if one.requires_python:
+        entry["requires-python"] = one.requires_python
+    metadata = {"sha256": sha256(one.metadata).hexdigest()} if one.served_metadata else False
+    return {**entry, "core-metadata": metadata, "dist-info-metadata": metadata}
+
+
+def _link(one: Distribution) -> str:
+    attributes = f'href="../../packages/{html.escape(one.file.base)}#sha256={one.sha256}"'
+    if one.requires_python:
+        attributes += f' data-requires-python="{html.escape(one.requires_python)}"'
+    if one.served_metadata:
+        digest = f"sha256={sha256(one.metadata).hexdigest()}"
+        attributes += f' data-dist-info-metadata="{digest}" data-core-metadata="{digest}"'
+    return f"<a {attributes}>{html.escape(one.file.base)}</a>"
+
+
+def _page(title: str, lines: Iterator[str]) -> bytes:
+    head = f'<meta name="pypi:repository-version" content="{_API_VERSION}"><title>{html.escape(title)}</title>'
+    body = "".join(f"{line}<br>\n" for line in lines)
+    return f"<!DOCTYPE html>\n<html><head>{head}</head><body>\n{body}</body></html>\n".encode()

@@ -1,0 +1,246 @@
+"""What tests of registries share: a context whose record is a list, a question to an app in the same process, an app served on loopback, packages made on the spot."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import hashlib
+import io
+import json
+import os
+import socket
+import tarfile
+import threading
+import zipfile
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from belljar.events import Body, JsonValue
+from belljar.network.gateway.context import App, Message, StandInContext, StreamApp
+
+
+@dataclass
+class Ledger:
+    """Keeps what a stand-in recorded, in order, with the number of answers that had been begun by then."""
+
+    attempts: list[dict[str, JsonValue]] = field(default_factory=list)
+    bodies: list[tuple[Body, ...]] = field(default_factory=list)
+
+    async def record(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+        """As the gateway's: bounded, or `ValueError`."""
+        if kind != "network.attempt" or len(json.dumps(data)) > 48 << 10 or len(bodies) > 8:
+            raise ValueError("not an event of a stand-in")
+        if any(len(body.content) > 64 << 10 for body in bodies):
+            raise ValueError("a body is too large")
+        self.attempts.append(dict(data))
+        self.bodies.append(tuple(bodies))
+
+
+async def _no_owner(_kind: str, _body: bytes) -> bytes:
+    raise ValueError("a registry asks nobody")
+
+
+def context_for(files: Path, ledger: Ledger, *, now_s: float = 1_760_000_000.0) -> StandInContext:
+    """A context with a clock that stands still and even randomness."""
+    return StandInContext(
+        id="registry",
+        names=("registry.example",),
+        settings={},
+        files=files,
+        clock=lambda: now_s,
+        random=lambda count: hashlib.shake_128(b"seed").digest(count),
+        record=ledger.record,
+        ask=_no_owner,
+    )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What an app answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+
+def ask(
+    app: App,
+    method: str,
+    path: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes | Iterable[bytes] = b"",
+    query: str = "",
+    break_off: bool = False,
+) -> Reply:
+    """One request to an app in this process, as the gateway would make it. `break_off`: the client goes away before the body's end."""
+    pieces = iter([body] if isinstance(body, bytes) else body)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        try:
+            return {"type": "http.request", "body": next(pieces), "more_body": True}
+        except StopIteration:
+            return (
+                {"type": "http.disconnect"} if break_off else {"type": "http.request", "body": b"", "more_body": False}
+            )
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    fields = {"host": "registry.example", **(headers or {})}
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "scheme": "http",
+        "headers": [(name.encode(), value.encode()) for name, value in fields.items()],
+        "state": {"cell": "agent"},
+    }
+    asyncio.run(_awaited(app(scope, receive, send)))
+    start: Message = sent[0] if sent else {"status": 0, "headers": []}
+    return Reply(
+        start["status"],
+        {name.decode(): value.decode() for name, value in start["headers"]},
+        b"".join(message.get("body", b"") for message in sent[1:]),
+    )
+
+
+async def _awaited(answering: Awaitable[None]) -> None:
+    await answering
+
+
+@contextmanager
+def served(app: App) -> Iterator[str]:
+    """The app behind hypercorn on loopback, in a thread of its own; gives `127.0.0.1:PORT`."""
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = Config()
+    config.bind = [f"fd://{os.dup(listener.fileno())}"]
+    config.errorlog = None
+    with _in_thread(lambda stop: serve(app, config, shutdown_trigger=stop)):  # type: ignore[arg-type]
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.close()
+
+
+@contextmanager
+def served_stream(app: StreamApp) -> Iterator[int]:
+    """A stream stand-in on loopback, in a thread of its own; gives its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await app(reader, writer, "agent")
+        finally:
+            writer.close()
+
+    async def run(stop: Callable[[], Awaitable[object]]) -> None:
+        async with await asyncio.start_server(connected, sock=listener):
+            await stop()
+
+    with _in_thread(run):
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def _in_thread(run: Callable[[Callable[[], Awaitable[Any]]], Awaitable[None]]) -> Iterator[None]:
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(_awaited(run(stop.wait))))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+def clean_environment(home: Path, **more: str) -> dict[str, str]:
+    """An environment for a real client: a home of its own, nothing of this machine's settings but where its programs are."""
+    home.mkdir(exist_ok=True)
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "LC_ALL": "C.UTF-8",
+        "NO_PROXY": "*",
+        "no_proxy": "*",
+        **more,
+    }
+
+
+def basic(user: str, password: str) -> str:
+    """An `Authorization` field."""
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def make_wheel(
+    directory: Path, name: str, version: str, *, code: str = "", requires_python: str = "", requires: Sequence[str] = ()
+) -> Path:
+    """An installable wheel with one module."""
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: made for a test"]
+    metadata += [f"Requires-Python: {requires_python}"] if requires_python else []
+    metadata += [f"Requires-Dist: {need}" for need in requires]
+    info = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": code,
+        f"{info}/METADATA": "\n".join(metadata) + "\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    lines = [
+        f"{path},sha256={_urlsafe(hashlib.sha256(text.encode()).digest())},{len(text)}" for path, text in files.items()
+    ]
+    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
+    path = directory / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, text in files.items():
+            archive.writestr(member, text)
+    return path
+
+
+def make_tar(path: Path, files: Mapping[str, bytes]) -> Path:
+    """A `.tar.gz` of these files."""
+    path.write_bytes(gzip.compress(tar_of(files)))
+    return path
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    """An uncompressed tar of these files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o644
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def form(
+    fields: Mapping[str, str], files: Mapping[str, tuple[str, bytes]], boundary: str = "xyzzy"
+) -> tuple[str, bytes]:
+    """A `multipart/form-data` content type and body."""
+    parts = [f'Content-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode() for name, value in fields.items()]
+    parts += [
+        f'Content-Disposition: form-data; name="{name}"; filename="{filename}"\r\n\r\n'.encode() + content
+        for name, (filename, content) in files.items()
+    ]
+    mark = f"--{boundary}".encode()
+    body = b"".join(mark + b"\r\n" + part + b"\r\n" for part in parts) + mark + b"--\r\n"
+    return f"multipart/form-data; boundary={boundary}", body
+
+
+def _urlsafe(digest: bytes) -> str:
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

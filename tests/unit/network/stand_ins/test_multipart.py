@@ -1,0 +1,99 @@
+"""The reader of forms: it takes what clients send in any pieces, and stays within its bounds for what attackers send."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.registries import form
+
+from belljar.network.stand_ins import multipart
+from belljar.network.stand_ins.multipart import Form, MultipartError, MultipartReader
+
+NAMES = st.from_regex(r"[a-z:_]{1,12}", fullmatch=True)
+VALUES = st.text(st.characters(codec="utf-8"), max_size=80)
+
+
+def read(content_type: str, pieces: list[bytes]) -> Form:
+    """All of a body."""
+    reader = MultipartReader(content_type, kept_bytes=16)
+    for piece in pieces:
+        reader.feed(piece)
+    return reader.form
+
+
+def cut_up(body: bytes, cuts: list[int]) -> list[bytes]:
+    """A body in pieces."""
+    places = sorted({min(cut, len(body)) for cut in cuts} | {0, len(body)})
+    return [body[start:end] for start, end in itertools.pairwise(places)]
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=5), st.binary(max_size=300), st.lists(st.integers(0, 2000), max_size=20))
+@settings(deadline=None)
+def test_a_form_is_read_back_whatever_its_pieces(fields: dict[str, str], content: bytes, cuts: list[int]) -> None:
+    """Fields, file name, size and digest are those that were put in, wherever the network cut the body."""
+    content_type, body = form(fields, {"content": ("a-1.whl", content)}, boundary="b" * 30)
+    found = read(content_type, cut_up(body, cuts))
+    assert found.complete
+    assert found.fields == fields
+    (file,) = found.files
+    assert (file.filename, file.size_bytes, bytes(file.head)) == ("a-1.whl", len(content), content[:16])
+    assert file.sha256 == hashlib.sha256(content).hexdigest()
+    assert file.body("file-0").total_bytes == len(content)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20), st.booleans())
+@settings(deadline=None)
+def test_any_bytes_are_read_or_refused(pieces: list[bytes], begun: bool) -> None:
+    """Nothing but `MultipartError` is raised, and what is held is bounded."""
+    reader = MultipartReader("multipart/form-data; boundary=x", kept_bytes=16)
+    try:
+        reader.feed(b'--x\r\nContent-Disposition: form-data; name="a"; filename="b"\r\n\r\n' if begun else b"")
+        for piece in pieces:
+            reader.feed(piece)
+    except MultipartError:
+        pass
+    assert all(len(file.head) <= 16 for file in reader.form.files)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "text/plain",
+        "multipart/form-data",
+        "multipart/form-data; boundary=" + "x" * 71,
+        'multipart/form-data; boundary=""',
+        "multipart/mixed; boundary=x",
+    ],
+)
+def test_a_type_without_a_boundary_is_refused(content_type: str) -> None:
+    """What is no form isn't searched for parts."""
+    with pytest.raises(MultipartError):
+        MultipartReader(content_type, kept_bytes=1)
+
+
+def test_bounds() -> None:
+    """Endless headers, endless parts, endless files and endless fields end, each in its own way."""
+    reader = MultipartReader("multipart/form-data; boundary=x", kept_bytes=1)
+    with pytest.raises(MultipartError, match="header"):
+        for _ in range(100):
+            reader.feed(b"--x\r\n" + b"A: b\r\n" * 1000)
+    content_type, body = form({f"f{n}": "" for n in range(multipart.MAX_PARTS + 1)}, {})
+    with pytest.raises(MultipartError, match="parts"):
+        read(content_type, [body])
+    content_type, body = form({}, {f"f{n}": ("n", b"") for n in range(9)})
+    with pytest.raises(MultipartError, match="8 files"):
+        read(content_type, [body])
+    content_type, body = form({"a": "v" * (multipart.MAX_FIELD_BYTES + 5), "b": "w"}, {})
+    found = read(content_type, [body])
+    assert (found.cut, len(found.fields["a"]), found.fields["b"]) == (True, multipart.MAX_FIELD_BYTES, "")
+
+
+def test_a_boundary_must_end_its_line() -> None:
+    """A mark inside content that goes on is no boundary that could be meant."""
+    with pytest.raises(MultipartError, match="line end"):
+        read("multipart/form-data; boundary=x", [b"--xyz\r\n\r\n"])
