@@ -40,7 +40,7 @@ class Ledger:
         self.bodies.append(tuple(bodies))
 
 
-async def _no_owner(_kind: str, _body: bytes) -> bytes:
+async def _no_owner(kind: str, body: bytes) -> bytes:
     raise ValueError("a registry asks nobody")
 
 
@@ -67,7 +67,7 @@ class Reply:
     body: bytes
 
     @property
-    def json(self) -> Any:
+    def json(self) -> Any:  # noqa: ANN401 - any JSON value
         """The body as JSON."""
         return json.loads(self.body)
 

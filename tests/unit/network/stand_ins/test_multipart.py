@@ -79,9 +79,9 @@ def test_a_type_without_a_boundary_is_refused(content_type: str) -> None:
 def test_bounds() -> None:
     """Endless headers, endless parts, endless files and endless fields end, each in its own way."""
     reader = MultipartReader("multipart/form-data; boundary=x", kept_bytes=1)
+    reader.feed(b"--x\r\n" + b"A: b\r\n" * 1000)
     with pytest.raises(MultipartError, match="header"):
-        for _ in range(100):
-            reader.feed(b"--x\r\n" + b"A: b\r\n" * 1000)
+        reader.feed(b"A: b\r\n" * 5000)
     content_type, body = form({f"f{n}": "" for n in range(multipart.MAX_PARTS + 1)}, {})
     with pytest.raises(MultipartError, match="parts"):
         read(content_type, [body])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import tarfile
 import zipfile
 import zlib
@@ -105,7 +106,7 @@ class Index:
 def metadata_of(path: Path, said: PackageFile) -> bytes:
     """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where there is none to be read within the bounds."""
     try:
-        with open(open_file(path), "rb") as source:
+        with os.fdopen(open_file(path), "rb") as source:
             if path.name.endswith((".whl", ".zip")):
                 with zipfile.ZipFile(source) as archive:
                     return _from_zip(archive, "METADATA" if said.is_wheel else "PKG-INFO")

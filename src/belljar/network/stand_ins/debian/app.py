@@ -1,0 +1,183 @@
+"""The repository's application: which question gets which answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from belljar.events import JsonValue
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, App, Receive, Scope, Send, StandInContext
+from belljar.network.stand_ins.answers import (
+    Interrupted,
+    Request,
+    answer,
+    answer_file,
+    body_pieces,
+    credentials,
+    etag_matches,
+    refuse_websocket,
+    word,
+)
+from belljar.network.stand_ins.debian.deb import DebError, read_control
+from belljar.network.stand_ins.debian.repository import Repository
+from belljar.network.stand_ins.multipart import FormFile
+from belljar.network.stand_ins.shelf import OneRead, check_directory, list_files
+
+MAX_UPLOAD_BYTES: Final = 512 << 20
+_BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)")
+_TYPES: Final = {".deb": "application/vnd.debian.binary-package", ".gz": "application/gzip", ".xz": "application/x-xz"}
+
+
+def make(context: StandInContext) -> App:
+    """An ASGI 3 app that serves `context.files`: as it is where it has a directory `dists`, else the repository made out of its `.deb` files.
+
+    Its memory: the control data of the packages, three forms of each index, and of an upload the first 64 KiB.
+    """
+    return _Debian(context)
+
+
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
+    """What is wrong with a directory of Debian packages or a repository tree, each fault with its file."""
+    wrong = check_directory(directory, "Debian packages (.deb)")
+    if directory is None or not directory.is_dir():
+        return wrong
+    if (directory / "dists").is_dir():
+        released = any(file.base in {"Release", "InRelease"} for file in list_files(directory / "dists"))
+        return wrong if released else (*wrong, f"{directory / 'dists'}: no suite in it has a Release or InRelease file")
+    return (*wrong, *_check_packages(directory))
+
+
+def _check_packages(directory: Path) -> list[str]:
+    found: list[str] = []
+    seen: dict[tuple[str, str, str], str] = {}
+    for file in list_files(directory):
+        if not file.name.endswith(".deb"):
+            found.append(f"{file.path}: not a Debian package (.deb)")
+            continue
+        try:
+            control = read_control(file.path)
+        except (DebError, OSError) as error:
+            found.append(f"{file.path}: {error}")
+            continue
+        key = (control.package, control.version, control.architecture)
+        if key in seen:
+            found.append(f"{file.path}: the same package, version and architecture as {seen[key]}")
+        seen.setdefault(key, file.name)
+    return found
+
+
+class _Debian:
+    def __init__(self, context: StandInContext) -> None:
+        self._context = context
+        self._tree = OneRead(context.files) if (context.files / "dists").is_dir() else None
+        self._repository = Repository(context.files, int(context.clock()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await refuse_websocket(scope, send):
+            return
+        request = Request.of(scope)
+        if request.method in {"PUT", "POST"}:
+            await self._upload(request, receive, send)
+        elif request.method not in {"GET", "HEAD"}:
+            await answer(send, b"Method Not Allowed", status=405, headers={"allow": "GET, HEAD, PUT"})
+        elif self._tree is not None:
+            await self._from_tree(self._tree, request, send)
+        else:
+            await self._made(request, send)
+
+    async def _from_tree(self, tree: OneRead, request: Request, send: Send) -> None:
+        match = _BELOW.fullmatch(request.path)
+        file = tree.files.get(request.path.lstrip("/")) or tree.files.get(match[1] if match else "")
+        if file is None:
+            await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
+            return
+        await answer_file(request, send, file, _type_of(file.base), f"{file.size_bytes:x}-{file.mtime_s:x}")
+
+    async def _made(self, request: Request, send: Send) -> None:
+        match = _BELOW.fullmatch(request.path)
+        if match and match[1].startswith("pool/"):
+            found = await self._repository.pool_file(match[1])
+            if found:
+                await answer_file(request, send, found[0], _TYPES[".deb"], found[1])
+                return
+            content = None
+        else:
+            content = await self._page(match[1].split("/")[1:] if match else [], request.path.rpartition("/")[2])
+        if content is None:
+            await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
+            return
+        etag = sha256(content).hexdigest()[:32]
+        fresh = etag_matches(request.headers.get("if-none-match", ""), etag)
+        headers = {"etag": f'"{etag}"'}
+        kind = _type_of(request.path)
+        await answer(
+            send,
+            b"" if fresh else content,
+            kind,
+            status=304 if fresh else 200,
+            headers=headers,
+            head=request.method == "HEAD",
+        )
+
+    async def _page(self, below_dists: list[str], base: str) -> bytes | None:
+        """A file below `dists/`, or, without it, one of a flat repository or the key."""
+        if base == "key.asc" and not below_dists:
+            return self._repository.key.certificate().encode()
+        suite, rest = _suite(below_dists)
+        if base in {"Release", "InRelease", "Release.gpg"} and rest in ([], [base]):
+            return await self._released(suite, base)
+        if not below_dists:
+            return await self._repository.flat_index(base)
+        return await self._repository.index("/".join(rest))
+
+    async def _released(self, suite: str, base: str) -> bytes | None:
+        text = await self._repository.release(suite)
+        if text is None:
+            return None
+        key = self._repository.key
+        forms = {
+            "Release": lambda: text,
+            "InRelease": lambda: key.clear_signed(text),
+            "Release.gpg": lambda: key.detached(text.encode()),
+        }
+        return forms[base]().encode()
+
+    async def _upload(self, request: Request, receive: Receive, send: Send) -> None:
+        file = FormFile(field_name="", filename=request.path, kept_bytes=MAX_KEPT_BODY_BYTES)
+        refused = ""
+        try:
+            async for piece in body_pieces(receive):
+                file.take(piece)
+                if file.size_bytes > MAX_UPLOAD_BYTES:
+                    refused = f"it is longer than {MAX_UPLOAD_BYTES} bytes"
+                    break
+        except Interrupted:
+            refused = "it broke off"
+        data: dict[str, JsonValue] = {
+            "what": "publish",
+            "registry": "debian",
+            "cell": request.cell,
+            "method": request.method,
+            "path": word(request.path),
+            "name": word(request.path.rpartition("/")[2]),
+            "size_bytes": file.size_bytes,
+            "sha256": file.sha256,
+            "refused": refused,
+            **credentials(request.headers),
+        }
+        await self._context.record("network.attempt", data, [file.body("file-0")])
+        if refused != "it broke off":
+            await answer(send, b"", status=413 if refused else 201)
+
+
+def _suite(below_dists: list[str]) -> tuple[str, list[str]]:
+    """A suite's name and the rest of the path; the old security archive's suites have two parts (`buster/updates`)."""
+    size = 2 if below_dists[1:2] == ["updates"] else 1
+    return "/".join(below_dists[:size]), below_dists[size:]
+
+
+def _type_of(name: str) -> str:
+    return next((kind for ending, kind in _TYPES.items() if name.endswith(ending)), "text/plain; charset=utf-8")

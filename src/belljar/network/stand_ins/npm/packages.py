@@ -1,0 +1,231 @@
+"""What a directory of packed npm packages holds, and how a registry tells it: <https://github.com/npm/registry/blob/main/docs/responses/package-metadata.md>."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile, open_file
+
+MAX_MANIFEST_BYTES: Final = 1 << 20
+_MAX_MEMBERS: Final = 50_000
+_PART: Final = r"[a-z0-9~_-][a-z0-9._~-]*"
+_NAME: Final = re.compile(rf"(?:@{_PART}/)?{_PART}", re.ASCII | re.IGNORECASE)
+_VERSION: Final = re.compile(r"(\d{1,16})\.(\d{1,16})\.(\d{1,16})(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?", re.ASCII)
+_ABBREVIATED: Final = (
+    "name",
+    "version",
+    "deprecated",
+    "dependencies",
+    "optionalDependencies",
+    "devDependencies",
+    "bundleDependencies",
+    "peerDependencies",
+    "peerDependenciesMeta",
+    "bin",
+    "directories",
+    "dist",
+    "engines",
+    "os",
+    "cpu",
+    "libc",
+    "funding",
+    "hasInstallScript",
+)
+_INSTALL_SCRIPTS: Final = frozenset({"preinstall", "install", "postinstall"})
+
+
+class PackageError(ValueError):
+    """A file is no packed npm package; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """One version of a package: its file and its `package.json`."""
+
+    file: ShelfFile
+    manifest: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """With its scope."""
+        return str(self.manifest["name"])
+
+    @property
+    def version(self) -> str:
+        """A semantic version."""
+        return str(self.manifest["version"])
+
+    @property
+    def tarball(self) -> str:
+        """The file name that registries give it."""
+        return f"{self.name.rpartition('/')[2]}-{self.version}.tgz"
+
+
+def is_name(name: str) -> bool:
+    """Whether a registry takes a package of this name (old ones with capitals too)."""
+    return len(name) <= 214 and _NAME.fullmatch(name) is not None
+
+
+def version_order(version: str) -> tuple[object, ...]:
+    """A key that sorts semantic versions (semver.org, 11). What is none comes first."""
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        return (0, version)
+    release = tuple(int(match[n]) for n in (1, 2, 3))
+    if match[4] is None:
+        return (1, release, 1, ())
+    return (
+        1,
+        release,
+        0,
+        tuple((0, int(p), "") if p.isdigit() and len(p) < 20 else (1, 0, p) for p in match[4].split(".")),
+    )
+
+
+def read_manifest(path: Path) -> Mapping[str, Any]:
+    """A packed package's `package.json`, which lies one directory deep. Raises `PackageError`."""
+    try:
+        with os.fdopen(open_file(path), "rb") as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
+            content = _manifest_in(stream)
+        manifest = json.loads(content)
+    except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
+        raise PackageError(f"not a packed package that can be read: {error}") from None
+    if not isinstance(manifest, dict) or not is_name(str(manifest.get("name", ""))):
+        raise PackageError("its package.json has no name that a registry takes")
+    if _VERSION.fullmatch(str(manifest.get("version", ""))) is None:
+        raise PackageError("its package.json has no semantic version")
+    return manifest
+
+
+def _manifest_in(stream: tarfile.TarFile) -> bytes:
+    for number, member in enumerate(stream):
+        if number >= _MAX_MEMBERS:
+            break
+        if member.isfile() and re.fullmatch(r"(?:\./)?[^/]+/package\.json", member.name):
+            opened = stream.extractfile(member)
+            content = opened.read(MAX_MANIFEST_BYTES + 1) if opened else b""
+            if len(content) > MAX_MANIFEST_BYTES:
+                raise PackageError(f"its package.json is larger than {MAX_MANIFEST_BYTES} bytes")
+            return content
+    raise PackageError("it has no package.json one directory deep")
+
+
+class Packages:
+    """The packages of a directory, read at the first question. Files that are none are left out (`check` has named them)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._shelf = OneRead(directory)
+        self._digests = Digests("sha1", "sha512")
+        self._known: dict[str, dict[str, Package]] | None = None
+
+    @property
+    def by_name(self) -> Mapping[str, Mapping[str, Package]]:
+        """Name → version → package, the oldest version first."""
+        if self._known is None:
+            self._known = {}
+            for package in sorted(self._read(), key=lambda one: version_order(one.version)):
+                self._known.setdefault(package.name, {}).setdefault(package.version, package)
+        return self._known
+
+    def _read(self) -> list[Package]:
+        found = []
+        for file in self._shelf.files.values():
+            if file.name.endswith((".tgz", ".tar.gz")):
+                try:
+                    found.append(Package(file=file, manifest=read_manifest(file.path)))
+                except PackageError:
+                    continue
+        return found
+
+    def tarball(self, name: str, filename: str) -> Package | None:
+        """The package whose file a registry would give this name."""
+        return next((one for one in self.by_name.get(name, {}).values() if one.tarball == filename), None)
+
+    async def shasum(self, package: Package) -> str:
+        """The SHA-1 of a package's file, which npm calls its shasum. Raises `OSError`."""
+        return (await self._digests.of(package.file))["sha1"]
+
+    def tags(self, name: str) -> dict[str, str]:
+        """dist-tags: `latest` is the newest version that is no pre-release, or the newest."""
+        versions = list(self.by_name.get(name, {}))
+        stable = [version for version in versions if "-" not in version.partition("+")[0]]
+        return {"latest": (stable or versions)[-1]} if versions else {}
+
+    async def version(self, package: Package, base_url: str) -> dict[str, Any]:
+        """One version's document: its package.json, with `dist`. Raises `OSError`."""
+        digests = await self._digests.of(package.file)
+        dist = {
+            "shasum": digests["sha1"],
+            "integrity": "sha512-" + base64.b64encode(bytes.fromhex(digests["sha512"])).decode(),
+            "tarball": f"{base_url}/{package.name}/-/{package.tarball}",
+        }
+        scripts = package.manifest.get("scripts")
+        installs = isinstance(scripts, dict) and not _INSTALL_SCRIPTS.isdisjoint(scripts)
+        more = {"hasInstallScript": True} if installs else {}
+        return {**package.manifest, **more, "_id": f"{package.name}@{package.version}", "dist": dist}
+
+    async def packument(self, name: str, base_url: str, *, abbreviated: bool) -> dict[str, Any] | None:
+        """All versions of a package; `None` where there is no such package. Raises `OSError`."""
+        packages = self.by_name.get(name)
+        if not packages:
+            return None
+        versions = {version: await self.version(package, base_url) for version, package in packages.items()}
+        tags, times = self.tags(name), {version: _iso(package.file.mtime_s) for version, package in packages.items()}
+        if abbreviated:
+            short = {
+                version: {key: said[key] for key in _ABBREVIATED if key in said} for version, said in versions.items()
+            }
+            return {"name": name, "dist-tags": tags, "versions": short, "modified": max(times.values())}
+        newest = versions[tags["latest"]]
+        described: dict[str, Any] = {
+            key: newest[key]
+            for key in ("description", "license", "homepage", "repository", "keywords")
+            if key in newest
+        }
+        return {
+            "_id": name,
+            "_rev": f"{len(versions)}-{newest['dist']['shasum'][:32]}",
+            "name": name,
+            "dist-tags": tags,
+            "versions": versions,
+            "time": {"created": min(times.values()), "modified": max(times.values()), **times},
+            **described,
+        }
+
+    def search(self, text: str, count: int) -> list[dict[str, Any]]:
+        """Packages whose name, description or keywords hold each word of `text`."""
+        words = text.lower().split()[:20]
+        found = []
+        for name in sorted(self.by_name):
+            newest = self.by_name[name][self.tags(name)["latest"]]
+            about = f"{name} {newest.manifest.get('description', '')} {newest.manifest.get('keywords', '')}".lower()
+            if all(word in about for word in words):
+                found.append(_search_entry(newest))
+        return found[:count]
+
+
+def _search_entry(package: Package) -> dict[str, Any]:
+    said = {key: package.manifest[key] for key in ("description", "keywords", "author") if key in package.manifest}
+    score = {"final": 1, "detail": {"quality": 1, "popularity": 1, "maintenance": 1}}
+    about = {
+        "name": package.name,
+        "version": package.version,
+        "date": _iso(package.file.mtime_s),
+        "maintainers": [],
+        "links": {},
+    }
+    return {"package": {**about, **said}, "score": score, "searchScore": 1}
+
+
+def _iso(time_s: int) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
