@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
 import socket
 import tarfile
@@ -244,3 +245,46 @@ def form(
 
 def _urlsafe(digest: bytes) -> str:
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def ar_of(members: Sequence[tuple[str, bytes]]) -> bytes:
+    """An ar archive (ar(5)) of these members."""
+    parts = [b"!<arch>\n"]
+    for name, content in members:
+        header = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
+        parts += [header.encode(), content, b"\n" * (len(content) % 2)]
+    return b"".join(parts)
+
+
+def make_deb(
+    directory: Path,
+    name: str,
+    version: str,
+    *,
+    architecture: str = "all",
+    files: Mapping[str, bytes] | None = None,
+    packing: str = ".gz",
+    more: str = "",
+) -> Path:
+    """An installable Debian package. `packing`: of the control archive, `.gz`, `.xz`, `.zst` or none. `more`: further fields of the control file."""
+    control = f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: A <a@x.example>\n{more}Description: made for a test\n more of it\n"
+    packers: dict[str, Callable[[bytes], bytes]] = {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".xz": lzma.compress,
+        ".zst": _zstd,
+    }
+    members = [
+        ("debian-binary", b"2.0\n"),
+        (f"control.tar{packing}", packers[packing](tar_of({"./control": control.encode()}))),
+        ("data.tar.gz", gzip.compress(tar_of({f"./{path}": content for path, content in (files or {}).items()}))),
+    ]
+    path = directory / f"{name}_{version.partition(':')[2] or version}_{architecture}.deb"
+    path.write_bytes(ar_of(members))
+    return path
+
+
+def _zstd(content: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(content)

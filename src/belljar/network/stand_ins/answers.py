@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from email.utils import formatdate, mktime_tz, parsedate_tz
 from typing import Final
 
 from belljar.events import JsonValue
@@ -108,8 +109,9 @@ async def answer_json(
 
 async def answer_file(request: Request, send: Send, file: ShelfFile, content_type: str, etag: str) -> None:
     """Send a file: whole, one range of it, or 304. `etag` comes without quotes. Several ranges in one request are answered by the whole, as RFC 9110 allows."""
-    fields = {"content-type": content_type, "accept-ranges": "bytes", "etag": f'"{etag}"'}
-    if etag_matches(request.headers.get("if-none-match", ""), etag):
+    modified = {"last-modified": formatdate(file.mtime_s, usegmt=True)}
+    fields = {"content-type": content_type, "accept-ranges": "bytes", "etag": f'"{etag}"', **modified}
+    if is_fresh(request.headers, etag, file.mtime_s):
         await send({"type": "http.response.start", "status": 304, "headers": _encoded(fields)})
         await send({"type": "http.response.body", "body": b""})
         return
@@ -128,6 +130,17 @@ async def answer_file(request: Request, send: Send, file: ShelfFile, content_typ
         async for chunk in chunks_of(file.path, start, end):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
+
+
+def is_fresh(headers: Mapping[str, str], etag: str, modified_s: int) -> bool:
+    """Whether the client's copy is the newest: by `If-None-Match`, or, without it, by `If-Modified-Since` (RFC 9110, 13.2.2)."""
+    if "if-none-match" in headers:
+        return etag_matches(headers["if-none-match"], etag)
+    since = parsedate_tz(headers.get("if-modified-since", "")[:64])
+    try:
+        return since is not None and mktime_tz(since) >= modified_s
+    except (ValueError, OverflowError):
+        return False
 
 
 def etag_matches(stated: str, etag: str) -> bool:

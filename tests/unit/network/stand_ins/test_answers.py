@@ -73,6 +73,15 @@ def test_any_range_lies_in_the_file(text: str, size: int) -> None:
         assert found is None or 0 <= found[0] <= found[1] <= size
 
 
+@given(st.text(max_size=70))
+@settings(deadline=None)
+def test_any_date_is_read_or_ignored(text: str) -> None:
+    """No date of a guest's is an error of ours; the file's own is fresh, one before it isn't."""
+    assert answers.is_fresh({"if-modified-since": text}, "tag", 1 << 60) is False
+    assert answers.is_fresh({"if-modified-since": "Wed, 08 Oct 2025 08:53:20 GMT"}, "tag", 1_759_913_600)
+    assert not answers.is_fresh({"if-modified-since": "Wed, 08 Oct 2025 08:53:19 GMT"}, "tag", 1_759_913_600)
+
+
 def test_credentials_are_on_record_without_the_secret() -> None:
     """Scheme, user, and the digest of the secret: basic, bearer, and what is neither."""
     digest = hashlib.sha256(b"hunter2").hexdigest()

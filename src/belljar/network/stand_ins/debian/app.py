@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from email.utils import formatdate
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from belljar.network.stand_ins.answers import (
     answer_file,
     body_pieces,
     credentials,
-    etag_matches,
+    is_fresh,
     refuse_websocket,
     word,
 )
@@ -27,7 +28,7 @@ from belljar.network.stand_ins.multipart import FormFile
 from belljar.network.stand_ins.shelf import OneRead, check_directory, list_files
 
 MAX_UPLOAD_BYTES: Final = 512 << 20
-_BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)")
+_BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
 _TYPES: Final = {".deb": "application/vnd.debian.binary-package", ".gz": "application/gzip", ".xz": "application/x-xz"}
 
 
@@ -110,8 +111,8 @@ class _Debian:
             await answer(send, b"404 Not Found", status=404, head=request.method == "HEAD")
             return
         etag = sha256(content).hexdigest()[:32]
-        fresh = etag_matches(request.headers.get("if-none-match", ""), etag)
-        headers = {"etag": f'"{etag}"'}
+        fresh = is_fresh(request.headers, etag, self._repository.made_s)
+        headers = {"etag": f'"{etag}"', "last-modified": formatdate(self._repository.made_s, usegmt=True)}
         kind = _type_of(request.path)
         await answer(
             send,

@@ -107,16 +107,19 @@ def unpacked(packed: bytes, ending: str) -> bytes:
     """An archive member by its ending (`.gz`, `.xz`, `.zst`, none), at most `MAX_CONTROL_BYTES`. Raises `DebError`."""
     if ending == "":
         return packed
+    decompressor = _decompressor(ending)
     try:
-        content = _decompressor(ending).decompress(packed, MAX_CONTROL_BYTES + 1)
+        content = decompressor.decompress(packed, MAX_CONTROL_BYTES + 1)
     except (zlib.error, lzma.LZMAError, EOFError, MemoryError) as error:
         raise DebError(f"its control archive can't be unpacked: {error}") from None
     if len(content) > MAX_CONTROL_BYTES:
         raise DebError(f"its control archive unpacks to more than {MAX_CONTROL_BYTES} bytes")
+    if not decompressor.eof:
+        raise DebError("its control archive can't be unpacked: it ends too early")
     return bytes(content)
 
 
-def _decompressor(ending: str) -> Any:  # noqa: ANN401 - three libraries' objects with one method in common
+def _decompressor(ending: str) -> Any:  # noqa: ANN401 - three libraries' objects with `decompress` and `eof` in common
     if ending == ".gz":
         return zlib.decompressobj(wbits=31)
     if ending == ".xz":
@@ -127,6 +130,9 @@ def _decompressor(ending: str) -> Any:  # noqa: ANN401 - three libraries' object
 
 
 class _Zstd:
+    # The library raises for a stream that ends early.
+    eof = True
+
     def decompress(self, packed: bytes, max_bytes: int) -> bytes:
         """As the standard library's."""
         try:

@@ -32,7 +32,7 @@ class Repository:
         """`now_s`: the time that the Release file is dated a day before, so that a guest's clock may be somewhat behind."""
         self._shelf = OneRead(directory)
         self._digests = Digests("md5", "sha256")
-        self._made_s = now_s - _DAY_S
+        self.made_s = now_s - _DAY_S
         self._key: SigningKey | None = None
         self._indexes: dict[str, bytes] | None = None
         self._pool: dict[str, ShelfFile] = {}
@@ -43,7 +43,7 @@ class Repository:
     def key(self) -> SigningKey:
         """The repository's key, made when it is first needed."""
         if self._key is None:
-            self._key = SigningKey.new("Archive Automatic Signing Key <ftpmaster@localhost>", self._made_s)
+            self._key = SigningKey.new("Archive Automatic Signing Key <ftpmaster@localhost>", self.made_s)
         return self._key
 
     async def pool_file(self, name: str) -> tuple[ShelfFile, str] | None:
@@ -122,7 +122,7 @@ class Repository:
             if name.startswith("flat/") == bool(below)
         }
         architectures = sorted({match[1] for name in indexes if (match := re.search(r"/binary-([^/]+)/", name))})
-        date = datetime.fromtimestamp(self._made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
+        date = datetime.fromtimestamp(self.made_s, UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
         lines = ["Origin: Debian", "Label: Debian"]
         lines += [f"Suite: {suite}", f"Codename: {suite.partition('/')[0]}"] if suite else []
         lines += [

@@ -1,0 +1,90 @@
+"""The signatures, judged by GnuPG's verifier."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.network.stand_ins.debian.openpgp import SigningKey, _crc24, _number, _packet
+
+TEXT = "Origin: Debian\n- a dash\nline with spaces   \n\nlast\n"
+
+
+@pytest.fixture
+def gpgv() -> str:
+    """GnuPG's verifier, which apt brings."""
+    found = shutil.which("gpgv")
+    if found is None:
+        pytest.skip("gpgv isn't installed: apt-get install gpgv")
+    return found
+
+
+def keyring(directory: Path, key: SigningKey) -> Path:
+    """The certificate without its armour."""
+    lines = key.certificate().split("\n")
+    path = directory / "key.gpg"
+    path.write_bytes(
+        base64.b64decode("".join(lines[2 : next(n for n, line in enumerate(lines) if line.startswith("="))]))
+    )
+    return path
+
+
+def verify(gpgv: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the verifier."""
+    return subprocess.run([gpgv, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_verifier_accepts_what_was_signed_and_nothing_else(tmp_path: Path, gpgv: str) -> None:
+    """Clear-signed and detached, several keys (so that numbers with leading zeros come by); a changed byte is a bad signature."""
+    for number in range(20):
+        key = SigningKey.new("Somebody <a@x.example>", 1_700_000_000 + number)
+        ring = keyring(tmp_path, key)
+        message, plain, signature = tmp_path / "InRelease", tmp_path / "Release", tmp_path / "Release.gpg"
+        message.write_text(key.clear_signed(TEXT))
+        plain.write_text(TEXT)
+        signature.write_text(key.detached(TEXT.encode()))
+        assert verify(gpgv, "--keyring", ring, message).returncode == 0
+        done = verify(gpgv, "--keyring", ring, signature, plain)
+        assert done.returncode == 0
+        assert key.fingerprint.hex().upper() in done.stderr
+        message.write_text(message.read_text().replace("Origin", "0rigin"))
+        assert "BAD signature" in verify(gpgv, "--keyring", ring, message).stderr
+        plain.write_text(TEXT + "x")
+        assert "BAD signature" in verify(gpgv, "--keyring", ring, signature, plain).stderr
+
+
+def test_gnupg_imports_the_certificate(tmp_path: Path) -> None:
+    """With its user id and the right to sign: the binding signature holds."""
+    gpg = shutil.which("gpg")
+    if gpg is None:
+        pytest.skip("gpg isn't installed: apt-get install gpg")
+    key = SigningKey.new("Somebody <a@x.example>", 1_700_000_000)
+    argv = [gpg, "--homedir", str(tmp_path), "--no-autostart", "--batch", "--with-colons", "--show-keys"]
+    done = subprocess.run(argv, input=key.certificate(), capture_output=True, text=True, check=True)
+    lines = [line.split(":") for line in done.stdout.splitlines()]
+    assert [line[9] for line in lines if line[0] == "uid"] == ["Somebody <a@x.example>"]
+    assert "s" in next(line[11] for line in lines if line[0] == "pub")
+
+
+def test_numbers_packets_and_checksums_of_the_standard() -> None:
+    """RFC 4880: the examples of 3.2, the borders of 4.2.2, and the CRC of nothing."""
+    assert _number(b"\x01") == bytes.fromhex("000101")
+    assert _number(b"\x00\x01\xff") == bytes.fromhex("000901ff")
+    assert _packet(2, bytes(191))[:2] == bytes([0xC2, 191])
+    assert _packet(2, bytes(192))[:3] == bytes([0xC2, 192, 0])
+    assert _crc24(b"") == 0xB704CE
+
+
+@given(st.binary(min_size=32, max_size=32))
+@settings(deadline=None)
+def test_a_number_keeps_its_value(content: bytes) -> None:
+    """The bit count is exact, leading zeros are gone."""
+    number = _number(content)
+    assert int.from_bytes(number[2:], "big") == int.from_bytes(content, "big")
+    assert int.from_bytes(number[:2], "big") == int.from_bytes(content, "big").bit_length()
