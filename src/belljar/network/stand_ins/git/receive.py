@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import StandInContext, kept_body
-from belljar.network.stand_ins.answers import Request, credentials, word
+from belljar.network.stand_ins.answers import Request, bounded, credentials, word
 from belljar.network.stand_ins.git.packs import BLOB, COMMIT, GitObject, PackError, PackReader
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt, section
 from belljar.network.stand_ins.git.repository import ZERO, Repository
@@ -94,15 +95,15 @@ async def refuse(context: StandInContext, request: Request, name: str, reason: s
 
 async def _record(context: StandInContext, request: Request, name: str, push: Push) -> None:
     commits = [thing for thing in push.objects.values() if thing.kind == COMMIT]
-    updates: list[JsonValue] = [
+    updates: Iterator[JsonValue] = (
         {"ref": word(_text(ref)), "old": _text(old), "new": _text(new), "deletes": new == ZERO}
-        for old, new, ref in push.commands[:_LISTED]
-    ]
+        for old, new, ref in push.commands
+    )
     data: dict[str, JsonValue] = {
         "what": "push",
         "cell": request.cell,
         "repository": word(name),
-        "updates": updates,
+        "updates": bounded(updates, 16 << 10),
         "update_count": len(push.commands),
         "commits": [_text(commit.id) for commit in commits[:_LISTED]],
         "commit_count": len(commits),

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext, StreamApp
-from belljar.network.stand_ins.answers import word
+from belljar.network.stand_ins.answers import bounded, word
 from belljar.network.stand_ins.smtp.session import MAX_LINE_BYTES, Login, Mail, Outcome, Session
-
-_MAX_LISTED = 50
 
 
 def make(context: StandInContext) -> StreamApp:
@@ -101,7 +99,7 @@ class _Connection:
             "what": "mail",
             "user": word(self._session.user),
             "sender": word(done.sender, 512),
-            "recipients": [word(address, 512) for address in done.recipients[:_MAX_LISTED]],
+            "recipients": bounded((word(address, 512) for address in done.recipients), 16 << 10),
             "recipient_count": len(done.recipients),
             "size_bytes": done.size_bytes,
             "sha256": message.sha256,

@@ -108,3 +108,13 @@ def test_any_push_is_read_or_refused(data: bytes, as_line: bool) -> None:
         parse_push(pkt(data) + FLUSH if as_line else data)
     except PktError as error:
         assert str(error)  # noqa: PT017 - both ways are right; this one must say why
+
+
+def test_the_longest_push_fits_an_event(app: App, ledger: Ledger) -> None:
+    """A thousand references with names of what JSON writes longest; all are counted."""
+    name = b"refs/heads/" + "\U0001f4a3".encode() * 200
+    lines = [
+        pkt(ZERO + b" " + THING.id + b" " + name + str(number).encode() + b"\0 report-status") for number in range(1000)
+    ]
+    assert push(app, b"".join(lines) + FLUSH + PACK)[0] == 200
+    assert ledger.attempts[0]["update_count"] == 1000

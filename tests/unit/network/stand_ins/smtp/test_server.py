@@ -69,3 +69,11 @@ def test_files_are_not_for_this_kind(tmp_path: Path) -> None:
     """A directory is a mistake that is told."""
     assert check({}, None) == ()
     assert "serves no files" in check({}, tmp_path)[0]
+
+
+def test_the_longest_envelope_fits_an_event() -> None:
+    """A thousand recipients of what JSON writes longest; all are counted."""
+    ledger, name = Ledger(), "\U0001f4a3".encode() * 120
+    recipients = b"".join(b"RCPT TO:<" + name + b">\r\n" for _ in range(1000))
+    exchange(ledger, b"EHLO " + name + b"\r\nMAIL FROM:<" + name + b">\r\n" + recipients + b"DATA\r\n.\r\nQUIT\r\n")
+    assert [event["recipient_count"] for event in ledger.attempts] == [1000]
