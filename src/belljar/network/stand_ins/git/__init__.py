@@ -6,4 +6,7 @@ back), partial clones, SHA-256 repositories.
 
 from belljar.network.stand_ins.git.app import check, make
 
-__all__ = ["check", "make"]
+__all__ = ["PRELOAD", "check", "make"]
+
+PRELOAD = ("dulwich.object_store", "dulwich.refs", "dulwich.midx", "mmap")
+"""What is imported only when it is needed: to be imported before the process is confined, as it then has no files to import from."""
