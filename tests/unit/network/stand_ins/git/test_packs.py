@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import subprocess
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -151,6 +152,23 @@ def test_a_delta_bomb_is_refused() -> None:
     bomb = varint(0x10000) + varint(1 << 33) + b"\x80" * 200_000
     with pytest.raises(PackError, match="more than"):
         read(sealed(pack_header(2) + pack_entry(base) + delta_entry(7, bytes.fromhex(base.id.decode()), bomb)))
+
+
+def test_a_lie_about_a_length_costs_no_memory() -> None:
+    """What goes beyond its stated length, packed or by a delta, is given up at that length."""
+    base = GitObject(BLOB, b"a" * 0x10000)
+    copies = varint(0x10000) + varint(10) + b"\x80" * 2000
+    lies = [
+        sealed(pack_header(1) + b"\x35" + zlib.compress(bytes(100 << 20))),
+        sealed(pack_header(2) + pack_entry(base) + delta_entry(7, bytes.fromhex(base.id.decode()), copies)),
+    ]
+    for pack in lies:
+        tracemalloc.start()
+        with pytest.raises(PackError):
+            read(pack)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak_bytes < 8 << 20
 
 
 @given(st.binary(max_size=300), st.integers(0, 4), st.booleans())
