@@ -26,13 +26,16 @@ from belljar.network.gateway.context import App, Message, StandInContext, Stream
 
 @dataclass
 class Ledger:
-    """Keeps what a stand-in recorded, in order, with the number of answers that had been begun by then."""
+    """Keeps what a stand-in recorded, in order. `full`: nothing can be recorded any more."""
 
     attempts: list[dict[str, JsonValue]] = field(default_factory=list)
     bodies: list[tuple[Body, ...]] = field(default_factory=list)
+    full: bool = False
 
     async def record(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         """As the gateway's: bounded, or `ValueError`."""
+        if self.full:
+            raise OSError("the record is full")
         if kind != "network.attempt" or len(json.dumps(data)) > 48 << 10 or len(bodies) > 8:
             raise ValueError("not an event of a stand-in")
         if any(len(body.content) > 64 << 10 for body in bodies):

@@ -37,6 +37,7 @@ def make_root(directory: Path) -> Path:
         "etc/apt/sources.list.d",
         "etc/apt/trusted.gpg.d",
         "tmp",
+        "usr/share",
     ):
         (directory / name).mkdir(parents=True)
     (directory / "var/lib/dpkg/status").write_text("")

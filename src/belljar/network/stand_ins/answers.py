@@ -10,7 +10,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from email.utils import formatdate, mktime_tz, parsedate_tz
 from typing import Final
@@ -21,6 +21,7 @@ from belljar.network.stand_ins.shelf import ShelfFile, chunks_of
 from belljar.units import printable
 
 MAX_WORD_CHARS: Final = 200
+MAX_LIST_JSON_BYTES: Final = 8 << 10
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
@@ -180,6 +181,17 @@ def credentials(headers: Mapping[str, str]) -> dict[str, JsonValue]:
 def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:
     """A guest's word for the record: bounded and made visible."""
     return printable(text, max_chars=max_chars)
+
+
+def bounded(values: Iterable[JsonValue], max_json_bytes: int = MAX_LIST_JSON_BYTES) -> list[JsonValue]:
+    """As many of the values, from the first on, as fit so many bytes of JSON: a guest decides how many there are, an event has a bound."""
+    kept, size = list[JsonValue](), 0
+    for value in values:
+        size += len(json.dumps(value)) + 2
+        if size > max_json_bytes:
+            break
+        kept.append(value)
+    return kept
 
 
 async def refuse_websocket(scope: Scope, send: Send) -> bool:

@@ -69,7 +69,7 @@ def _walk(directory: Path, prefix: str, depth: int) -> Iterator[ShelfFile]:
     except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
-        if entry.name.startswith(".") or entry.is_symlink():
+        if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
             yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", depth + 1)

@@ -6,4 +6,7 @@ or POST are put on record and never served. Not: source packages, Contents and T
 
 from belljar.network.stand_ins.debian.app import check, make
 
-__all__ = ["check", "make"]
+__all__ = ["PRELOAD", "check", "make"]
+
+PRELOAD = ("cryptography.hazmat.primitives.asymmetric.ed25519",)
+"""What is imported only when it is needed: for before the process is confined, as it then has no files. `zstandard` besides, where it is there."""

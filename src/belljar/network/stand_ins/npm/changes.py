@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, kept_body
-from belljar.network.stand_ins.answers import Request, credentials, word
+from belljar.network.stand_ins.answers import Request, bounded, credentials, word
 
 MAX_DOCUMENT_BYTES: Final = 64 << 20
 """A published document with its package in base64; about 48 MiB of package."""
@@ -63,7 +63,7 @@ class Changes:
         data: dict[str, JsonValue] = {
             "name": word(name),
             "versions": _names(versions),
-            "tags": {word(str(k)): word(str(v)) for k, v in _some(document.get("dist-tags"))},
+            "tags": bounded([word(str(tag)), word(str(version))] for tag, version in _some(document.get("dist-tags"))),
             "access": word(str(document.get("access", ""))),
         }
         if not document:
@@ -112,7 +112,7 @@ def _some(value: object) -> list[tuple[str, Any]]:
 
 
 def _names(value: object) -> list[JsonValue]:
-    return [word(name) for name, _ in _some(value)]
+    return bounded(word(name) for name, _ in _some(value))
 
 
 def _files(attachments: Mapping[str, Any]) -> list[Body]:

@@ -6,4 +6,7 @@ Speaks: the simple index as HTML (PEP 503) and JSON (PEP 691, 700), metadata fil
 
 from belljar.network.stand_ins.pypi.app import check, make
 
-__all__ = ["check", "make"]
+__all__ = ["PRELOAD", "check", "make"]
+
+PRELOAD = ("encodings.cp437",)
+"""What is imported only when it is needed: to be imported before the process is confined, as it then has no files to import from."""

@@ -27,23 +27,19 @@ _API_VERSION: Final = "1.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """One file of a project, described. `metadata` is empty where the file has none that could be read."""
+    """One file of a project, described. `metadata` is empty where the file has none that could be read, `requires_python` where it doesn't say."""
 
     file: ShelfFile
     said: PackageFile
     sha256: str
     md5: str
     metadata: bytes
+    requires_python: str
 
     @property
     def headers(self) -> Message:
         """The metadata's fields."""
         return BytesParser().parsebytes(self.metadata)
-
-    @property
-    def requires_python(self) -> str:
-        """Its `Requires-Python`, or nothing."""
-        return str(self.headers.get("Requires-Python", ""))
 
     @property
     def served_metadata(self) -> bool:
@@ -85,17 +81,21 @@ class Index:
         known = self._known.get(file.base)
         said = parse_file_name(file.base)
         if known is None and said is not None:
-            digests = await self._digests.of(file)
-            known = self._known[file.base] = Distribution(
-                file=file,
-                said=said,
-                sha256=digests["sha256"],
-                md5=digests["md5"],
-                metadata=metadata_of(file.path, said),
-            )
+            known = self._known[file.base] = await self._described(file, said)
         if known is None:
             raise FileNotFoundError(file.name)
         return known
+
+    async def _described(self, file: ShelfFile, said: PackageFile) -> Distribution:
+        digests, metadata = await self._digests.of(file), metadata_of(file.path, said)
+        return Distribution(
+            file=file,
+            said=said,
+            sha256=digests["sha256"],
+            md5=digests["md5"],
+            metadata=metadata,
+            requires_python=str(BytesParser().parsebytes(metadata, headersonly=True).get("Requires-Python", "")),
+        )
 
     async def of_project(self, name: str) -> list[Distribution]:
         """A project's files, the oldest version first; none where there is no such project."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import zlib
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,18 @@ def test_files_that_are_refused(tmp_path: Path, content: bytes, reason: str) -> 
     path = tmp_path / "a.deb"
     path.write_bytes(content)
     with pytest.raises(deb.DebError, match=reason):
+        deb.read_control(path)
+
+
+def test_an_archive_that_wants_gigabytes_to_be_unpacked(tmp_path: Path) -> None:
+    """xz states its window; one beyond the bound is refused before anything is unpacked."""
+    packed = bytearray(lzma.compress(tar_of({"control": GOOD})))
+    size = (packed[12] + 1) * 4
+    packed[16] = 40
+    packed[12 + size - 4 : 12 + size] = zlib.crc32(packed[12 : 12 + size - 4]).to_bytes(4, "little")
+    path = tmp_path / "a.deb"
+    path.write_bytes(ar_of([("control.tar.xz", bytes(packed))]))
+    with pytest.raises(deb.DebError, match=r"Memory|memory"):
         deb.read_control(path)
 
 

@@ -156,3 +156,17 @@ def test_any_shape_of_a_published_document(value: dict[str, object]) -> None:
         ask(make(context_for(Path("/nonexistent"), ledger)), "PUT", "/x", body=json.dumps(value).encode()).status == 201
     )
     assert len(ledger.attempts) == 1
+
+
+def test_the_longest_words_fit_an_event() -> None:
+    """Every field full of what JSON writes longest, a hundred of each."""
+    ledger = Ledger()
+    many = {"\U0001f4a3" * 500 + str(number): "\U0001f4a3" * 500 for number in range(100)}
+    value = {"versions": many, "dist-tags": many, "_attachments": many, "access": "\U0001f4a3" * 500}
+    reply = ask(
+        make(context_for(Path("/nonexistent"), ledger)),
+        "PUT",
+        "/" + "\U0001f4a3" * 500,
+        body=json.dumps(value).encode(),
+    )
+    assert (reply.status, len(ledger.attempts)) == (201, 1)

@@ -84,3 +84,13 @@ def test_hostile_words_stay_small_and_visible(tmp_path: Path) -> None:
     )
     assert "\x1b" not in str(ledger.attempts[0]["name"]) + str(ledger.attempts[0]["filename"])
     assert len(str(ledger.attempts[0]["name"])) < 1000
+
+
+def test_the_longest_words_fit_an_event(tmp_path: Path) -> None:
+    """Every field full of what JSON writes longest."""
+    ledger, long = Ledger(), "\U0001f4a3" * 5000
+    names = ["name", "version", ":action", *upload._KEPT_FIELDS]
+    content_type, body = form(dict.fromkeys(names, long), {"content": (long[:3000], b"")})
+    headers = {"content-type": content_type, "authorization": basic(long, long)}
+    assert ask(make(context_for(tmp_path, ledger)), "POST", "/", headers=headers, body=body).status == 200
+    assert len(ledger.attempts) == 1

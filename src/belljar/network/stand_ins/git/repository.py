@@ -1,0 +1,270 @@
+"""A repository as a range sees it: the author's bare repository, read-only, and over it what was pushed, in memory."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from anyio.lowlevel import checkpoint
+
+from belljar.network.stand_ins.git.packs import BLOB, COMMIT, NAMES, TAG, TREE, GitObject
+
+MAX_PUSHED_BYTES: Final = 64 << 20
+"""What a repository keeps of pushes; beyond, a push is on record and refused."""
+MAX_REFS: Final = 10_000
+MAX_DEPTH: Final = 4
+ZERO: Final = b"0" * 40
+_ID: Final = re.compile(rb"[0-9a-f]{40}")
+_BAD_REF: Final = re.compile(rb"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(?:/|$)|[./]$")
+
+
+class MissingObjectError(KeyError):
+    """The repository lacks an object that it names."""
+
+
+def find_repositories(directory: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+    """Name (with `/`, as it is asked for) and path of each bare repository below `directory`; links are not followed."""
+    if depth > MAX_DEPTH or not directory.is_dir():
+        return
+    for path in sorted(directory.iterdir()):
+        if path.is_symlink() or not path.is_dir() or path.name.startswith("."):
+            continue
+        if is_bare(path):
+            yield prefix + path.name, path
+        else:
+            yield from find_repositories(path, f"{prefix}{path.name}/", depth + 1)
+
+
+def is_bare(path: Path) -> bool:
+    """Whether a directory looks like a bare repository."""
+    return (path / "HEAD").is_file() and (path / "objects").is_dir() and (path / "refs").is_dir()
+
+
+def why_not(path: Path) -> str:
+    """Why a bare repository can't be served; "" when it can."""
+    if (path / "objects/info/alternates").exists():
+        return (
+            "it borrows objects from elsewhere (objects/info/alternates); run git repack -a in it and remove the file"
+        )
+    config = path / "config"
+    if config.is_file() and re.search(rb"(?i)objectformat\s*=\s*sha256", config.read_bytes()[: 1 << 16]):
+        return "it is a SHA-256 repository, which isn't served"
+    return ""
+
+
+def is_ref(name: bytes) -> bool:
+    """Whether a pushed reference may be called so (git-check-ref-format(1))."""
+    return name.startswith(b"refs/") and name.count(b"/") >= 2 and len(name) <= 255 and _BAD_REF.search(name) is None
+
+
+class Repository:
+    """One repository. Reading goes through the pushed objects first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pushed: dict[bytes, GitObject] = {}
+        self._pushed_bytes = 0
+
+    @cached_property
+    def _store(self) -> Any:  # noqa: ANN401 - dulwich's, imported when it is needed
+        from dulwich.object_store import DiskObjectStore
+
+        store = DiskObjectStore(str(self._path / "objects"))
+        # An application has no end that it is told of; its files are closed with it.
+        weakref.finalize(self, store.close)
+        return store
+
+    @cached_property
+    def refs(self) -> dict[bytes, bytes]:
+        """Reference → id, without HEAD. Pushes change it."""
+        from dulwich.refs import DiskRefsContainer
+
+        container = DiskRefsContainer(str(self._path))
+        found = {bytes(name): container.follow(name)[1] for name in container.allkeys() if name.startswith(b"refs/")}
+        return {name: bytes(identity) for name, identity in sorted(found.items()) if identity is not None}
+
+    @cached_property
+    def head(self) -> bytes:
+        """The reference that HEAD points to, or nothing."""
+        said = (self._path / "HEAD").read_bytes()[:300].strip()
+        return said.removeprefix(b"ref: ") if said.startswith(b"ref: ") else b""
+
+    def get(self, identity: bytes) -> GitObject | None:
+        """An object by its id."""
+        pushed = self._pushed.get(identity)
+        if pushed is not None or _ID.fullmatch(identity) is None:
+            return pushed
+        try:
+            kind, content = self._store.get_raw(identity)
+        except KeyError:
+            return None
+        return GitObject(kind, bytes(content))
+
+    def must(self, identity: bytes) -> GitObject:
+        """An object that must be there. Raises `MissingObjectError`."""
+        found = self.get(identity)
+        if found is None:
+            raise MissingObjectError(identity)
+        return found
+
+    def add(self, objects: Mapping[bytes, GitObject]) -> bool:
+        """Keep pushed objects; False, and nothing kept, beyond `MAX_PUSHED_BYTES`. What each costs besides its content is counted as 200 bytes."""
+        fresh = {identity: thing for identity, thing in objects.items() if identity not in self._pushed}
+        size = sum(len(thing.content) + 200 for thing in fresh.values())
+        if self._pushed_bytes + size > MAX_PUSHED_BYTES:
+            return False
+        self._pushed.update(fresh)
+        self._pushed_bytes += size
+        return True
+
+    def update(self, name: bytes, old: bytes, new: bytes) -> str:
+        """Carry out one command of a push; the reason when it is refused, else ""."""
+        if not is_ref(name):
+            return "funny refname"
+        if self.refs.get(name, ZERO) != old:
+            return "fetch first"
+        if new == ZERO:
+            self.refs.pop(name, None)
+            return ""
+        if self.get(new) is None:
+            return "missing necessary objects"
+        if name not in self.refs and len(self.refs) >= MAX_REFS:
+            return "too many references"
+        self.refs[name] = new
+        return ""
+
+
+def targets(thing: GitObject) -> list[tuple[int, bytes]]:
+    """Type and id of what an object names: a commit's tree and parents, a tree's entries, a tag's object. What can't be read is left out."""
+    if thing.kind == TREE:
+        return list(_tree_entries(thing.content))
+    head = thing.content.partition(b"\n\n")[0].split(b"\n")
+    words = [line.partition(b" ") for line in head if not line.startswith(b" ")]
+    if thing.kind == COMMIT:
+        kinds = {b"tree": TREE, b"parent": COMMIT}
+        return [(kinds[key], value) for key, _, value in words if key in kinds and _ID.fullmatch(value)]
+    if thing.kind == TAG:
+        said = {key: value for key, _, value in words}
+        kind = next((number for number, name in NAMES.items() if name == said.get(b"type")), 0)
+        return [(kind, said[b"object"])] if kind and _ID.fullmatch(said.get(b"object", b"")) else []
+    return []
+
+
+def parents(commit: GitObject) -> list[bytes]:
+    """A commit's parents."""
+    return [identity for kind, identity in targets(commit) if kind == COMMIT]
+
+
+def _tree_entries(content: bytes) -> Iterator[tuple[int, bytes]]:
+    place = 0
+    while (end := content.find(b"\0", place)) >= 0:
+        identity = content[end + 1 : end + 21]
+        mode = content[place:end].partition(b" ")[0]
+        place = end + 21
+        # A submodule's commit is another repository's.
+        if mode != b"160000" and len(identity) == 20:
+            yield (TREE if mode in {b"40000", b"040000"} else BLOB), identity.hex().encode()
+
+
+def peel(repository: Repository, identity: bytes) -> bytes:
+    """What a tag leads to in the end (at most 10 tags), else the id itself."""
+    for _ in range(10):
+        thing = repository.get(identity)
+        if thing is None or thing.kind != TAG or not targets(thing):
+            break
+        identity = targets(thing)[0][1]
+    return identity
+
+
+async def ancestors(repository: Repository, starts: Iterable[bytes], stop: Iterable[bytes]) -> set[bytes]:
+    """Commits that are there and reachable from `starts`; the parents of those in `stop` are not looked at."""
+    ends, found, todo = set(stop), set[bytes](), list(starts)
+    while todo:
+        identity = todo.pop()
+        if identity in found:
+            continue
+        thing = repository.get(identity)
+        if thing is None or thing.kind != COMMIT:
+            continue
+        found.add(identity)
+        if identity not in ends:
+            todo += parents(thing)
+        if len(found) % 256 == 0:
+            await checkpoint()
+    return found
+
+
+async def depths(repository: Repository, starts: Iterable[bytes], most: int) -> tuple[set[bytes], set[bytes]]:
+    """Commits at most `most` deep (1: the starts alone), and those of them at the border, whose parents are left out."""
+    found, border, level = set[bytes](), set[bytes](), list(starts)
+    for depth in range(1, most + 1):
+        following: list[bytes] = []
+        for identity in level:
+            thing = repository.get(identity)
+            if identity in found or thing is None or thing.kind != COMMIT:
+                continue
+            found.add(identity)
+            older = parents(thing)
+            if depth == most and older:
+                border.add(identity)
+            following += older
+        await checkpoint()
+        if not following:
+            break
+        level = following
+    return found, border
+
+
+async def missing(
+    repository: Repository, wants: Iterable[bytes], known: set[bytes], border: set[bytes]
+) -> AsyncIterator[bytes]:
+    """Ids of what a client lacks that wants `wants` and has the commits `known` with all they hold; beyond `border` nothing is sent.
+
+    Raises `MissingObjectError`. Each object comes once; a commit's trees are walked without recursion.
+    """
+    seen: set[bytes] = set()
+    roots: list[bytes] = []
+    todo = list(wants)
+    while todo:
+        identity = todo.pop()
+        if identity in seen or identity in known:
+            continue
+        seen.add(identity)
+        yield identity
+        for kind, target in targets(repository.must(identity)):
+            if kind not in {COMMIT, TAG}:
+                roots.append(target)
+            elif target in known:
+                # What its neighbour already has need not be sent again.
+                await _mark(repository, target, seen)
+            elif identity not in border:
+                todo.append(target)
+        if len(seen) % 64 == 0:
+            await checkpoint()
+    async for identity in _below(repository, roots, seen):
+        yield identity
+
+
+async def _mark(repository: Repository, commit: bytes, seen: set[bytes]) -> None:
+    trees = [identity for kind, identity in targets(repository.must(commit)) if kind == TREE]
+    async for _ in _below(repository, trees, seen):
+        pass
+
+
+async def _below(repository: Repository, roots: list[bytes], seen: set[bytes]) -> AsyncIterator[bytes]:
+    """Trees (or a tag's blobs) and all below them that were not seen yet."""
+    todo = [(0, identity) for identity in roots]
+    while todo:
+        kind, identity = todo.pop()
+        if identity in seen:
+            continue
+        seen.add(identity)
+        yield identity
+        if kind != BLOB:
+            todo += targets(repository.must(identity))
+        if len(seen) % 64 == 0:
+            await checkpoint()

@@ -1,0 +1,270 @@
+"""The protocol without a socket: lines in, replies and finished things out. One `Session` a connection; every growing thing in it has a bound."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from belljar.events import Body
+from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES
+
+MAX_LINE_BYTES: Final = 12_288
+"""Of a command; RFC 4954 asks for this much for AUTH."""
+MAX_MESSAGE_BYTES: Final = 50 << 20
+MAX_RECIPIENTS: Final = 1000
+MAX_MESSAGES: Final = 1000
+MAX_ERRORS: Final = 50
+"""Of one connection; then it is closed, as mail servers do."""
+_PATH: Final = re.compile(rb"<([^<>\x00-\x1f]{0,512})>(?:[ ]+(.*))?|([^<> \x00-\x1f]{1,512})(?:[ ]+(.*))?", re.DOTALL)
+
+
+@dataclass(kw_only=True)
+class Mail:
+    """A message with its envelope, as far as it has come. Of the content the beginning is kept, all of it is counted and hashed."""
+
+    sender: str
+    recipients: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    head: bytearray = field(default_factory=bytearray)
+    complete: bool = False
+    _sha256: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def take(self, data: bytes) -> None:
+        """Some more content, dots undone."""
+        self.size_bytes += len(data)
+        self._sha256.update(data)
+        self.head += data[: max(0, MAX_KEPT_BODY_BYTES - len(self.head))]
+
+    def body(self) -> Body:
+        """The content as a body of an event."""
+        return Body(
+            name="message", content=bytes(self.head), total_bytes=self.size_bytes, sha256=self._sha256.hexdigest()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Credentials that a client gave away. The secret itself is not kept."""
+
+    mechanism: str
+    user: str
+    secret_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a line led to: a reply to send, and what must be on record before it is sent."""
+
+    reply: bytes = b""
+    done: Mail | Login | None = None
+    close: bool = False
+
+
+class Session:
+    """One connection's state. Give it each line with its end; it answers with an `Outcome`."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host.encode("ascii", "replace")
+        self.client = ""
+        self.user = ""
+        self.mail: Mail | None = None
+        self._in_data = False
+        self._auth: str = ""
+        self._auth_user = b""
+        self._errors = self._messages = 0
+        self._line_begins = True
+
+    @property
+    def greeting(self) -> bytes:
+        """What the server says first."""
+        return b"220 %s ESMTP\r\n" % self._host
+
+    @property
+    def in_data(self) -> bool:
+        """Whether what comes is a message's content: of any length, in any pieces."""
+        return self._in_data
+
+    def line(self, line: bytes) -> Outcome:
+        """One line, or, in a message's content, one piece of a long line. A line ends in LF or CR LF."""
+        if self._in_data:
+            return self._content(line)
+        text = line.rstrip(b"\r\n")
+        if self._auth:
+            return self._counted(self._auth_answer(text))
+        word, _, rest = text.partition(b" ")
+        method = self._COMMANDS.get(word.upper())
+        if method is None:
+            return self._counted(Outcome(b"500 5.5.2 Error: command not recognized\r\n"))
+        return self._counted(method(self, rest.strip()))
+
+    def too_long(self) -> Outcome:
+        """A command line went beyond its bound."""
+        return self._counted(Outcome(b"500 5.5.6 Error: line too long\r\n"))
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        self._errors += outcome.reply[:1] in {b"4", b"5"}
+        if self._errors >= MAX_ERRORS:
+            return Outcome(b"421 4.7.0 %s Error: too many errors\r\n" % self._host, outcome.done, close=True)
+        return outcome
+
+    def _content(self, piece: bytes) -> Outcome:
+        begins, self._line_begins = self._line_begins, piece.endswith(b"\n")
+        mail = self.mail
+        if mail is None:
+            return Outcome(b"451 4.3.0 Error\r\n", close=True)
+        if begins and piece in {b".\r\n", b".\n"}:
+            return self._end_of_content(mail)
+        mail.take(piece[1:] if begins and piece.startswith(b".") else piece)
+        # A client that goes on and on is cut; one that ends somewhat late gets its 552.
+        if mail.size_bytes > 2 * MAX_MESSAGE_BYTES:
+            return Outcome(b"552 5.3.4 Error: message too big\r\n", mail, close=True)
+        return Outcome()
+
+    def _end_of_content(self, mail: Mail) -> Outcome:
+        self._in_data, self.mail = False, None
+        self._messages += 1
+        if mail.size_bytes > MAX_MESSAGE_BYTES:
+            return Outcome(b"552 5.3.4 Error: message too big\r\n", mail)
+        mail.complete = True
+        queued = mail.body().sha256[:10].upper().encode()
+        return Outcome(b"250 2.0.0 Ok: queued as %s\r\n" % queued, mail)
+
+    def _helo(self, rest: bytes) -> Outcome:
+        self._reset(rest)
+        return Outcome(b"250 %s\r\n" % self._host) if rest else Outcome(b"501 5.5.4 Syntax: HELO hostname\r\n")
+
+    def _ehlo(self, rest: bytes) -> Outcome:
+        self._reset(rest)
+        if not rest:
+            return Outcome(b"501 5.5.4 Syntax: EHLO hostname\r\n")
+        offers = [
+            self._host,
+            b"PIPELINING",
+            b"SIZE %d" % MAX_MESSAGE_BYTES,
+            b"AUTH PLAIN LOGIN",
+            b"ENHANCEDSTATUSCODES",
+            b"8BITMIME",
+            b"SMTPUTF8",
+        ]
+        lines = [b"250-%s\r\n" % offer for offer in offers[:-1]] + [b"250 %s\r\n" % offers[-1]]
+        return Outcome(b"".join(lines))
+
+    def _reset(self, client: bytes) -> None:
+        self.client, self.mail = client[:255].decode("utf-8", "replace"), None
+
+    def _mail(self, rest: bytes) -> Outcome:
+        if not self.client:
+            return Outcome(b"503 5.5.1 Error: send HELO/EHLO first\r\n")
+        if self.mail is not None:
+            return Outcome(b"503 5.5.1 Error: nested MAIL command\r\n")
+        if self._messages >= MAX_MESSAGES:
+            return Outcome(b"421 4.7.0 %s Error: too many messages\r\n" % self._host, close=True)
+        path = _path(rest, b"FROM:")
+        if path is None:
+            return Outcome(b"501 5.5.4 Syntax: MAIL FROM:<address>\r\n")
+        size = re.search(rb"(?:^| )SIZE=(\d{1,20})(?: |$)", path[1].upper())
+        if size and int(size[1]) > MAX_MESSAGE_BYTES:
+            return Outcome(b"552 5.3.4 Message size exceeds fixed limit\r\n")
+        self.mail = Mail(sender=path[0])
+        return Outcome(b"250 2.1.0 Ok\r\n")
+
+    def _rcpt(self, rest: bytes) -> Outcome:
+        if self.mail is None:
+            return Outcome(b"503 5.5.1 Error: need MAIL command\r\n")
+        path = _path(rest, b"TO:")
+        if path is None or not path[0]:
+            return Outcome(b"501 5.5.4 Syntax: RCPT TO:<address>\r\n")
+        if len(self.mail.recipients) >= MAX_RECIPIENTS:
+            return Outcome(b"452 4.5.3 Error: too many recipients\r\n")
+        self.mail.recipients.append(path[0])
+        return Outcome(b"250 2.1.5 Ok\r\n")
+
+    def _data(self, _rest: bytes) -> Outcome:
+        if self.mail is None or not self.mail.recipients:
+            return Outcome(b"503 5.5.1 Error: need RCPT command\r\n")
+        self._in_data = self._line_begins = True
+        return Outcome(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+
+    def _rset(self, _rest: bytes) -> Outcome:
+        self.mail = None
+        return Outcome(b"250 2.0.0 Ok\r\n")
+
+    def _noop(self, _rest: bytes) -> Outcome:
+        return Outcome(b"250 2.0.0 Ok\r\n")
+
+    def _vrfy(self, rest: bytes) -> Outcome:
+        return (
+            Outcome(b"252 2.0.0 Cannot VRFY user, but will accept message\r\n")
+            if rest
+            else Outcome(b"501 5.5.4 Syntax: VRFY address\r\n")
+        )
+
+    def _quit(self, _rest: bytes) -> Outcome:
+        return Outcome(b"221 2.0.0 Bye\r\n", close=True)
+
+    def _auth_command(self, rest: bytes) -> Outcome:
+        mechanism, _, first = rest.partition(b" ")
+        if not self.client or self.user or self.mail is not None:
+            return Outcome(b"503 5.5.1 Error: AUTH is not possible now\r\n")
+        if mechanism.upper() not in {b"PLAIN", b"LOGIN"}:
+            return Outcome(b"535 5.7.8 Error: authentication failed: no mechanism available\r\n")
+        self._auth, self._auth_user = mechanism.upper().decode(), b""
+        if first:
+            return self._auth_answer(first)
+        return Outcome(b"334 \r\n" if self._auth == "PLAIN" else b"334 VXNlcm5hbWU6\r\n")
+
+    def _auth_answer(self, text: bytes) -> Outcome:
+        decoded = _base64(text)
+        if text == b"*" or decoded is None:
+            self._auth = ""
+            return Outcome(b"501 5.7.0 Authentication aborted\r\n")
+        if self._auth == "LOGIN" and not self._auth_user:
+            # A user without a name gets a mark, so that the next line is taken for the password.
+            self._auth_user = decoded or b"?"
+            return Outcome(b"334 UGFzc3dvcmQ6\r\n")
+        user, secret = (self._auth_user, decoded) if self._auth == "LOGIN" else _plain(decoded)
+        mechanism, self._auth = self._auth, ""
+        self.user = user.decode("utf-8", "replace") or "?"
+        login = Login(mechanism, self.user, hashlib.sha256(secret).hexdigest())
+        return Outcome(b"235 2.7.0 Authentication successful\r\n", login)
+
+    _COMMANDS: Final = {
+        b"HELO": _helo,
+        b"EHLO": _ehlo,
+        b"MAIL": _mail,
+        b"RCPT": _rcpt,
+        b"DATA": _data,
+        b"RSET": _rset,
+        b"NOOP": _noop,
+        b"VRFY": _vrfy,
+        b"QUIT": _quit,
+        b"AUTH": _auth_command,
+    }
+
+
+def _path(rest: bytes, key: bytes) -> tuple[str, bytes] | None:
+    """The address of `MAIL FROM:` or `RCPT TO:`, with or without angle brackets, and the parameters behind it."""
+    if rest[: len(key)].upper() != key:
+        return None
+    match = _PATH.fullmatch(rest[len(key) :].strip())
+    if match is None:
+        return None
+    address = match[1] if match[1] is not None else match[3]
+    return address.decode("utf-8", "replace"), match[2] or match[4] or b""
+
+
+def _base64(text: bytes) -> bytes | None:
+    try:
+        return b"" if text == b"=" else base64.b64decode(text, validate=True)
+    except binascii.Error:
+        return None
+
+
+def _plain(decoded: bytes) -> tuple[bytes, bytes]:
+    """User and password of `authorization NUL user NUL password` (RFC 4616)."""
+    parts = decoded.split(b"\0", 2)
+    return (parts[1], parts[2]) if len(parts) == 3 else (decoded, b"")

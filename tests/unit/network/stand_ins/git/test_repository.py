@@ -1,0 +1,170 @@
+"""A repository with what was pushed over it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.network.stand_ins.git import repository as repositories
+from belljar.network.stand_ins.git.packs import BLOB, COMMIT, TAG, TREE, GitObject
+from belljar.network.stand_ins.git.repository import ZERO, MissingObjectError, Repository
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """An empty bare repository."""
+    path = tmp_path / "team" / "thing.git"
+    subprocess.run(["git", "init", "-q", "--bare", "-b", "main", str(path)], check=True)
+    return path
+
+
+def commit(tree: GitObject, *parents: GitObject, text: str = "x") -> GitObject:
+    """A commit."""
+    lines = [
+        f"tree {tree.id.decode()}",
+        *(f"parent {p.id.decode()}" for p in parents),
+        "author a <a> 0 +0000",
+        "committer a <a> 0 +0000",
+        "",
+        text,
+    ]
+    return GitObject(COMMIT, "\n".join(lines).encode())
+
+
+def tree(**files: GitObject) -> GitObject:
+    """A tree."""
+    entries = [
+        (b"40000 " if thing.kind == TREE else b"100644 ") + name.encode() + b"\0" + bytes.fromhex(thing.id.decode())
+        for name, thing in sorted(files.items())
+    ]
+    return GitObject(TREE, b"".join(entries))
+
+
+def put(repository: Repository, *things: GitObject) -> None:
+    """Push objects."""
+    assert repository.add({thing.id: thing for thing in things})
+
+
+def sent(
+    repository: Repository, wants: list[GitObject], known: list[GitObject], border: list[GitObject] | None = None
+) -> set[bytes]:
+    """Ids of what a client lacks."""
+
+    async def collect() -> set[bytes]:
+        haves = await repositories.ancestors(repository, [thing.id for thing in known], [])
+        edge = {thing.id for thing in border or []}
+        return {one async for one in repositories.missing(repository, [w.id for w in wants], haves, edge)}
+
+    return asyncio.run(collect())
+
+
+def test_what_a_client_lacks(bare: Path) -> None:
+    """Its new commits with their new trees and files; not what the commit before had; nothing beyond the border of a shallow fetch."""
+    old, new = GitObject(BLOB, b"old"), GitObject(BLOB, b"new")
+    inner = tree(old=old)
+    trees = tree(a=old, d=inner), tree(a=old, b=new, d=inner)
+    first = commit(trees[0])
+    second = commit(trees[1], first)
+    tag = GitObject(TAG, b"object " + second.id + b"\ntype commit\ntag v1\n\n")
+    outer = GitObject(TAG, b"object " + tag.id + b"\ntype tag\ntag v2\n\n")
+    repository = Repository(bare)
+    put(repository, old, new, inner, *trees, first, second, tag, outer)
+    assert sent(repository, [second], [first]) == {second.id, trees[1].id, new.id}
+    assert sent(repository, [outer], [first]) == {outer.id, tag.id, second.id, trees[1].id, new.id}
+    assert sent(repository, [second], [second]) == set()
+    assert sent(repository, [second], [], [second]) == {second.id, trees[1].id, old.id, new.id, inner.id}
+    assert len(sent(repository, [outer], [])) == 9
+    assert asyncio.run(repositories.depths(repository, [second.id], 1)) == ({second.id}, {second.id})
+    assert asyncio.run(repositories.depths(repository, [second.id], 1 << 31)) == ({second.id, first.id}, set())
+
+
+def test_an_object_that_is_missing_is_told(bare: Path) -> None:
+    """A push may lack objects; the fetch that needs them is an error, not a wrong pack."""
+    broken = commit(tree(a=GitObject(BLOB, b"never pushed")))
+    repository = Repository(bare)
+    put(repository, broken)
+    with pytest.raises(MissingObjectError):
+        sent(repository, [broken], [])
+
+
+def test_a_tree_bomb_is_walked_once(bare: Path) -> None:
+    """Ten entries of ten entries of ten …: forty levels of the same tree cost forty visits."""
+    repository = Repository(bare)
+    level = GitObject(BLOB, b"x")
+    put(repository, level)
+    for _ in range(40):
+        level = tree(**{f"n{number}": level for number in range(10)})
+        put(repository, level)
+    top = commit(level)
+    put(repository, top)
+    assert len(sent(repository, [top], [])) == 42
+
+
+def test_references_change_by_their_old_value(bare: Path) -> None:
+    """As a push says it; names are checked; deleted is gone; the directory is as it was."""
+    before = sorted(str(path) for path in bare.rglob("*"))
+    repository, one = Repository(bare), GitObject(BLOB, b"1")
+    put(repository, one)
+    assert repository.update(b"refs/heads/main", ZERO, one.id) == ""
+    assert repository.update(b"refs/heads/main", ZERO, one.id) == "fetch first"
+    assert repository.update(b"refs/heads/other", ZERO, b"1" * 40) == "missing necessary objects"
+    assert repository.update(b"HEAD", ZERO, one.id) == "funny refname"
+    assert repository.update(b"refs/heads/main", one.id, ZERO) == ""
+    assert repository.refs == {}
+    assert sorted(str(path) for path in bare.rglob("*")) == before
+
+
+BAD_REFS = [
+    b"refs/heads/../x",
+    b"refs/heads/",
+    b"refs/heads/a b",
+    b"refs/x",
+    b"refs/heads/.a",
+    b"refs/heads/a.lock",
+    b"refs/heads/a\n",
+    b"a/b/c",
+    b"refs/heads/a^",
+    b"refs/heads/" + b"a" * 250,
+]
+
+
+@pytest.mark.parametrize("name", BAD_REFS)
+def test_names_that_are_refused(name: bytes) -> None:
+    """By git's own rules."""
+    assert not repositories.is_ref(name)
+
+
+def test_the_quota(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository keeps so much of pushes and no more; many empty objects count too."""
+    monkeypatch.setattr(repositories, "MAX_PUSHED_BYTES", 1000)
+    repository = Repository(bare)
+    thing = GitObject(BLOB, b"x" * 700)
+    put(repository, thing)
+    put(repository, thing)
+    many = [GitObject(BLOB, bytes([number])) for number in range(5)]
+    assert not repository.add({one.id: one for one in many})
+    assert repository.get(many[0].id) is None
+
+
+def test_repositories_are_found_by_their_shape(bare: Path, tmp_path: Path) -> None:
+    """Below directories, not through links, not those that borrow objects."""
+    (tmp_path / "link.git").symlink_to(bare)
+    (tmp_path / "plain").mkdir()
+    assert dict(repositories.find_repositories(tmp_path)) == {"team/thing.git": bare}
+    assert repositories.why_not(bare) == ""
+    (bare / "objects/info/alternates").write_text("/elsewhere")
+    assert "alternates" in repositories.why_not(bare)
+
+
+@given(st.sampled_from([COMMIT, TREE, TAG, BLOB]), st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_object_names_ids_or_nothing(kind: int, content: bytes) -> None:
+    """What can't be read is left out."""
+    for start in (b"", b"tree ", b"object " + b"a" * 40 + b"\ntype "):
+        for _, identity in repositories.targets(GitObject(kind, start + content)):
+            assert len(identity) == 40

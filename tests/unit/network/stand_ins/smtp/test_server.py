@@ -1,0 +1,79 @@
+"""The mail server on a stream."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, context_for, served_stream
+
+from belljar.network.stand_ins.smtp import check, make
+
+
+def exchange(ledger: Ledger, content: bytes) -> bytes:
+    """Send all of it, read to the end."""
+    with (
+        served_stream(make(context_for(Path("/nonexistent"), ledger))) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+    ):
+        client.sendall(content)
+        client.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+def test_pipelined_commands_and_a_long_line_of_content() -> None:
+    """All at once, with a line of a megabyte: recorded whole by size, kept by its beginning."""
+    ledger = Ledger()
+    line = b"x" * (1 << 20)
+    said = exchange(ledger, b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\n" + line + b"\r\n.\r\nQUIT\r\n")
+    assert said.startswith(b"220 registry.example ESMTP\r\n250-")
+    assert said.endswith(b"221 2.0.0 Bye\r\n")
+    (event,) = ledger.attempts
+    expected = {
+        "what": "mail",
+        "sender": "a@x",
+        "recipients": ["b@y"],
+        "size_bytes": len(line) + 2,
+        "complete": True,
+        "cell": "agent",
+    }
+    assert expected.items() <= event.items()
+    assert ledger.bodies[0][0].content == line[: 64 << 10]
+
+
+def test_a_message_that_breaks_off_is_recorded() -> None:
+    """As not complete; one that breaks off before its content is none."""
+    ledger = Ledger()
+    exchange(ledger, b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDATA\r\nhalf of")
+    assert [(event["complete"], event["size_bytes"]) for event in ledger.attempts] == [(False, 7)]
+    exchange(ledger, b"EHLO c\r\nMAIL FROM:<a@x>\r\nRCPT TO:<b@y>\r\nDA")
+    assert len(ledger.attempts) == 1
+
+
+def test_a_command_line_without_end_is_refused() -> None:
+    """Its memory is the bound; the connection goes on."""
+    said = exchange(Ledger(), b"EHLO " + b"x" * 500_000 + b"\r\nNOOP\r\nNOOP " + b"y" * 13_000 + b"\r\nQUIT\r\n")
+    assert [line[:3] for line in said.splitlines()] == [b"220", b"500", b"250", b"500", b"221"]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8))
+@settings(deadline=None, max_examples=25)
+def test_any_bytes_end_in_a_closed_connection(pieces: list[bytes]) -> None:
+    """The server ends when the client does."""
+    assert exchange(Ledger(), b"EHLO c\r\n" + b"\r\n".join(pieces)).startswith(b"220 ")
+
+
+def test_files_are_not_for_this_kind(tmp_path: Path) -> None:
+    """A directory is a mistake that is told."""
+    assert check({}, None) == ()
+    assert "serves no files" in check({}, tmp_path)[0]
+
+
+def test_the_longest_envelope_fits_an_event() -> None:
+    """A thousand recipients of what JSON writes longest; all are counted."""
+    ledger, name = Ledger(), "\U0001f4a3".encode() * 120
+    recipients = b"".join(b"RCPT TO:<" + name + b">\r\n" for _ in range(1000))
+    exchange(ledger, b"EHLO " + name + b"\r\nMAIL FROM:<" + name + b">\r\n" + recipients + b"DATA\r\n.\r\nQUIT\r\n")
+    assert [event["recipient_count"] for event in ledger.attempts] == [1000]

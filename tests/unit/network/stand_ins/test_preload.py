@@ -1,0 +1,72 @@
+"""A confined gateway can import nothing: what answering needs is imported by the kind's module and its `PRELOAD`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.fakes.registries import make_deb, make_tar, make_wheel
+
+PROGRAM = """
+import importlib, sys
+from pathlib import Path
+from tests.fakes.registries import Ledger, ask, basic, context_for, form
+import anyio._backends._asyncio
+from belljar.network.stand_ins import debian, git, npm, pypi, smtp
+files = Path(sys.argv[1])
+for kind in (pypi, npm, debian, git):
+    for name in getattr(kind, "PRELOAD", ()):
+        importlib.import_module(name)
+known = set(sys.modules)
+app = pypi.make(context_for(files / "p", Ledger()))
+for path in ("/simple/one/", "/simple/two/", "/pypi/one/json", "/packages/one-1.0-py3-none-any.whl"):
+    assert ask(app, "GET", path).status == 200, path
+kind, body = form({"name": "a", "version": "1"}, {"content": ("x", b"x")})
+assert ask(app, "POST", "/", headers={"content-type": kind, "authorization": basic("a", "b")}, body=body).status == 200
+app = npm.make(context_for(files / "n", Ledger()))
+assert ask(app, "GET", "/a").status == 200
+assert ask(app, "PUT", "/b", body=b"{}").status == 400
+app = debian.make(context_for(files / "d", Ledger()))
+for path in ("/key.asc", "/dists/a/InRelease", "/dists/a/main/binary-amd64/Packages.xz"):
+    assert ask(app, "GET", path).status == 200, path
+app = git.make(context_for(files / "g", Ledger()))
+refs = ask(app, "GET", "/t/info/refs", query="service=git-upload-pack").body
+head = refs.split(b"0000", 1)[1][4:44]
+want = b"want " + head + b"\\n"
+pack = ask(app, "POST", "/t/git-upload-pack", body=b"%04x" % (len(want) + 4) + want + b"00000009done\\n").body
+assert b"PACK" in pack
+print(sorted(set(sys.modules) - known))
+"""
+
+
+def test_answering_imports_nothing(tmp_path: Path) -> None:
+    """Wheels, archives of every packing, signatures, and a repository with packs, a commit graph and a multi-pack index."""
+    for name in "pndg":
+        (tmp_path / name).mkdir()
+    make_wheel(tmp_path / "p", "one", "1.0")
+    make_tar(tmp_path / "p/two-1.tar.gz", {"two-1/PKG-INFO": b"Name: two\n"})
+    make_tar(tmp_path / "n/a.tgz", {"package/package.json": b'{"name": "a", "version": "1.0.0"}'})
+    for number, packing in enumerate(["", ".gz", ".xz"]):
+        make_deb(tmp_path / "d", f"tool{number}", "1", packing=packing)
+    git = ["git", "-C", str(tmp_path / "g"), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for command in (
+        "init -q s",
+        "-C s commit -q --allow-empty -m x",
+        "clone -q --bare s t.git",
+        "-C t.git repack -adq",
+    ):
+        subprocess.run([*git, *command.split()], check=True)
+    for command in ("-C t.git commit-graph write --reachable", "-C t.git multi-pack-index write"):
+        subprocess.run([*git, *command.split()], check=True, capture_output=True)
+    root = str(Path(__file__).parents[4])
+    environment = {"PYTHONPATH": ":".join([f"{root}/src", root])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
