@@ -50,13 +50,16 @@ def merged(lines: Sequence[bytes]) -> dict[str, Any]:
 
 @pytest.fixture(params=["root", "user"])
 def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """Once for root, once for an ordinary user with subordinate ids and control groups."""
+    """Once for root (under either event loop), once for an ordinary user with subordinate ids and control groups."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if request.param == "root":
         belljar = Belljar(request.getfixturevalue("vm_home"))
         environment = belljar.environment(PYTHONPATH=f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}")
         argv = (sys.executable, str(REPOSITORY / PROGRAM))
-        yield Owner(lambda *words: subprocess.Popen((*argv, *words), env=environment, **pipes), belljar)
+        loops = {"container": "asyncio", "gvisor": "trio"}
+        yield Owner(
+            lambda tier, mode: subprocess.Popen((*argv, tier, mode, loops[tier]), env=environment, **pipes), belljar
+        )
         assert belljar.leftovers() == []
         return
     user = request.getfixturevalue("grouped")
