@@ -106,6 +106,21 @@ def test_a_steady_stream_is_signed_all_along(writer: LedgerWriter, run_dir: Path
         writer.record(hit("x"))
 
 
+def test_an_end_that_comes_while_a_checkpoint_begins_is_heard(writer: LedgerWriter) -> None:
+    """The thread forgets that it was woken just after `end` woke it for the last time: it ends all the same, and so does `end`, which waits for it."""
+
+    class EndsInBetween(threading.Event):
+        def clear(self) -> None:
+            writer._stop.set()
+            self.set()
+            super().clear()
+
+    waking, writer._wake = writer._wake, EndsInBetween()
+    waking.set()
+    writer._thread.join(timeout=60)
+    assert not writer._thread.is_alive()
+
+
 def test_threads_may_record_together(writer: LedgerWriter, run_dir: Path) -> None:
     """Eight threads: every event once, numbered without a gap, chained, verifiable."""
     numbers: list[int] = []
