@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from belljar.isolation import process as process_module
 from belljar.isolation.journal import new_cell_id, own_entry
 from belljar.isolation.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
 from belljar.isolation.survivors import Survivor, find_survivors, remove_survivors
@@ -111,6 +112,23 @@ def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
         remove_survivors((Survivor(what="thread", process=thread), Survivor(what="process", process=victim)))
         assert other.wait(timeout=60) == -signal.SIGKILL
         threaded.kill()
+
+
+def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Between the look at its state and the look at its threads anybody's dead process may go: it has no namespaces then, and a destruction's proof is none the less one."""
+    (tmp_path / "5" / "task").mkdir(parents=True)
+    (tmp_path / "5" / "stat").write_text(f"5 (x) Z {'0 ' * 49}")
+    monkeypatch.setattr(process_module, "PROC", tmp_path)
+    for name in ("listdir", "scandir"):
+        real = getattr(os, name)
+
+        def gone(path: str | os.PathLike[str], real: Callable[..., object] = real) -> object:
+            if Path(path).name == "task":
+                Path(path).rmdir()
+            return real(path)
+
+        monkeypatch.setattr(os, name, gone)
+    assert namespaces_of_threads(5, ("net",)) == {}
 
 
 def test_a_corpse_is_dead() -> None:
