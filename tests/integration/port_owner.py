@@ -1,4 +1,4 @@
-"""A cell with a port, as its owner has it: `port_owner.py TIER MODE` prints JSON lines. A program of its own: an ordinary user can run it, and it can be killed.
+"""A cell with a port, as its owner has it: `port_owner.py TIER MODE [LOOP]` prints JSON lines. A program of its own: an ordinary user can run it, and it can be killed.
 
 MODE: `use` does in the cell what `IN_CELL` tries and says what came of it; `refuse`: the port can't be attached; `hold`: says `{"stage": PID, …}` and attaches only
 after a line on standard input.
@@ -185,10 +185,10 @@ async def own(tier: str, home: Path, port: StandInPort) -> None:
     say(there=port.ask(look=0))
 
 
-def main(tier: str, mode: str) -> None:
+def main(tier: str, mode: str, loop: str = "asyncio") -> None:
     """One cell."""
     with helper() as process:
-        anyio.run(own, tier, Path(os.environ["BELLJAR_HOME"]), StandInPort(mode, process))
+        anyio.run(own, tier, Path(os.environ["BELLJAR_HOME"]), StandInPort(mode, process), backend=loop)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,10 @@ def attach(pid: int) -> None:
         f"route add {CELL}/32 dev {OUTER} src {GATEWAY}",
         f"neigh add {CELL} lladdr {CELL_MAC} nud permanent dev {OUTER}",
     )
+    tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES))
+    tap.bind((OUTER, ALL_FRAMES))
+    watchers.append(threading.Thread(target=watch, args=(tap,), daemon=True))
+    watchers[-1].start()
     ip(
         "link set eth0 up",
         f"address add {CELL}/32 dev eth0",
@@ -61,19 +65,18 @@ def attach(pid: int) -> None:
         f"route add default via {GATEWAY} dev eth0 onlink",
         at=pid,
     )
-    watchers.append(threading.Thread(target=watch, daemon=True))
-    watchers[-1].start()
 
 
-def watch() -> None:
-    """Count what comes from the cell, by kind, as long as its link is there."""
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_FRAMES)) as tap:
-        tap.bind((OUTER, ALL_FRAMES))
+def watch(tap: socket.socket) -> None:
+    """Count what comes from the cell, by kind, from before its link is up until it is gone. A link that goes down is no end: none comes from where it was made."""
+    with tap:
         while True:
             try:
                 frame, address = tap.recvfrom(65536)
-            except OSError:  # the link is gone
-                return
+            except OSError:
+                if OUTER not in dict(socket.if_nameindex()).values():
+                    return
+                continue
             if address[2] != socket.PACKET_OUTGOING:
                 frames[frame[12:14].hex()] += 1
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.as_user import REPOSITORY
+from tests.integration.as_user import REPOSITORY, subordinate_uids
 from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 
+from belljar.isolation.identity import _RANGES_START
 from belljar.isolation.process import ProcessId, identify, is_alive, kill, namespaces_of
 
 pytestmark = [pytest.mark.root]
@@ -30,10 +31,11 @@ IPV4 = "0800"
 
 @dataclass(frozen=True)
 class Owner:
-    """Runs `port_owner.py` as root or as an ordinary user, and that user's command line."""
+    """Runs `port_owner.py` as root or as an ordinary user, and that user's command line. `ids`: who a cell's stage and its workload's root are on the host."""
 
     start: Callable[..., subprocess.Popen[bytes]]
     belljar: Belljar
+    ids: tuple[int, int]
 
     def run(self, tier: str, mode: str) -> dict[str, Any]:
         """All that it says, to its end."""
@@ -50,13 +52,18 @@ def merged(lines: Sequence[bytes]) -> dict[str, Any]:
 
 @pytest.fixture(params=["root", "user"])
 def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """Once for root, once for an ordinary user with subordinate ids and control groups."""
+    """Once for root (under either event loop), once for an ordinary user with subordinate ids and control groups."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     if request.param == "root":
         belljar = Belljar(request.getfixturevalue("vm_home"))
         environment = belljar.environment(PYTHONPATH=f"{REPOSITORY}:{os.environ.get('PYTHONPATH', '')}")
         argv = (sys.executable, str(REPOSITORY / PROGRAM))
-        yield Owner(lambda *words: subprocess.Popen((*argv, *words), env=environment, **pipes), belljar)
+        loops = {"container": "asyncio", "gvisor": "trio"}
+        yield Owner(
+            lambda tier, mode: subprocess.Popen((*argv, tier, mode, loops[tier]), env=environment, **pipes),
+            belljar,
+            ids=(_RANGES_START, _RANGES_START + 1),
+        )
         assert belljar.leftovers() == []
         return
     user = request.getfixturevalue("grouped")
@@ -70,7 +77,7 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
         given = user.groups.enter([user.python, str(checkout / PROGRAM), *words], uid=user.uid, gid=user.gid)
         return subprocess.Popen(given, env=environment, cwd="/", start_new_session=True, **pipes)
 
-    yield Owner(start, user)
+    yield Owner(start, user, ids=(user.uid, subordinate_uids(user.uid).start))
 
 
 def until_it_waits(process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -101,6 +108,12 @@ def is_in_use(namespace: int) -> bool:
         except OSError:
             continue
     return False
+
+
+def first_ids(pid: int) -> tuple[int, int]:
+    """Of the two lines of its map, as the host counts."""
+    _, stage, _, _, workload, _ = Path(f"/proc/{pid}/uid_map").read_text().split()
+    return int(stage), int(workload)
 
 
 def settings_of(pid: int) -> list[str]:
@@ -167,6 +180,7 @@ def test_a_stage_that_dies_while_it_waits(owner: Owner) -> None:
     with owner.start("container", "hold") as process:
         waiting = until_it_waits(process)
         assert waiting["status"]["NoNewPrivs"] == "1"
+        assert first_ids(waiting["stage"]) == owner.ids
         assert settings_of(waiting["stage"]) == ["0", "1\t0", "1", "1"]
         assert links_in(waiting["stage"]) == {"lo": ["127.0.0.1"]}
         assert {waiting[name] for name in ("net", "user")}.isdisjoint(namespaces_of(os.getpid()).values())

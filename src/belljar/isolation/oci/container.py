@@ -32,6 +32,7 @@ from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
 from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, said
 from belljar.isolation.port import Port
+from belljar.isolation.process import is_alive
 from belljar.isolation.program_root import STORE_MEND, ProgramRoot
 from belljar.isolation.renewal import (
     NEEDED_OF_CONTAINER,
@@ -198,7 +199,7 @@ class JailedContainer:
             what = f"the cell's port was not attached in {_ATTACH_DEADLINE_S:.0f} s"
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
-            if self.jailed.end() is None:
+            if is_alive(stage):
                 raise
         self.jailed.go_on()  # or says how the stage ended
         self.timings_ms["network"] = _since(began)
