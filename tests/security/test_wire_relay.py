@@ -237,6 +237,15 @@ def test_datagrams_that_are_no_frames(relay: Relay) -> None:
     assert after.frames == before.frames
 
 
+def test_a_guest_that_is_slow(relay: Relay) -> None:
+    """What it has not taken yet waits in the link's queue when its own is full: of a burst that fits into both nothing is lost, and the order stays."""
+    burst = [frame_of(MOST, number) for number in range(400)]
+    for frame in burst:
+        relay.tap.send(frame)
+    assert [relay.guest.recv(1 << 17) for _ in burst] == burst
+    drain(relay.tap)
+
+
 def flood(end: socket.socket, size: int, count: int) -> None:
     """As fast as it goes, whatever becomes of it."""
     frame = frame_of(size, 1)
