@@ -25,6 +25,7 @@ from belljar.isolation.journal import Journal
 from belljar.isolation.oci import LiveContainer, ensure_tree, open_container, prove_runtime, trees
 from belljar.isolation.oci import runtime_root as roots
 from belljar.ledger.schema import check_data
+from belljar.plan import oci
 from belljar.plan.oci import OciRuntime
 from belljar.policy import load_policy
 from belljar.probe.run import probe_cell
@@ -255,8 +256,18 @@ async def test_a_runtime_that_works(vm_home: Path, kind: str, path: str) -> None
     """Proven by a container that answered; nothing of it is left."""
     runtime = OciRuntime(name=kind, kind="runsc" if kind == "runsc" else "runc", path=path, version="")
     proof = await prove_runtime(runtime, home=vm_home)
-    assert (proof.works, proof.reason) == (True, "")
+    assert (proof.works, proof.reason, proof.no_port) == (True, "", "")
     assert proof.version
+    assert nothing_left(vm_home)
+
+
+async def test_a_runtime_that_works_without_a_network_only(vm_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is proven, and that it can have no port is known: told of a network namespace that isn't there, as an older one that refuses ours would."""
+    monkeypatch.setattr(oci, "STAGES_NETWORK", "/proc/self/ns/no-such")
+    runtime = OciRuntime(name="runsc", kind="runsc", path="/usr/bin/runsc", version="")
+    proof = await prove_runtime(runtime, home=vm_home)
+    assert (proof.works, proof.reason) == (True, "")
+    assert "the OCI runtime runsc" in proof.no_port
     assert nothing_left(vm_home)
 
 

@@ -1,8 +1,9 @@
 """Runs one program in a runtime's jail, for the tests: `runtime_runner.py STAGE LIFETIME_S ALTERED PROGRAM…` prints what it said, then how it ended.
 
 STAGE holds `root` (the jail's), `tree`, `bundle` and `out`. ALTERED: "plain"; "foreign" (ids that nobody gave this user); "writer" (no init, and nothing but a
-writable directory `out`). A program of its own so that an ordinary user's interpreter can run it, and so that it can be killed. A line on standard input is passed
-on; its end is not.
+writable directory `out`); "network" (a network namespace, into which nobody puts a link), "unconnected" (the same, and nobody says that it is there), "forsaken"
+(the same, and nobody is left to say it). A program of its own so that an ordinary user's interpreter can run it, and so that it can be killed. A line on standard
+input is passed on; its end is not.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from pathlib import Path
 import anyio
 
 from belljar.errors import BelljarError
-from belljar.isolation.jail import start_jail
+from belljar.isolation.jail import Jail, start_jail
 from belljar.plan.jail import JailIdentity, JailIds, JailLimits, JailMount, JailSpec
 
 STAGE_ID = 0xA800_0000
 TREE_ID = 0xA900_0000
 COUNT = 1 << 16
+NETWORKED = ("network", "unconnected", "forsaken")
 
 
 def keep_a_key() -> bool:
@@ -100,6 +102,7 @@ def spec_of(stage: Path, lifetime_s: float, altered: str) -> JailSpec:
         mounts=mounts_of(stage, altered),
         keep_capabilities=True,
         init=altered != "writer",
+        network="plain" if altered in NETWORKED else "",
         environment=(("PATH", "/usr/bin"),),
     )
 
@@ -111,6 +114,8 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
     jail = start_jail(spec_of(stage, lifetime_s, altered), program, kept=(), stdin_fd=theirs.fileno())
     theirs.close()
     try:
+        if altered in NETWORKED:
+            await connect(jail, altered)
         await jail.wait_running()
         print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
         print("child", jail.child.pid if jail.child else 0)
@@ -128,6 +133,18 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
     print("ended", *((ended.signal, ended.status, ended.cause) if ended else ("without a word",)))
     if jail.diagnosis():
         print("diagnosis", jail.diagnosis())
+
+
+async def connect(jail: Jail, altered: str) -> None:
+    """Say that a link is there, or never."""
+    print("waiting", (await jail.wait_network()).pid, flush=True)
+    if altered == "network":
+        jail.go_on()
+    if altered == "unconnected":
+        await jail.wait_ended()
+    if altered == "forsaken" and jail._go is not None:
+        os.close(jail._go)
+        jail._go = None
 
 
 def relay(channel: socket.socket) -> None:

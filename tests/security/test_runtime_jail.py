@@ -275,6 +275,25 @@ def test_what_a_runtime_can_do(stage: Stage) -> None:
     )
 
 
+def test_a_network_gives_a_runtime_nothing_else(stage: Stage) -> None:
+    """Where there was a wait for a link, the program sees, may and can't do what it does without."""
+    said = stage.run("/probe", "detach", "look", altered="network")
+    assert {name: said.get(name) for name in FOUND} == {name: str(value) for name, value in FOUND.items()}
+    assert set(said["mounts"].strip(",").split(",")) == MOUNTED
+    assert said["namespaces"] == "7"
+
+
+def test_a_link_that_never_comes(stage: Stage) -> None:
+    """The program is never started: the lifetime ends the wait, and so does the end of who would say that the link is there."""
+    said = stage.run("/probe", "detach", "stay", lifetime_s=1.0, altered="unconnected")
+    assert said["ended"] == "9 None lifetime"
+    assert "child" not in said
+    said = stage.run("/probe", "detach", "stay", altered="forsaken")
+    assert "step 25, network, failed: Broken pipe: nobody said that the link is there" in said["error"]
+    assert said["ended"].startswith("None 125")
+    assert "child" not in said
+
+
 def test_a_program_that_writes_for_the_store(stage: Stage) -> None:
     """What unpacks an image: it gives its files to mapped ids and to no others, makes no device, follows no link, and writes nowhere else."""
     said = stage.run("/probe", "write", altered="writer")
@@ -370,6 +389,10 @@ MAPS = ("--uid-map", "0", "5000", "1", "--gid-map", "0", "5000", "1")
         ((*MAPS, "--env", "=x"), "NAME=VALUE"),
         (("--uid", "5", "5", "--gid", "5", "5", "--keep-capabilities"), "need --uid-map"),
         ((*MAPS, "--newuidmap", "/x"), "belong together"),
+        ((*MAPS, "--user-namespace", "3"), "an ordinary user's"),
+        ((*MAPS, "--network", "3", "hidden"), "hidden"),
+        ((*MAPS, "--network", "3", "plain", "--init"), "needs --init and --keep-capabilities"),
+        ((*MAPS, "--network", "3", "plain", "--keep-capabilities"), "needs --init and --keep-capabilities"),
     ],
 )
 def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None:

@@ -98,7 +98,8 @@ def _works(tier: str, facts: HostFacts) -> Check:
         return Check(what=f"tier {tier}", state="ok", detail=how)
     name = f"{runtime.name} {runtime.version}, {runtime.path}"
     if runtime.state.value == "proven":
-        return Check(what=f"tier {tier}", state="ok", detail=f"works: {name} ran a container")
+        port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
+        return Check(what=f"tier {tier}", state="ok", detail=f"works: {name} ran a container{port}")
     return Check(what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", mend=runtime.mend)
 
 

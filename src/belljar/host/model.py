@@ -93,7 +93,8 @@ class ToolFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """The OCI runtime of a tier. `kind` is whose command line it has (runc's or runsc's); `reason` and `mend` are there unless it is proven."""
+    """The OCI runtime of a tier. `kind` is whose command line it has (runc's or runsc's); `reason` and `mend` are there unless it is proven; `no_port` is there when
+    it was seen to run no container that has a network port."""
 
     tier: str
     name: str
@@ -104,6 +105,7 @@ class RuntimeFact:
     state: RuntimeState = RuntimeState.UNUSABLE
     reason: str = ""
     mend: str = ""
+    no_port: str = ""
     proved_for: str = ""
 
 

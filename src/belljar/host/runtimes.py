@@ -34,11 +34,12 @@ _PROBED: Final = {RuntimeState.PROVEN.value, RuntimeState.REFUTED.value}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTrial:
-    """What running a container with it showed; `reason` and `mend` when it didn't work."""
+    """What running a container with it showed; `reason` and `mend` when it didn't work, `no_port` when only one with a network port didn't."""
 
     works: bool
     reason: str = ""
     mend: str = ""
+    no_port: str = ""
 
 
 ProveRuntime: TypeAlias = Callable[[RuntimeFact], RuntimeTrial]
@@ -166,7 +167,8 @@ class _Memory:
         if can_try and (self.again or (state is RuntimeState.REFUTED and (self.doubt or not _is_recent(entry)))):
             return None
         reason, mend = str(entry.get("reason", "")), str(entry.get("mend", ""))
-        return replace(fact, state=state, reason=reason, mend=mend, proved_for=key)
+        no_port = str(entry.get("no_port", ""))
+        return replace(fact, state=state, reason=reason, mend=mend, no_port=no_port, proved_for=key)
 
     def keep(self, fact: RuntimeFact) -> None:
         """For the next time."""
@@ -174,6 +176,7 @@ class _Memory:
             "state": fact.state.value,
             "reason": fact.reason,
             "mend": fact.mend,
+            "no_port": fact.no_port,
             "for": fact.proved_for,
             "at_s": int(time.time()),
         }
@@ -202,6 +205,13 @@ def _proven(fact: RuntimeFact, memory: _Memory, prove: ProveRuntime | None) -> R
     except BelljarError as exc:
         return replace(fact, reason=f"no container could be tried: {exc.what}", mend=exc.mend)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
-    tried = replace(fact, state=state, reason=trial.reason, mend=trial.mend, proved_for=memory.key(fact))
+    tried = replace(
+        fact,
+        state=state,
+        reason=trial.reason,
+        mend=trial.mend,
+        no_port=trial.no_port,
+        proved_for=memory.key(fact),
+    )
     memory.keep(tried)
     return tried

@@ -32,9 +32,9 @@ class Obstacle:
         return HostError(self.what, where=self.where, mend=self.mend)
 
 
-def tier_obstacles(tier: Tier, facts: HostFacts) -> tuple[Obstacle, ...]:
-    """Why no cell at all can run in the tier here; empty when one can."""
-    return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts))
+def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
+    """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here; empty when one can."""
+    return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
 
 
 def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
@@ -48,14 +48,14 @@ def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
     yield from _userns(facts)
 
 
-def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
+def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
     if facts.arch not in ARCHITECTURES:
         yield Obstacle(
             what=f"there is no system call profile for {facts.arch}",
             where="host",
             mend=f"use a host of one of these: {', '.join(ARCHITECTURES)}",
         )
-    yield from _runtime(tier, facts)
+    yield from _runtime(tier, facts, has_port=has_port)
     yield from _tools("oci", facts)
     yield from _userns(facts)
     if not facts.ids.available:
@@ -74,7 +74,7 @@ def _oci(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
         )
 
 
-def _runtime(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
+def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
     runtime = facts.runtime(tier.value)
     if runtime is None:
         yield Obstacle(
@@ -82,6 +82,12 @@ def _runtime(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
         )
     elif runtime.state is RuntimeState.UNUSABLE:
         yield Obstacle(what=runtime.reason, where="host", mend=runtime.mend)
+    elif has_port and runtime.no_port:
+        yield Obstacle(
+            what=f"{runtime.name} {runtime.version} runs no container with a network port here: {runtime.no_port}",
+            where="host",
+            mend="use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
+        )
     elif runtime.state is RuntimeState.REFUTED:
         yield Obstacle(
             what=f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",

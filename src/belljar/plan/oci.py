@@ -21,6 +21,8 @@ AGENT_IN_CELL: Final = "/dev/.i"
 PROBE_IN_CELL: Final = "/dev/.p"
 CHANNEL_FD: Final = 0
 _TMP: Final = "/tmp"  # noqa: S108 - the cell's
+STAGES_NETWORK: Final = "/proc/self/ns/net"
+"""As the runtime sees it, which is in it."""
 SHM_SHARE: Final = 2
 """The cell's shared memory is at most one part in so many of the workload's memory, as in the VM."""
 OPEN_FILES: Final = (1024, 524_288)
@@ -168,7 +170,7 @@ def _with_the_stages_network(shape: OciShape, namespaces: list[dict[str, Any]]) 
     """runc leaves the container in it: it belongs to the namespace above the container's users, who have no right over it. runsc must be told of it, and copies what
     it finds there into its own network."""
     others = [namespace for namespace in namespaces if namespace["type"] != "network"]
-    theirs = {"type": "network", "path": "/proc/self/ns/net"}
+    theirs = {"type": "network", "path": STAGES_NETWORK}
     return [*others, theirs] if shape.runtime.kind == "runsc" else others
 
 

@@ -56,19 +56,25 @@ class Walls:
     oci: OciShape | None = None
 
 
-def walls_of(tier: Tier, resources: Resources, facts: HostFacts) -> Walls:
-    """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does."""
-    return _microvm(resources, facts) if tier is Tier.MICROVM else _oci(tier, resources, facts)
+def walls_of(tier: Tier, resources: Resources, facts: HostFacts, *, has_port: bool = False) -> Walls:
+    """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does.
+
+    Args:
+        has_port: the cell is on its range's network.
+    """
+    if tier is Tier.MICROVM:
+        return _microvm(resources, facts, has_port=has_port)
+    return _oci(tier, resources, facts, has_port=has_port)
 
 
-def _microvm(resources: Resources, facts: HostFacts) -> Walls:
+def _microvm(resources: Resources, facts: HostFacts, *, has_port: bool) -> Walls:
     emulated = facts.kvm.state is not KvmState.PROVEN
     shape, controllers = vm_shape(resources, emulated=emulated), facts.cgroup.controllers
     jail = jail_limits(resources, shape, controllers)
     return Walls(
         tier=Tier.MICROVM,
         jail=jail,
-        layers=_vm_layers(emulated=emulated, is_root=facts.is_root),
+        layers=_vm_layers(emulated=emulated, is_root=facts.is_root, has_port=has_port),
         bounds=radius.bounds(resources, shape, jail, controllers),
         warnings=(*radius.vm_warnings(facts, shape, emulated=emulated), *_cores(Tier.MICROVM, facts)),
         besides="what a VM needs besides",
@@ -118,11 +124,12 @@ def _up(amount: int, step: int) -> int:
     return -(-amount // step)
 
 
-def _vm_layers(*, emulated: bool, is_root: bool) -> tuple[Layer, ...]:
+def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
+    device = "one network device, whose only way out is its range" if has_port else "no network device"
     uid = "a uid that is nobody's" if is_root else "this user's own uid on the host (only root can give it another)"
     vm = Layer(
         name="microvm",
-        what="a virtual machine with a kernel of its own; one disk, read-only; no network device",
+        what=f"a virtual machine with a kernel of its own; one disk, read-only; {device}",
         enforced_by="QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU's few devices",
         state="emulated" if emulated else "hardware",
     )
@@ -144,7 +151,7 @@ def _vm_layers(*, emulated: bool, is_root: bool) -> tuple[Layer, ...]:
     )
 
 
-def _oci(tier: Tier, resources: Resources, facts: HostFacts) -> Walls:
+def _oci(tier: Tier, resources: Resources, facts: HostFacts, *, has_port: bool) -> Walls:
     runtime = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
     shape = oci_shape(
         tier,
@@ -157,7 +164,7 @@ def _oci(tier: Tier, resources: Resources, facts: HostFacts) -> Walls:
     return Walls(
         tier=tier,
         jail=jail,
-        layers=_oci_layers(tier, shape.runtime, is_root=facts.is_root),
+        layers=_oci_layers(tier, shape.runtime, is_root=facts.is_root, has_port=has_port),
         bounds=oci_radius.bounds(tier, resources, shape, jail),
         warnings=_oci_warnings(tier, runtime, jail, facts),
         besides=f"{oci_overhead_mib(tier, resources)} MiB for what holds the cell",
@@ -189,8 +196,10 @@ def oci_limits(tier: Tier, resources: Resources) -> JailLimits:
     )
 
 
-def _oci_layers(tier: Tier, runtime: OciRuntime, *, is_root: bool) -> tuple[Layer, ...]:
+def _oci_layers(tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
     gvisor = tier is Tier.GVISOR
+    stack = "a network stack of its own on one link, no raw sockets" if has_port else "no network"
+    namespaces = "all others but the jail's network, over which it has no right" if has_port else "all others"
     ids = "a range of ids that is nobody's" if is_root else "this user's subordinate ids, which all his cells share"
     program = printable(f"{runtime.name} {runtime.version}".strip())
     jail = Layer(
@@ -203,14 +212,14 @@ def _oci_layers(tier: Tier, runtime: OciRuntime, *, is_root: bool) -> tuple[Laye
     if gvisor:
         wall = Layer(
             name="gvisor",
-            what="a kernel of its own in user space; files through a server of its own (gofer), no network, no host sockets",
+            what=f"a kernel of its own in user space; files through a server of its own (gofer), {stack}, no host sockets",
             enforced_by=f"gVisor's sentry (systrap; {program}) and its own filter of what it asks of this host's kernel",
             state="enforced",
         )
     else:
         wall = Layer(
             name="container",
-            what="a second user namespace and all others, no capability beyond the image's root's, no new privileges, system calls denied by default, "
+            what=f"a second user namespace and {namespaces}, no capability beyond the image's root's, no new privileges, system calls denied by default, "
             "six devices, covered /proc, no sysfs",
             enforced_by=f"this host's kernel, shared (set up by {program})",
             state="shared",

@@ -116,11 +116,12 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
 
     def prove(runtime: RuntimeFact) -> RuntimeTrial:
         tried.append(runtime.version)
-        return RuntimeTrial(works=len(tried) != 2, reason="silent", mend="use another")
+        return RuntimeTrial(works=len(tried) != 2, reason="silent", mend="use another", no_port="no such flag")
 
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert facts(tmp_path, file).state is RuntimeState.PROVEN
+    assert facts(tmp_path, file).no_port == "no such flag"
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
     again = facts(tmp_path, file, prove=prove, again=True)

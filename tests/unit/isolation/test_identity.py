@@ -12,7 +12,7 @@ from belljar.errors import HostError
 from belljar.host import IdsFact
 from belljar.isolation import identity
 from belljar.isolation.identity import RANGE_SLOTS, TREE_IDS_START, hold_range, hold_uids, user_range
-from belljar.plan.jail import UID_RANGE_START
+from belljar.plan.jail import UID_RANGE_START, nested_cell_ids
 
 root = pytest.mark.root
 
@@ -67,3 +67,12 @@ def test_an_ordinary_user_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     assert held.ids is not None
     assert (held.ids.uid_map, held.ids.newgidmap) == (((0, 1234, 1), (1, 100000, 65536)), Path("/u/newgidmap"))
     assert held.ids.gid_map[1] == (1, 200000, 65536)
+    with hold_range(is_nested=True) as nested:
+        assert (nested.jail, nested.ids) == (held.jail, nested_cell_ids())
+
+
+@root
+def test_roots_cells_are_below_no_user_namespace(tmp_path: Path) -> None:
+    """Each has a range of its own; one that another namespace maps already would be another cell's."""
+    with pytest.raises(ValueError, match="no user namespace"), hold_range(tmp_path, is_nested=True):
+        pass

@@ -15,6 +15,7 @@ from belljar.isolation.jail import start_error
         "failed step 3 namespaces: No space left on device: clone",
         "failed step 8 private mounts: Permission denied: /",
         "failed step 4 identity and control groups: Operation not permitted: /proc/7/uid_map",
+        "failed step 25 network: No space left on device: unshare",
     ],
 )
 def test_a_host_that_forbids_it_is_the_hosts_fault(line: str) -> None:

@@ -18,6 +18,7 @@ from belljar.plan.jail import (
     JailSpec,
     cell_ids,
     jail_argv,
+    nested_cell_ids,
     vmm_address_space_bytes,
     vmm_memory_max_bytes,
 )
@@ -162,3 +163,25 @@ def test_the_bounds_hold_the_ram() -> None:
         for accel in ("kvm", "tcg"):
             shape = VmShape(vcpus=vcpus, ram_mib=2048, accel=accel, cpu_model="max")
             assert (2048 + 64) << 20 < vmm_memory_max_bytes(shape) < vmm_address_space_bytes(shape)
+
+
+def test_a_jail_that_waits_for_its_link() -> None:
+    """The descriptor on which a byte comes, and whether the runtime may see the network's settings; only when it was asked for."""
+    plain = replace(RUNTIME, init=True, keep_capabilities=True, network="plain")
+    words = jail_argv("/p/jail", plain, JailFds(lifeline=5, status=6, kept=(), network=7), ("/v",))
+    assert words[words.index("--network") :][:3] == ("--network", "7", "plain")
+    assert "--network" not in jail_argv("/p/jail", plain, JailFds(lifeline=5, status=6, kept=()), ("/v",))
+
+
+def test_a_jail_below_another_user_namespace() -> None:
+    """An ordinary user's ids are mapped there already: 0 is the user, what follows his subordinate ids; nobody's help is asked."""
+    fds = JailFds(lifeline=5, status=6, kept=(), user_namespace=9)
+    words = jail_argv("/p/jail", replace(RUNTIME, ids=nested_cell_ids()), fds, ("/v",))
+    assert words[words.index("--user-namespace") + 1] == "9"
+    assert [words[i + 1 : i + 4] for i, word in enumerate(words) if word == "--uid-map"] == [
+        ("0", "0", "1"),
+        ("1", "1", "65536"),
+    ]
+    assert "--newuidmap" not in words
+    alone = jail_argv("/p/jail", replace(SPEC, ids=None), fds, ("/v",))
+    assert alone[alone.index("--uid") :][:3] == ("--uid", "0", "1000")

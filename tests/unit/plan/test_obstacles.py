@@ -63,6 +63,16 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(tier: Tier, release: str,
     assert tier_obstacles(Tier.MICROVM, old) == ()
 
 
+@pytest.mark.parametrize("tier", [Tier.CONTAINER, Tier.GVISOR])
+def test_a_runtime_that_can_have_no_port(tier: Tier, facts: HostFacts) -> None:
+    """It stands in the way of a cell on a network, and of no other."""
+    unable = replace(facts, runtimes=tuple(replace(item, no_port="it said: no") for item in facts.runtimes))
+    assert tier_obstacles(tier, unable) == tier_obstacles(tier, facts, has_port=True) == ()
+    (obstacle,) = tier_obstacles(tier, unable, has_port=True)
+    assert "with a network port here: it said: no" in obstacle.what
+    assert "network: none" in obstacle.mend
+
+
 def test_what_the_page_on_tiers_says_is_needed() -> None:
     """The same versions, variable and switch as are checked."""
     page = (Path(__file__).parents[3] / "docs/tiers.md").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -147,6 +148,27 @@ def test_the_command_line_is_the_runtimes_own() -> None:
     assert runc == ("/r", "--root", "/s", "run", "--detach", "--bundle", "/b", "c")
     assert {"--network=none", "--host-uds=none", "--oci-seccomp", "--platform=systrap"} <= set(runsc)
     assert runsc[-5:] == runc[-5:]
+
+
+def test_a_port_is_in_the_stages_network_namespace() -> None:
+    """A container has none of its own then, and so no right over it; gVisor is told which to copy. Nothing else differs from a cell without."""
+    for tier, runtime in zip(TIERS, (RUNC, RUNSC), strict=True):
+        shape = oci_shape(tier, runtime, Resources(), arch="x86_64", open_files_max=1024)
+        alone, connected = oci_config(shape, CELL), oci_config(shape, replace(CELL, has_port=True))
+        theirs = [item for item in connected["linux"]["namespaces"] if item["type"] == "network"]
+        assert theirs == ([{"type": "network", "path": "/proc/self/ns/net"}] if runtime is RUNSC else [])
+        alone["linux"]["namespaces"] = [item for item in alone["linux"]["namespaces"] if item["type"] != "network"]
+        connected["linux"]["namespaces"] = [item for item in connected["linux"]["namespaces"] if item not in theirs]
+        assert alone == connected
+
+
+def test_gvisor_with_a_port_has_a_network_of_its_own() -> None:
+    """Its own stack, not the host's; raw sockets stay off, and runc is told nothing."""
+    runc, runsc = (
+        runtime_argv(runtime, "/r", state="/s", bundle="/b", name="c", has_port=True) for runtime in (RUNC, RUNSC)
+    )
+    assert runc == runtime_argv(RUNC, "/r", state="/s", bundle="/b", name="c")
+    assert [word for word in runsc if word.startswith(("--network", "--net-raw"))] == ["--network=sandbox"]
 
 
 def test_the_microvm_tier_has_no_container() -> None:

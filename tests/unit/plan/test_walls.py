@@ -24,6 +24,17 @@ def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, fa
     assert all("shared" in layer.enforced_by for layer in walls.layers if layer.state == "shared")
 
 
+@pytest.mark.parametrize("tier", list(Tier))
+def test_a_port_is_said(tier: Tier, facts: HostFacts) -> None:
+    """No layer claims that there is no network when there is one, nor the other way round; nothing else changes with it."""
+    alone, connected = (walls_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True))
+    assert replace(connected, layers=alone.layers) == alone
+    words = {Tier.CONTAINER: "the jail's network", Tier.GVISOR: "on one link", Tier.MICROVM: "one network device"}
+    for walls, is_said in ((alone, False), (connected, True)):
+        assert any(words[tier] in layer.what for layer in walls.layers) is is_said
+        assert any("no network" in layer.what for layer in walls.layers) is (not is_said and tier is not Tier.CONTAINER)
+
+
 @pytest.mark.parametrize("tier", OCI)
 def test_what_weakens_a_tier_here_is_said(tier: Tier, facts: HostFacts) -> None:
     """An ordinary user's one range of ids, control groups of version 1, a runtime nobody tried; and nothing where nothing does."""

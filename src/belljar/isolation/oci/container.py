@@ -20,7 +20,7 @@ from typing import Any, Final, Literal
 import anyio
 import anyio.to_thread
 
-from belljar.channel import GuestClient
+from belljar.channel import GuestClient, RenewedBit
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image
@@ -32,18 +32,24 @@ from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
 from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, said
 from belljar.isolation.port import Port
+from belljar.isolation.process import is_alive
 from belljar.isolation.program_root import STORE_MEND, ProgramRoot
-from belljar.isolation.renewal import NEEDED_OF_CONTAINER, Renewal, fresh_renewal, judge, now_ns, renewed_names
+from belljar.isolation.renewal import (
+    NEEDED_OF_CONTAINER,
+    Renewal,
+    fresh_renewal,
+    judge,
+    network_of,
+    now_ns,
+    renewed_names,
+)
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.model import Plan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
-from belljar.units import printable
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0
-_FILE_DEADLINE_S: Final = 10.0
-_RESOLVER_FILE: Final = "/etc/resolv.conf"
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _SMALL_BYTES: Final = 16 << 20
 _SMALL_INODES: Final = 1024
@@ -193,7 +199,7 @@ class JailedContainer:
             what = f"the cell's port was not attached in {_ATTACH_DEADLINE_S:.0f} s"
             raise CellError(what, where=f"cell {self.spec.cell_id}") from None
         except BelljarError:
-            if self.jailed.end() is None:
+            if is_alive(stage):
                 raise
         self.jailed.go_on()  # or says how the stage ended
         self.timings_ms["network"] = _since(began)
@@ -225,7 +231,7 @@ class JailedContainer:
         )
 
     async def _greet(self, renewal: Renewal) -> list[str]:
-        began, shape, client = time.monotonic(), self.spec.shape, self.client
+        began, shape, port, client = time.monotonic(), self.spec.shape, self.spec.port, self.client
         await client.wait_ready(timeout_s=_READY_DEADLINE_S)
         self.timings_ms["runtime"] = _since(began)
         began = time.monotonic()
@@ -243,23 +249,13 @@ class JailedContainer:
             machine_id=renewal.machine_id,
             boot_id=renewal.boot_id,
             hostname=renewal.hostname,
+            network=b"" if port is None else network_of(port.settings),
         )
-        judge(renewed, where=f"cell {self.spec.cell_id}", needed=NEEDED_OF_CONTAINER)
-        if self.spec.port is not None:
-            await self._name_the_resolver(self.spec.port)
+        # The link is there already; the guest agent only names the resolver, in a file that a workload may edit without reaching anything more.
+        needed = NEEDED_OF_CONTAINER if port is None else NEEDED_OF_CONTAINER | RenewedBit.NETWORK
+        judge(renewed, where=f"cell {self.spec.cell_id}", needed=needed)
         self.timings_ms["renew"] = _since(began)
         return renewed_names(renewed)
-
-    async def _name_the_resolver(self, port: Port) -> None:
-        """The image's file, as an image's root would write it: a workload may edit it, and reaches nothing more by that."""
-        text = f"nameserver {port.settings.resolver}\n".encode()
-        try:
-            await self.client.write_file(
-                _RESOLVER_FILE, text, user="0", cwd="/", mode=0o644, timeout_s=_FILE_DEADLINE_S
-            )
-        except (OSError, ValueError) as exc:
-            what = f"{_RESOLVER_FILE} can't be written in the cell: {printable(str(exc))}"
-            raise CellError(what, where=f"cell {self.spec.cell_id}") from exc
 
     async def _explained(self, error: CellError, waited_s: float) -> BelljarError:
         """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""

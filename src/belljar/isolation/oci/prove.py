@@ -7,6 +7,7 @@ import platform
 import time
 from dataclasses import dataclass
 from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from belljar.isolation.journal import new_cell_id
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.runtime_root import ensure_runtime_root
 from belljar.isolation.oci.trees import Tree
+from belljar.isolation.port import Port, PortSettings
 from belljar.isolation.program_root import ProgramRoot
 from belljar.isolation.renewal import fresh_renewal
 from belljar.plan.jail import JailLimits
@@ -28,15 +30,19 @@ from belljar.policy import Resources, Tier
 
 _LIFETIME_S: Final = 40.0
 _OPEN_FILES: Final = 1024
+_SOON_S: Final = 10.0
+"""A runtime that hangs is not waited for twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProof:
-    """What came of trying a runtime. When it does not work: `reason` is one sentence why, and `mend` what to do."""
+    """What came of trying a runtime. When it does not work: `reason` is one sentence why, and `mend` what to do. `no_port`: when it works, but not for a cell with a
+    network port, why."""
 
     works: bool
     reason: str
     mend: str
+    no_port: str
     version: str
     duration_ms: float
 
@@ -48,7 +54,7 @@ def runtime_proof(home: Path) -> ProveRuntime:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
         runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
         proof = anyio.run(partial(prove_runtime, runtime, home=home))
-        return RuntimeTrial(works=proof.works, reason=proof.reason, mend=proof.mend)
+        return RuntimeTrial(works=proof.works, reason=proof.reason, mend=proof.mend, no_port=proof.no_port)
 
     return prove
 
@@ -56,21 +62,59 @@ def runtime_proof(home: Path) -> ProveRuntime:
 async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
     """Start a container of an empty image, have its guest agent answer, end it. Nothing of it is left. A runtime that fails is an answer, not an error.
 
+    The container gets a network namespace from outside, in which there is no link, as one on a range's network does. A runtime that soon fails with it is tried without.
+
     Raises:
         HostError: it could not even be tried: the runtime, ids, a part of the package or room for it is missing.
     """
     started = time.monotonic()
-    reason, mend = "", ""
     root = await anyio.to_thread.run_sync(ensure_runtime_root, home, runtime)
+    error = await _error_of(runtime, root, home, _UNCONNECTED)
+    no_port = ""
+    if error is not None and time.monotonic() - started < _SOON_S:
+        no_port, error = error.what, await _error_of(runtime, root, home, None)
+    return RuntimeProof(
+        works=error is None,
+        reason=error.what if error else "",
+        mend=error.mend if error else "",
+        no_port="" if error else no_port,
+        version=root.version,
+        duration_ms=(time.monotonic() - started) * 1000,
+    )
+
+
+async def _error_of(runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None) -> CellError | None:
     try:
-        await _try(runtime, root, home)
+        await _try(runtime, root, home, port)
     except CellError as exc:
-        reason, mend = exc.what, exc.mend
-    duration_ms = (time.monotonic() - started) * 1000
-    return RuntimeProof(works=not reason, reason=reason, mend=mend, version=root.version, duration_ms=duration_ms)
+        return exc
+    return None
 
 
-async def _try(runtime: OciRuntime, root: ProgramRoot, home: Path) -> None:
+_NOWHERE: Final = PortSettings(  # RFC 5737
+    address=IPv4Address("192.0.2.2"),
+    gateway=IPv4Address("192.0.2.1"),
+    mac="02:00:00:00:00:02",
+    gateway_mac="02:00:00:00:00:01",
+    resolver=IPv4Address("192.0.2.1"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unconnected:
+    """A port of no range: the namespace stays as it is made."""
+
+    settings: PortSettings = _NOWHERE
+    user_namespace: None = None
+
+    async def attach(self, pid: int) -> None:
+        """Nothing."""
+
+
+_UNCONNECTED: Final = _Unconnected()
+
+
+async def _try(runtime: OciRuntime, root: ProgramRoot, home: Path, port: Port | None) -> None:
     cell_id = new_cell_id()
     tier = Tier.GVISOR if runtime.kind == "runsc" else Tier.CONTAINER
     resources = Resources()
@@ -91,6 +135,7 @@ async def _try(runtime: OciRuntime, root: ProgramRoot, home: Path) -> None:
         tree=await anyio.to_thread.run_sync(_empty_tree, home),
         hostname="localhost",
         directory=home / "cells" / cell_id,
+        port=port,
     )
     container, _ = await start_container(spec, fresh_renewal(), home=home)
     try:

@@ -1,0 +1,59 @@
+"""How a container's end is told: from what the host saw, never from what the guest says."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.errors import CellError, HostError
+from belljar.isolation.jail import JailEnd
+from belljar.isolation.oci.words import death_limit, ended_by_itself, explain_runtime
+
+ITSELF = JailEnd(signal=None, status=137, cause="itself")
+
+
+@pytest.mark.parametrize(
+    ("end", "kills", "limit"),
+    [
+        (None, 3, None),
+        (ITSELF, 0, None),
+        (ITSELF, 1, "memory"),
+        (JailEnd(signal=9, status=None, cause="lifetime"), 1, "lifetime"),
+        (JailEnd(signal=9, status=None, cause="owner"), 1, None),
+    ],
+)
+def test_the_limit_it_died_of(end: JailEnd | None, kills: int, limit: str | None) -> None:
+    """The supervisor's deadline, or the kernel's kill that the cell did not survive; a kill before its owner ended it was not its end."""
+    assert death_limit(end, fatal_oom_kills=kills) == limit
+
+
+@pytest.mark.parametrize("status", [0, 137])
+def test_an_end_without_a_limit_says_what_is_known(status: int) -> None:
+    """Who may have ended, its last word, how near the memory's limit was, what was refused; nothing that isn't known."""
+    end = JailEnd(signal=None, status=status, cause="itself")
+    told = ended_by_itself(end, kind="runsc", memory=(700 << 20, 704 << 20), refused_forks=3)
+    for word in ("gVisor's sentry", f"status {status}", "700 MiB of 704 MiB", "refused it 3 processes"):
+        assert word in told
+    told = ended_by_itself(end, kind="runc", memory=(0, 704 << 20), refused_forks=0)
+    assert "its guest agent ended" in told
+    assert "no limit is known to have been reached" in told
+    assert not any(word in told for word in ("gVisor", "704", "refused"))
+
+
+def test_a_silent_runtime_is_named() -> None:
+    """Which runtime, which version, how it ended, and that it said nothing; crun's known reason with it."""
+    failure = CellError("step 21, runtime, failed: the OCI runtime ended with status 1, and said nothing", where="jail")
+    told = explain_runtime(failure, name="crun", version="1.8.1", where="cell c")
+    assert isinstance(told, CellError)
+    assert "crun 1.8.1" in told.what
+    assert "status 1" in told.what
+    assert "crun before 1.9" in told.what
+    for name, version in (("runc", "1.1.5"), ("/opt/crun", "1.9.2")):
+        assert "control groups" not in explain_runtime(failure, name=name, version=version, where="cell c").what
+    assert "BELLJAR_OCI_RUNTIME" in told.mend
+    assert "BELLJAR" not in explain_runtime(failure, name="runsc", version="20240729", where="cell c").mend
+
+
+def test_another_steps_failure_is_its_own() -> None:
+    """A host that forbids namespaces is not the runtime's fault."""
+    failure = HostError("the jail can't be built here: step 3, namespaces, failed: Operation not permitted")
+    assert explain_runtime(failure, name="runc", version="1", where="cell c") is failure
