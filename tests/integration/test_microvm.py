@@ -312,7 +312,7 @@ async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest
     made = parts(own_home)
     good = guest_files.read_guest_parts(made[2])
     broken = replace(good, agent=good.modules[0][1], digest=hashlib.sha256(b"broken").hexdigest())
-    monkeypatch.setattr(template_module, "read_guest_parts", lambda _kernel: broken)
+    monkeypatch.setattr(template_module, "read_guest_parts", lambda _kernel, **_: broken)
     with pytest.raises(CellError, match=r"kernel panicked.*init"):
         await ensure_template(*made, home=own_home, recorder=MemoryRecorder())
     assert left_of(own_home) == []

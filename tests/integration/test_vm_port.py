@@ -55,9 +55,9 @@ class Owner:
         return {name: value for line in said.splitlines() for name, value in json.loads(line).items()}
 
 
-@pytest.fixture(params=["root", "user"])
+@pytest.fixture(params=["root", "user", "grouped"])
 def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
-    """Once for root, once for an ordinary user with subordinate ids."""
+    """Once for root, twice for an ordinary user with subordinate ids: without control groups, and in his own."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": "/"}
     if request.param == "root":
         belljar = Belljar(request.getfixturevalue("vm_home"))
@@ -68,17 +68,24 @@ def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
         )
         assert belljar.leftovers() == []
         return
-    user = request.getfixturevalue("user")
+    user = request.getfixturevalue(request.param)
     folder = user.libraries.parent / "tests" / "integration"
     folder.mkdir(parents=True, exist_ok=True)
     for name in SCRIPTS:
         shutil.copy(HERE / name, folder)
     path = os.pathsep.join((str(user.libraries), str(folder.parents[1])))
     argv = [user.python, str(folder / "vm_port_owner.py")]
-    ids = {"user": user.uid, "group": user.gid, "extra_groups": []}
-    yield Owner(
-        lambda mode: subprocess.Popen([*argv, mode], env=user.environment(PYTHONPATH=path), **ids, **pipes), user
-    )
+    ids: dict[str, Any] = {"user": user.uid, "group": user.gid, "extra_groups": []}
+
+    def start(mode: str) -> subprocess.Popen[bytes]:
+        given = [*argv, mode]
+        if user.groups is not None:
+            given = user.groups.enter(given, uid=user.uid, gid=user.gid)
+        return subprocess.Popen(
+            given, env=user.environment(PYTHONPATH=path), **pipes, **({} if user.groups is not None else ids)
+        )
+
+    yield Owner(start, user)
 
 
 def check_guest(found: dict[str, Any], number: int) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from belljar.isolation.microvm.wire import WireCounters, parse_counters, wire_path
@@ -169,6 +169,7 @@ def frame_of(size: int, seed: int) -> bytes:
 SIZES = st.one_of(
     st.integers(1, 20), st.integers(LEAST, MOST), st.integers(MOST - 4, MOST + 6), st.integers(MOST, LARGE_MTU + LEAST)
 )
+EDGES = (1, LEAST - 1, LEAST, LEAST + 1, MOST - 1, MOST, MOST + 1, LARGE_MTU + LEAST)
 HEAPS = st.lists(st.tuples(SIZES, st.integers(0, 1 << 30)), max_size=40)
 
 
@@ -185,6 +186,7 @@ def drain(tap: socket.socket) -> None:
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(heap=HEAPS)
+@example(heap=[(size, size) for size in EDGES])
 def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
     """Frames of a permitted length reach the link byte for byte, in order, none twice; the rest is dropped and counted by what was wrong with it."""
     before, frames = relay.counters().sent, [frame_of(*one) for one in heap]
@@ -208,6 +210,7 @@ def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(heap=HEAPS.map(lambda heap: [(max(size, LEAST), seed) for size, seed in heap]))
+@example(heap=[(size, size) for size in EDGES if size >= LEAST])
 def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:
     """The same towards the guest (no link brings less than a header): a VMM's device gets nothing longer than its link's frames."""
     before, frames = relay.counters().received, [frame_of(*one) for one in heap]
@@ -232,6 +235,15 @@ def test_datagrams_that_are_no_frames(relay: Relay) -> None:
     after = relay.until(lambda seen: seen.sent.runts + seen.sent.oversized == before.runts + before.oversized + 6).sent
     assert (after.runts - before.runts, after.oversized - before.oversized) == (3, 3)
     assert after.frames == before.frames
+
+
+def test_a_guest_that_is_slow(relay: Relay) -> None:
+    """What it has not taken yet waits in the link's queue when its own is full: of a burst that fits into both nothing is lost, and the order stays."""
+    burst = [frame_of(MOST, number) for number in range(400)]
+    for frame in burst:
+        relay.tap.send(frame)
+    assert [relay.guest.recv(1 << 17) for _ in burst] == burst
+    drain(relay.tap)
 
 
 def flood(end: socket.socket, size: int, count: int) -> None:

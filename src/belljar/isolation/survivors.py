@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,15 +54,15 @@ class Destruction:
         return not self.survivors and not self.unproven
 
 
-def together(found: Sequence[Destruction]) -> Destruction:
-    """What several looks found, one after the other, as one: looked for is what every one of them looked for."""
-    looks = [frozenset(one.looked_for) for one in found]
+def together(cell: Destruction, besides: Destruction) -> Destruction:
+    """A cell's, and that of what ended beside it, as one: what could not be proven of either is proven of neither."""
+    missed = {what.partition(":")[0] for what in besides.unproven}
     return Destruction(
-        survivors=tuple(what for one in found for what in one.survivors),
-        looked_for=tuple(what for what in found[-1].looked_for if all(what in looked for looked in looks)),
-        not_checked=tuple(dict.fromkeys(what for one in found for what in one.not_checked)),
-        unproven=tuple(dict.fromkeys(what for one in found for what in one.unproven)),
-        duration_ms=sum(one.duration_ms for one in found),
+        survivors=(*besides.survivors, *cell.survivors),
+        looked_for=tuple(what for what in cell.looked_for if what not in missed),
+        not_checked=tuple(dict.fromkeys((*cell.not_checked, *besides.unproven))),
+        unproven=tuple(dict.fromkeys((*cell.unproven, *besides.unproven))),
+        duration_ms=cell.duration_ms + besides.duration_ms,
     )
 
 

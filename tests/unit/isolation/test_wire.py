@@ -47,13 +47,18 @@ def destruction(
 
 
 def test_two_destructions_as_one() -> None:
-    """Clean only if both are; nothing counts as looked for that one of them did not look for."""
-    assert together([destruction(), destruction()]).clean
-    assert together([destruction(), destruction()]).duration_ms == 2.0
-    assert not together([destruction(survivors=("process 7",)), destruction()]).clean
-    assert not together([destruction(), destruction(unproven=("processes: hidden",))]).clean
-    assert together([destruction(looked=("a",)), destruction()]).looked_for == ("a",)
-    assert together([destruction(survivors=("x",)), destruction(survivors=("y",))]).survivors == ("x", "y")
+    """Clean only if both are; nothing counts as looked for that could not be looked for in either."""
+    clean = destruction()
+    assert together(clean, clean).clean
+    assert together(clean, clean).looked_for == ("a", "b")
+    assert together(clean, clean).duration_ms == 2.0
+    for survivor in (together(clean, destruction(survivors=("p",))), together(destruction(survivors=("p",)), clean)):
+        assert (survivor.clean, survivor.survivors) == (False, ("p",))
+    for unproven in (
+        together(clean, destruction(unproven=("a: hidden",))),
+        together(destruction(unproven=("a: hidden",), looked=("b",)), clean),
+    ):
+        assert (unproven.clean, unproven.looked_for, unproven.not_checked) == (False, ("b",), ("a: hidden",))
 
 
 def test_the_journal_knows_a_wire() -> None:

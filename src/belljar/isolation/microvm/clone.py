@@ -133,8 +133,10 @@ class LiveVm:
 
 async def _destroy(vmm: JailedVmm, wire: Wire | None) -> Destruction:
     """Both, the wire first: the VMM ends of its end."""
-    found = [await wire.destroy()] if wire is not None else []
-    return together([*found, await vmm.destroy()])
+    if wire is None:
+        return await vmm.destroy()
+    besides = await wire.destroy()
+    return together(await vmm.destroy(), besides)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import platform
 import socket
 import struct
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -30,15 +30,13 @@ from belljar.isolation.microvm.vmm import JailedVmm
 from belljar.isolation.port import Port
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
 from belljar.isolation.survivors import Destruction
-from belljar.plan.jail import JailIds, JailLimits, JailSpec
+from belljar.plan.jail import JailIds, JailSpec
 
 MOST_MTU: Final = 1500
 """What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an Ethernet frame's."""
 _INNER: Final = "/wire"
 _MIB: Final = 1 << 20
-_MEMORY_BYTES: Final = 16 * _MIB
-_ADDRESS_SPACE_BYTES: Final = 64 * _MIB
-_PROCESSES: Final = 4
+_ADDRESS_SPACE_BYTES: Final = 16 * _MIB
 _MORE_LIFETIME_S: Final = 60.0
 """The cell's lifetime is the VMM's, so that it is named when it is the cause."""
 _STEP_DEADLINE_S: Final = 20.0
@@ -118,14 +116,12 @@ class Wire:
         mine = Belongings(
             cell_id=self.wire_id,
             kind="wire",
-            limits=JailLimits(
-                memory_max_bytes=_MEMORY_BYTES,
-                cpu_quota_percent=None,
-                processes=_PROCESSES,
+            limits=replace(
+                spec.limits,
                 lifetime_s=spec.limits.lifetime_s + _MORE_LIFETIME_S,
                 address_space_bytes=_ADDRESS_SPACE_BYTES,
             ),
-            controllers=spec.controllers,
+            controllers=(),  # it is in the VMM's groups: the cell's bounds hold for both together
         )
         with ExitStack() as undo:
             self._control, self._theirs = socket.socketpair()
@@ -199,8 +195,8 @@ class Wire:
             binds=(),
             identity=identity,
             limits=self._jailed.belongings.limits,
-            cgroups=self._jailed.groups.directories,
-            memory_by_rlimit=self._vmm.spec.memory_by_rlimit,
+            cgroups=self._vmm.jailed.groups.directories,
+            memory_by_rlimit=True,
             ids=JailIds(uid_map=((0, uid, 1),), gid_map=((0, gid, 1),)),
             keep_capabilities=True,
             rlimits=(("nofile", 64), ("memlock", 0), ("fsize", 0)),
