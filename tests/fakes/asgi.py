@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
+
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import App, StandInContext
 from belljar.network.stand_ins.web import parse_json

@@ -147,7 +147,16 @@ class Gateway:
         address = NAMES.get(name, WILD if name.endswith(".shop.example") else SHOP)
         port = self.ports[protocol]
         scheme = "https" if protocol == "tls" else "http"
-        argv = ["curl", "-sS", "--noproxy", "*", "--resolve", f"{name}:{port}:{address}", "--cacert", str(self.authority)]
+        argv = [
+            "curl",
+            "-sS",
+            "--noproxy",
+            "*",
+            "--resolve",
+            f"{name}:{port}:{address}",
+            "--cacert",
+            str(self.authority),
+        ]
         argv += ["-w", "\n%{http_code} %{http_version}", *args, f"{scheme}://{name}:{port}{path}"]
         done = subprocess.run(argv, capture_output=True, timeout=60, check=False)
         return done.returncode, done.stdout.decode("latin-1") + done.stderr.decode("latin-1")
@@ -186,7 +195,11 @@ def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, *, simulate: bool = False, bounds: Bounds | None = None, **changes: Any  # noqa: ANN401 - bounds
+    directory: Path,
+    *,
+    simulate: bool = False,
+    bounds: Bounds | None = None,
+    **changes: Any,  # noqa: ANN401 - bounds
 ) -> Iterator[Gateway]:
     """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp)."""
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
@@ -209,7 +222,14 @@ def running(
     fds: dict[str, Any] = {"events": there.fileno(), **{name: sock.fileno() for name, sock in rest.items()}}
     fds["tcp"] = {ports[name]: sock.fileno() for name, sock in tcp.items()}
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("gateway_main.py")), json.dumps(config.to_json()), json.dumps(fds)],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            str(Path(__file__).with_name("gateway_main.py")),
+            json.dumps(config.to_json()),
+            json.dumps(fds),
+        ],
         pass_fds=[there.fileno(), *(sock.fileno() for sock in (*tcp.values(), *rest.values()))],
         env=dict(os.environ),
     )

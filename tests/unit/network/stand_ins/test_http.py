@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from belljar.errors import PolicyError
-from belljar.network.stand_ins import http, make
-from belljar.network.stand_ins.state import MAX_SESSIONS
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, context
+
+from belljar.errors import PolicyError
+from belljar.network.stand_ins import http, make
+from belljar.network.stand_ins.state import MAX_SESSIONS
 
 SHOP = """\
 state:
