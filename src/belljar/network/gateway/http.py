@@ -228,6 +228,10 @@ class Http1(H11Protocol):
         if buffer is not None and buffer.length > buffer.max_length:
             await self.send(Closed())
 
+    async def _close_stream(self) -> None:
+        make_room(self.stream)
+        await super()._close_stream()
+
     async def _send_error_response(self, status_code: int) -> None:
         await self._on_refused(str(sys.exception() or "malformed"))
         await super()._send_error_response(status_code)
@@ -321,8 +325,10 @@ class Http2(H2Protocol):
         await self._flush()
 
     async def _close_stream(self, stream_id: int) -> None:
-        if stream_id in self.streams and getattr(self.streams[stream_id], "state", None) is not None:
-            self._floods.requests += self.streams[stream_id].state.name == "CLOSED"
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            make_room(stream)
+            self._floods.requests += stream.state.name == "CLOSED"
         await super()._close_stream(stream_id)
 
     async def _go_away(self, reason: str, code: h2.errors.ErrorCodes) -> None:
@@ -331,6 +337,15 @@ class Http2(H2Protocol):
             self.connection.close_connection(code)
         await self._flush()
         await self.send(Closed())
+
+
+def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
+    """Drops what a closing stream's application has not read: hypercorn would wait for room to tell it of the end, for ever if it reads no more."""
+    put = getattr(stream, "app_put", None)
+    if put is not None:
+        queue: asyncio.Queue[Any] = put.__self__
+        while queue.full():
+            queue.get_nowait()
 
 
 def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401 - h2 gives lists of pairs of bytes
