@@ -39,6 +39,7 @@ class Middleware:
         if site.exchanges >= site.bounds.exchanges:
             site.hit("exchanges")
             await exchange.run(refuse(503), receive, send)
+            exchange.release()
             return
         site.exchanges += 1
         try:
@@ -53,6 +54,7 @@ class Middleware:
             await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
         finally:
             site.exchanges -= 1
+            exchange.release()
 
 
 class Exchange:
@@ -69,6 +71,7 @@ class Exchange:
         self._head: Message | None = None
         self._complete = False
         self._read_all = False
+        self._held_bytes = 0
         self._recorded_bytes: int | None = None
         self._answered = False
         self._reason = self.verdict.reason
@@ -110,6 +113,11 @@ class Exchange:
         self._response = Tally(self._site.bounds.kept_body_bytes)
         await refuse(status)(self._scope, self._receive, self._send)
 
+    def release(self) -> None:
+        """Gives back what the body took of all bodies' bound."""
+        self._site.bodies_bytes -= self._held_bytes
+        self._held_bytes = 0
+
     def cut(self, reason: str) -> None:
         """Puts on record what there was of an exchange that is over before its end."""
         if self._answered:
@@ -125,7 +133,7 @@ class Exchange:
             return await self._upstream()
         message = await self._next_piece()
         if message["type"] == "http.request":
-            self._request.add(message.get("body", b""))
+            self._hold(message.get("body", b""))
             self._bound_body()
             if not message.get("more_body", False):
                 self._complete = self._read_all = True
@@ -141,6 +149,14 @@ class Exchange:
                 return await self._upstream()
         except TimeoutError:
             raise _Refused("the body stalled", 408) from None
+
+    def _hold(self, data: bytes) -> None:
+        self._request.add(data)
+        self._held_bytes += len(data)
+        self._site.bodies_bytes += len(data)
+        if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
+            self._site.hit("bodies_bytes")
+            raise _Refused("the bodies of all requests are over the bound", 503)
 
     def _bound_body(self) -> None:
         bounds, total = self._site.bounds, self._request.total_bytes
