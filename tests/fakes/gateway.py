@@ -171,6 +171,18 @@ def read_all(sock: socket.socket) -> bytes:
     return got
 
 
+def is_silent(sock: socket.socket) -> bool:
+    """Whether nothing has come, not even an end."""
+    sock.setblocking(False)
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    finally:
+        sock.settimeout(DEADLINE_S)
+    return False
+
+
 def layout(*, simulate: bool = False) -> RangeLayout:
     """A range's addresses, all of loopback."""
     owners = {"shop.example": "shop", "*.shop.example": "wild", "mail.example": "mail", "other.example": "other"}

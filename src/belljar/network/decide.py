@@ -179,6 +179,8 @@ def _host(asked: Asked, flow: Flow, protocol: str) -> str | _No:
 def _authority(raw: bytes, flow: Flow) -> str | _No:
     """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no other that clients use). The port, where it is said, is
     the one that was dialled."""
+    if raw.startswith(b"["):
+        return _No("Host is an address")
     host, colon, port = raw.partition(b":")
     if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
         return _No("the port in Host is not the one that was dialled")
@@ -194,7 +196,7 @@ def _is_address(host: bytes) -> bool:
     try:
         IPv4Address(host.decode("ascii"))
     except ValueError:
-        return host.startswith(b"[")
+        return False
     return True
 
 

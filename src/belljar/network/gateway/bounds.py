@@ -21,7 +21,7 @@ class Bounds:
     """Likewise, of those with TLS (about 60 KiB each)."""
     handshake_timeout_s: float = 10.0
     """From a connection's beginning to the end of its TLS handshake: closed, refused by name."""
-    handshake_bytes: int = 64 << 10
+    handshake_bytes: int = 32 << 10
     """Received before the end of a TLS handshake: likewise."""
     head_timeout_s: float = 10.0
     """From the first byte of a request's head to its last (slow-loris): closed, refused by name."""
@@ -43,8 +43,12 @@ class Bounds:
     """From a request's head to the end of its answer: closed."""
     requests_per_connection: int = 1_000
     """The connection is closed after the answer."""
-    exchanges: int = 512
-    """Requests being answered at one time: 503."""
+    exchanges: int = 256
+    """Requests being answered at one time, WebSockets among them: 503."""
+    heads_bytes: int = 32 << 20
+    """Received of all heads that are not whole yet: 503, and the connection is closed."""
+    bodies_bytes: int = 128 << 20
+    """Of the bodies of all requests being answered: 503, and the connection is closed."""
     websocket_message_bytes: int = 1 << 20
     """One message, as it came (extensions that compress are not agreed to): the connection is closed, code 1009."""
     h2_streams: int = 64

@@ -39,6 +39,8 @@ from belljar.network.gateway.site import Peer, Site
 from belljar.network.gateway.tally import shown
 
 HYPERCORN: Final = "0.18."
+APP_QUEUE: Final = 2
+"""Pieces of a body that wait for their application."""
 _FRAMED: Final = (b"content-length", b"transfer-encoding")
 
 if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
@@ -69,6 +71,7 @@ def hypercorn_config(bounds: Bounds) -> Config:
     config.h2_max_header_list_size = bounds.head_bytes
     config.keep_alive_max_requests = bounds.requests_per_connection
     config.websocket_max_message_size = bounds.websocket_message_bytes
+    config.max_app_queue_size = APP_QUEUE
     config.include_server_header = False
     config.accesslog = config.errorlog = None
     return config
@@ -84,6 +87,7 @@ class HttpConnection:
         self._reader: asyncio.Task[None] | None = None
         self._deadline: asyncio.Timeout | None = None
         self._in_head = False
+        self._held_bytes = 0
         self._ended = False
         self._refused = False
 
@@ -101,14 +105,19 @@ class HttpConnection:
             if not isinstance(_first(error), OSError):
                 await self.on_refused(f"protocol error: {type(_first(error)).__name__}")
         finally:
+            self._release()
             await self._pipe.close()
 
     async def _serve(self) -> None:
+        # Nothing is made for a connection that says nothing.
+        first = b"" if self._pipe.alpn == "h2" else await self._pipe.receive()
+        if not first and self._pipe.alpn != "h2":
+            return
         try:
             async with TaskGroup(asyncio.get_running_loop()) as group:
                 self._protocol = self._spoken(group)
                 await self._protocol.initiate()
-                self._reader = group._task_group.create_task(self._read())
+                self._reader = group._task_group.create_task(self._read(first))
                 await asyncio.wait([self._reader])
                 await self._protocol.handle(Closed())
                 # Nobody is left to answer: what still runs for this connection is cancelled.
@@ -137,18 +146,19 @@ class HttpConnection:
         made.guard(self.on_refused, self._site.bounds)
         return made
 
-    async def _read(self) -> None:
-        while not self._ended:
-            data = await self._pipe.receive()
-            if data:
-                self._head_may_begin()
+    async def _read(self, first: bytes) -> None:
+        data = first or await self._pipe.receive()
+        while True:
             try:
+                if data:
+                    self._head_may_begin(len(data))
                 await self._protocol.handle(RawData(data))
             except RefusedRequest as refused:
                 await self._protocol.refuse(refused)
                 return
-            if not data:
+            if not data or self._ended:
                 return
+            data = await self._pipe.receive()
 
     async def _say(self, event: Event) -> None:
         if isinstance(event, RawData):
@@ -161,6 +171,7 @@ class HttpConnection:
             self._end()
         elif isinstance(event, Updated):
             self._in_head = False
+            self._release()
             self._set_deadline(self._site.bounds.idle_timeout_s if event.idle else None)
 
     def _end(self) -> None:
@@ -168,12 +179,22 @@ class HttpConnection:
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
 
-    def _head_may_begin(self) -> None:
+    def _release(self) -> None:
+        self._site.heads_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    def _head_may_begin(self, size: int) -> None:
         """The first bytes while no request is open: from now on the head has its own deadline, however often a byte comes."""
         is_idle = self._deadline is not None and self._deadline.when() is not None
         if is_idle and not self._in_head and self._protocol.awaits_head:
             self._in_head = True
             self._set_deadline(self._site.bounds.head_timeout_s)
+        if self._in_head:
+            self._held_bytes += size
+            self._site.heads_bytes += size
+            if self._site.heads_bytes > self._site.bounds.heads_bytes:
+                self._site.hit("heads_bytes")
+                raise RefusedRequest("the heads of all requests are over the bound", 503)
 
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None and not self._deadline.expired():
@@ -227,6 +248,10 @@ class Http1(H11Protocol):
         buffer = getattr(self.stream, "buffer", None)
         if buffer is not None and buffer.length > buffer.max_length:
             await self.send(Closed())
+
+    async def _close_stream(self) -> None:
+        make_room(self.stream)
+        await super()._close_stream()
 
     async def _send_error_response(self, status_code: int) -> None:
         await self._on_refused(str(sys.exception() or "malformed"))
@@ -321,8 +346,10 @@ class Http2(H2Protocol):
         await self._flush()
 
     async def _close_stream(self, stream_id: int) -> None:
-        if stream_id in self.streams and getattr(self.streams[stream_id], "state", None) is not None:
-            self._floods.requests += self.streams[stream_id].state.name == "CLOSED"
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            make_room(stream)
+            self._floods.requests += stream.state.name == "CLOSED"
         await super()._close_stream(stream_id)
 
     async def _go_away(self, reason: str, code: h2.errors.ErrorCodes) -> None:
@@ -331,6 +358,15 @@ class Http2(H2Protocol):
             self.connection.close_connection(code)
         await self._flush()
         await self.send(Closed())
+
+
+def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
+    """Drops what a closing stream's application has not read: hypercorn would wait for room to tell it of the end, for ever if it reads no more."""
+    put = getattr(stream, "app_put", None)
+    if put is not None:
+        queue: asyncio.Queue[Any] = put.__self__
+        while queue.full():
+            queue.get_nowait()
 
 
 def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401 - h2 gives lists of pairs of bytes

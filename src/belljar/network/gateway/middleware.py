@@ -39,6 +39,7 @@ class Middleware:
         if site.exchanges >= site.bounds.exchanges:
             site.hit("exchanges")
             await exchange.run(refuse(503), receive, send)
+            exchange.release()
             return
         site.exchanges += 1
         try:
@@ -53,6 +54,7 @@ class Middleware:
             await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
         finally:
             site.exchanges -= 1
+            exchange.release()
 
 
 class Exchange:
@@ -68,6 +70,8 @@ class Exchange:
         self._response = Tally(site.bounds.kept_body_bytes)
         self._head: Message | None = None
         self._complete = False
+        self._read_all = False
+        self._held_bytes = 0
         self._recorded_bytes: int | None = None
         self._answered = False
         self._reason = self.verdict.reason
@@ -95,17 +99,24 @@ class Exchange:
             await app(scope, self._receive, self._send)
         except _Refused as refused:
             await self.fail(refused.reason, refused.status)
+        if not self._answered:
+            await self.fail("the stand-in gave no answer", 500)
 
     async def fail(self, reason: str, status: int) -> None:
         """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking it off."""
         self._reason = reason
-        self._complete = True
+        self._read_all = True
         if self._has_begun or self._scope["type"] == "websocket":
             await self._close(reason, status=None)
             return
         self._head = None
         self._response = Tally(self._site.bounds.kept_body_bytes)
         await refuse(status)(self._scope, self._receive, self._send)
+
+    def release(self) -> None:
+        """Gives back what the body took of all bodies' bound."""
+        self._site.bodies_bytes -= self._held_bytes
+        self._held_bytes = 0
 
     def cut(self, reason: str) -> None:
         """Puts on record what there was of an exchange that is over before its end."""
@@ -118,17 +129,18 @@ class Exchange:
         self._site.reporter.post(self._answer_item(status=None))
 
     async def _receive(self) -> Message:
-        if self._complete:
+        if self._read_all:
             return await self._upstream()
         message = await self._next_piece()
         if message["type"] == "http.request":
-            self._request.add(message.get("body", b""))
+            self._hold(message.get("body", b""))
             self._bound_body()
             if not message.get("more_body", False):
-                self._complete = True
+                self._complete = self._read_all = True
                 await self._record_request()
         else:
-            self._complete = True
+            self._read_all = True
+            self.cut("the connection ended")
         return message
 
     async def _next_piece(self) -> Message:
@@ -137,6 +149,14 @@ class Exchange:
                 return await self._upstream()
         except TimeoutError:
             raise _Refused("the body stalled", 408) from None
+
+    def _hold(self, data: bytes) -> None:
+        self._request.add(data)
+        self._held_bytes += len(data)
+        self._site.bodies_bytes += len(data)
+        if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
+            self._site.hit("bodies_bytes")
+            raise _Refused("the bodies of all requests are over the bound", 503)
 
     def _bound_body(self) -> None:
         bounds, total = self._site.bounds, self._request.total_bytes
@@ -147,10 +167,12 @@ class Exchange:
             raise _Refused("the body is too slow", 408)
 
     async def _send(self, message: Message) -> None:
+        if self._answered:
+            return
         if message["type"] == "http.response.start":
             self._head = message
             return
-        if message["type"] != "http.response.body" or self._head is None or self._answered:
+        if message["type"] != "http.response.body" or self._head is None:
             return
         self._response.add(message.get("body", b""))
         if message.get("more_body", False):
@@ -177,10 +199,10 @@ class Exchange:
 
     async def _read_out(self) -> None:
         try:
-            while not self._complete:
+            while not self._read_all:
                 await self._receive()
         except _Refused as refused:
-            self._complete = True
+            self._read_all = True
             self._reason = self._reason or refused.reason
             if self._head is not None and self._scope["http_version"] != "2":
                 self._head = {**self._head, "headers": [*self._head.get("headers", ()), (b"connection", b"close")]}

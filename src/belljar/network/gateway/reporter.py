@@ -120,7 +120,8 @@ class Reporter:
         return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
 
     async def _has_room(self) -> None:
-        while self._unrecorded >= self._bounds.unrecorded_bytes:
+        if self._room or self._unrecorded >= self._bounds.unrecorded_bytes:
+            # In turn: who came later doesn't pass who waits.
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)
             await future

@@ -42,6 +42,8 @@ class Site:
     apps: Mapping[str, App] = field(default_factory=dict)
     streams: Mapping[str, StreamApp] = field(default_factory=dict)
     exchanges: int = 0
+    heads_bytes: int = 0
+    bodies_bytes: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _cells: dict[str, str] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
