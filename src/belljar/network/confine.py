@@ -45,14 +45,11 @@ class Confinement:
 def confine(box: Confinement, *, parent: int) -> None:
     """Shut this process in. It must have one thread, and must have imported all that it will ever import. Raises `OSError`: then it must end."""
     mapped = _mapped_bytes()
-    sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in box.directories.items()}
     spaces = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
     if box.uid is None:
         _enter_own_user_namespace()
     syscalls.unshare(spaces)
-    _make_root(sources)
-    for fd in sources.values():
-        os.close(fd)
+    _make_root(box.directories)
     _become(box.uid)
     syscalls.die_with_parent(parent)
     syscalls.set_dumpable(box.uid is None)  # an ordinary user's looks for survivors need to see its namespaces
@@ -69,11 +66,12 @@ def _enter_own_user_namespace() -> None:
     Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
 
 
-def _make_root(sources: Mapping[str, int]) -> None:
+def _make_root(directories: Mapping[str, Path]) -> None:
     """A file system in memory, bound to nothing of the host's but the directories, sealed read-only when they are in it."""
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    # /proc is needed to name the directories by their descriptors, so the new root stands somewhere else that every host has.
+    # Opened first, since one may lie below the place that the new root covers; and named by /proc, so that stands elsewhere.
+    sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in directories.items()}
     syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108 - a place to mount on, in a mount namespace of its own
     root = Path("/tmp")  # noqa: S108
     for name, fd in sources.items():
@@ -81,6 +79,7 @@ def _make_root(sources: Mapping[str, int]) -> None:
         os.makedirs(target, mode=0o755)
         syscalls.mount(f"/proc/self/fd/{fd}", target, "", syscalls.MS_BIND)
         syscalls.restrict_mount(target)
+        os.close(fd)
     scratch = f"{root}{SCRATCH}"
     os.mkdir(scratch)
     syscalls.mount("tmpfs", scratch, "tmpfs", bare, f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}")

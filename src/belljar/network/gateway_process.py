@@ -22,7 +22,8 @@ SPARE_DESCRIPTORS = 256
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     """`fds`: the events' socket, the keeper's socket, the document, standard error."""
     events, keeper = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
-    os.dup2(fds[3], 2)
+    for standard in (1, 2):  # the zygote's are shared with all its children
+        os.dup2(fds[3], standard)
     os.close(fds[3])
     _wait_for_go(events)
     document = datagrams.from_file(fds[2])

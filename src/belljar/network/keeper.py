@@ -46,7 +46,8 @@ class _Task:
 def run_keeper(fds: list[int], parent: int) -> NoReturn:
     """`fds`: the owner's socket, the gateway's, the document, standard error, the two packet files, and what it only holds."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
-    os.dup2(fds[3], 2)
+    for standard in (1, 2):  # the zygote's are shared with all its children
+        os.dup2(fds[3], standard)
     os.close(fds[3])
     if datagrams.receive(owner) != ({"go": True}, []):
         raise ValueError("the owner has not said go")

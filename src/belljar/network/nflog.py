@@ -63,7 +63,7 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
 def open_changes() -> socket.socket:
     """A socket that gets a word whenever a rule of this namespace changes. Doesn't block. Raises `OSError`."""
     kernel = _open()
-    kernel.setsockopt(270, 1, _NOTIFY_RULES_GROUP)  # SOL_NETLINK, NETLINK_ADD_MEMBERSHIP
+    kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
     kernel.setblocking(False)
     return kernel
 

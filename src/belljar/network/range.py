@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -110,7 +111,7 @@ class Range:
         self._pins: dict[str, int] = {}
         self._requests = threading.Lock()
         self._next_request = 0
-        self._ending = threading.Lock()
+        self._ending, self._pinning = threading.Lock(), threading.Lock()
         self._began = time.monotonic()
         self._is_users = os.geteuid() != 0
 
@@ -215,11 +216,23 @@ class Range:
             self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
         )
         self._mark("forks")
-        self._watch = Watch(self.id, lines, self._recorder, on_death=self._on_death, answer=self._answer)
+        self._watch = Watch(self.id, lines, self._recorder, on_death=self._died, answer=self._answer)
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})
         self._wait_up(lines)
+
+    def _died(self, error: BelljarError) -> None:
+        """Its processes are dead; nothing may hold its namespace either, or cells would go on talking to each other through it."""
+        with self._pinning:
+            self._let_network_go()
+        self._on_death(error)
+
+    def _let_network_go(self) -> None:
+        if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
+            os.close(fd)
+            without = {name: number for name, number in self._entry.namespaces.items() if name != "net"}
+            self._entry = replace(self._entry, namespaces=without)  # its number may be another's now
 
     def _take_ids(self) -> tuple[Uids, list[int]]:
         """Root's range has two uids of its own, held by the keeper's copies of their locks. Raises `HostError`."""
@@ -240,12 +253,22 @@ class Range:
         if waited != {"started", "ready"}:
             raise CellError("a part of the range said twice that it is up", where=self._where())
         self._mark("up")
+        with self._pinning:
+            self._pin(lines)
+        if (error := self._running().error) is not None:
+            with self._pinning:
+                self._let_network_go()
+            raise error
+
+    def _pin(self, lines: Lines) -> None:
         self._pins = pin_namespaces(lines.keeper.process)
         ours = namespaces_of(os.getpid())
         numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
         theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
         if "net" not in theirs or self._entry is None:
-            raise CellError("the range has no network namespace of its own", where=self._where())
+            raise self._running().error or CellError(
+                "the range has no network namespace of its own", where=self._where()
+            )
         self._entry = self._journal.update(self._entry, namespaces=theirs)
 
     def _wait_for(self, *wanted: str) -> str:
