@@ -123,12 +123,26 @@ void own_as_root(const struct options *o) {
     if (o->privileged) must((int)syscall(SYS_setresuid, -1, 0, -1), "setresuid");
 }
 
+/* The map of a namespace that we are in, which somebody else made: it has the host's root no more than ours have. */
+static void check_outer_ids(const char *path) {
+    unsigned inner, outer, count;
+    FILE *map = fopen(path, "re");
+    if (!map) fail(path);
+    while (fscanf(map, "%u %u %u", &inner, &outer, &count) == 3) {
+        errno = EPERM;
+        if (!outer) fail("the host's id 0 is mapped in the user namespace given");
+    }
+    fclose(map);
+}
+
 /* An ordinary user's, which has his subordinate ids: being its owner, this process has every capability in it, and needs nobody's help to map them further down.
  * What is made from here on lies below it. */
 void enter_user_namespace(const struct options *o) {
     if (o->userns_fd < 0) return;
     must(setns(o->userns_fd, CLONE_NEWUSER), "setns");
     close(o->userns_fd);
+    check_outer_ids("/proc/self/uid_map");
+    check_outer_ids("/proc/self/gid_map");
 }
 
 /* A user namespace that only carries a map: a process makes it, and ends once it is held. */

@@ -174,7 +174,7 @@ static int take(struct options *o, char **argv, int i) {
     return taken;
 }
 
-/* The program is 0 inside, and nothing inside is the host's root (whose 0 an ordinary user's namespace can't have). */
+/* The program is 0 inside, and nothing inside is the host's root (whose 0 a user namespace that is entered may not have either, see ids.c). */
 static void check_map(const struct id_map *map, bool is_hosts) {
     bool has_program = false;
     for (int i = 0; i < map->count; i++) {

@@ -403,3 +403,49 @@ def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None
     assert result.returncode == 125
     assert result.stderr.startswith("failed step 1 options")
     assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("1 0 1\n", "step 3 namespaces: Operation not permitted: the host's id 0 is mapped"),
+        ("", "step 18 run: No such file or directory: /x"),
+    ],
+)
+def test_a_users_namespace_has_no_host_root(
+    ordinary_user: tuple[int, int], readable_package: Path, more: str, words: str
+) -> None:
+    """A jail is made below a namespace of the user's, and refused where an administrator has mapped the host's root into that."""
+    uid, gid = ordinary_user
+    who: dict[str, Any] = {"user": uid, "group": gid, "extra_groups": [], "text": True, "env": {}, "cwd": "/"}
+    holding = ("/usr/bin/unshare", "--user", "/bin/sh", "-c", "echo made; read word")
+    pipe = subprocess.PIPE
+    lifeline, ours = os.pipe()
+    with subprocess.Popen(holding, stdin=pipe, stdout=pipe, **who) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "made\n"
+        for file, id_ in (("uid_map", uid), ("gid_map", gid)):
+            Path(f"/proc/{holder.pid}/{file}").write_text(f"0 {id_} 1\n{more}")
+        namespace = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY)
+        base = (
+            "--cell",
+            "c-1",
+            "--root",
+            "/var",
+            "--lifeline",
+            str(lifeline),
+            "--status",
+            "1",
+            "--owner",
+            str(os.getpid()),
+        )
+        nested = ("--uid", "0", "1000", "--gid", "0", "1000", "--user-namespace", str(namespace))
+        launcher = readable_package / "belljar/_bin" / launcher_path().name
+        command = (str(launcher), *base, *nested, "--", "/x")
+        said = subprocess.run(
+            command, pass_fds=(namespace, lifeline), stdout=pipe, stdin=subprocess.DEVNULL, check=False, **who
+        )
+        holder.communicate("end\n")
+    for fd in (namespace, lifeline, ours):
+        os.close(fd)
+    assert words in said.stdout
