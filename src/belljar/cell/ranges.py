@@ -25,7 +25,7 @@ from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import serve, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
-from belljar.errors import BelljarError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, ContainmentBreach, HostError, PolicyError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
 from belljar.isolation.port import PortSettings
@@ -43,7 +43,7 @@ from belljar.units import printable
 
 PORT_NAME: Final = "eth0"
 RANGES: Final = "ranges"
-"""Where in a run directory its ranges' packet records are, each in a directory with the range's id."""
+"""Where in a run directory its ranges' packet records are, each in a directory that `range.opening` names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ async def _open(
             _layout(plan, own.parts),
             recorder=run.recorder,
             home=home,
-            directory=run.path / RANGES,
+            directory=_packet_directory(run),
             answer=questions,
             on_death=partial(_condemn, cells),
         )
@@ -238,6 +238,18 @@ async def _open(
     own_cell.questions = questions
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
+
+
+def _packet_directory(run: RunDirectory) -> Path:
+    """A directory of the run for one range's packet record. Raises `HostError`."""
+    directory = run.path / RANGES / secrets.token_hex(4)
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except OSError as error:
+        raise HostError(
+            f"the packet record can't be made: {error.strerror}", where=str(directory), mend="check the free space"
+        ) from error
+    return directory
 
 
 def _condemn(cells: Mapping[str, Cell], error: BelljarError) -> None:

@@ -167,7 +167,11 @@ class Range:
 
     async def check(self) -> None:
         """Read the rules back now. Raises what the range died of, when they are not as rendered."""
-        await anyio.to_thread.run_sync(self._request, {"do": "check"})
+        await anyio.to_thread.run_sync(self.check_now)
+
+    def check_now(self) -> None:
+        """As `check`, blocking."""
+        self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some ten seconds."""
