@@ -1,4 +1,4 @@
-"""The journal of host resources: one file a cell, written before anything is made, so that whatever is left after a crash can be found and removed.
+"""The journal of host resources: one file a cell or range, written before anything is made, so that whatever is left after a crash can be found and removed.
 
 An entry names what *will* be made (groups, directories, the uid) before it is, and who owns it; what is only known afterwards (the supervisor, the namespaces)
 is added at once. Identity is by cell id, never by pid alone: a pid counts with its start time and boot.
@@ -18,8 +18,10 @@ from typing import Any, Final, Literal, TypeAlias
 from belljar.image.scratch import owned_name, sweep
 from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
 
-EntryKind: TypeAlias = Literal["cell", "template", "proof"]
+EntryKind: TypeAlias = Literal["cell", "template", "proof", "range"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
+RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
+_IDS: Final[Mapping[str, re.Pattern[str]]] = {"cell": CELL_ID, "template": CELL_ID, "proof": CELL_ID, "range": RANGE_ID}
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 _DRAFT: Final = ".draft-"
@@ -30,10 +32,16 @@ def new_cell_id() -> str:
     return f"c-{secrets.token_hex(6)}"
 
 
+def new_range_id() -> str:
+    """A range's name, likewise."""
+    return f"r-{secrets.token_hex(6)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What belongs to one cell on this host. `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
+    """What belongs to one cell, or one range, on this host; `cell_id` is its name. `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
 
+    Of a range, `supervisor` is the zygote that it may share with others, `child` its keeper, and `processes` are all that are its own alone.
     `host_uid` is the first of the `uid_count` uids that only this cell has; None when its uids are also another's.
     """
 
@@ -48,6 +56,7 @@ class JournalEntry:
     supervisor: ProcessId | None = None
     child: ProcessId | None = None
     namespaces: Mapping[str, int] = field(default_factory=dict)
+    processes: tuple[ProcessId, ...] = ()
 
     @property
     def own_uids(self) -> range:
@@ -71,8 +80,8 @@ class JournalEntry:
         try:
             if (
                 data["version"] != _FORMAT
-                or CELL_ID.fullmatch(data["cell_id"]) is None
-                or data["kind"] not in {"cell", "template", "proof"}
+                or data["kind"] not in _IDS
+                or _IDS[data["kind"]].fullmatch(data["cell_id"]) is None
             ):
                 raise ValueError("not an entry of this version")
             return cls(
@@ -87,6 +96,7 @@ class JournalEntry:
                 supervisor=_process(data["supervisor"]),
                 child=_process(data["child"]),
                 namespaces={str(name): int(inode) for name, inode in data["namespaces"].items()},
+                processes=tuple(_required(_process(process)) for process in data.get("processes", ())),
             )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"not a journal entry: {exc!r}") from exc
@@ -162,8 +172,8 @@ class Journal:
         return [path for _, path in sorted(found)]
 
     def _path(self, cell_id: str) -> Path:
-        if CELL_ID.fullmatch(cell_id) is None:
-            raise ValueError(f"{cell_id!r} is not a cell id")
+        if CELL_ID.fullmatch(cell_id) is None and RANGE_ID.fullmatch(cell_id) is None:
+            raise ValueError(f"{cell_id!r} is not a cell id, nor a range's")
         return self.directory / f"{cell_id}.json"
 
 
@@ -179,7 +189,7 @@ def _read(path: Path) -> JournalEntry | None:
 
 def _required(process: ProcessId | None) -> ProcessId:
     if process is None:
-        raise ValueError("an entry needs an owner")
+        raise ValueError("an entry names its owner, and each of its processes")
     return process
 
 

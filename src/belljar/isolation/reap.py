@@ -20,7 +20,7 @@ from belljar.image.scratch import MAKING, locked, sweep
 from belljar.isolation import cgroup
 from belljar.isolation.identity import hold_uids
 from belljar.isolation.journal import Journal, JournalEntry
-from belljar.isolation.process import boot_id, close_all, pin_namespaces
+from belljar.isolation.process import ProcessId, boot_id, close_all, pin_namespaces
 from belljar.isolation.survivors import Findings, look, remove_survivors
 from belljar.units import printable
 
@@ -166,10 +166,19 @@ def _still_telling(home: Path, entry: JournalEntry) -> Iterator[JournalEntry]:
             yield replace(
                 entry,
                 namespaces=entry.namespaces if pins else {},
+                processes=_own_processes(entry),
                 host_uid=entry.host_uid if uid_is_free else None,
             )
     finally:
         close_all(pins.values())
+
+
+def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
+    """A dead owner's zygote is nobody's any more, and so the range's. In another boot the numbers are others'."""
+    if entry.boot_id != boot_id():
+        return ()
+    zygote = entry.supervisor if entry.kind == "range" else None
+    return (*entry.processes, *(() if zygote is None else (zygote,)))
 
 
 def _listing(journal: Journal, entry: JournalEntry) -> CellListing:

@@ -23,6 +23,7 @@ from belljar.isolation.process import (
     ProcessId,
     identify,
     identify_group,
+    is_alive,
     kill,
     namespaces_of,
     namespaces_of_threads,
@@ -188,7 +189,7 @@ def _process_looks() -> tuple[_Look, ...]:
             find=_groups,
             nothing_to_look_by=_without_groups,
         ),
-        _Look(what=("processes started for the cell",), find=lambda entry: _processes(entry, _started_for)),
+        _Look(what=("processes started for the cell",), find=_started),
     )
 
 
@@ -325,6 +326,12 @@ def _has_uid(entry: JournalEntry, pid: int) -> str:
     uids = rest.partition(b"\n")[0].split() if named else []
     found = next((uid for uid in uids if int(uid) in entry.own_uids), None)
     return f"with the cell's uid {int(found)}" if found is not None else ""
+
+
+def _started(entry: JournalEntry) -> Iterator[Survivor]:
+    """Those that the journal names (a range's), and those that say it themselves."""
+    yield from (_survivor(process, "started for the range") for process in entry.processes if is_alive(process))
+    yield from _processes(entry, _started_for)
 
 
 def _started_for(entry: JournalEntry, pid: int) -> str:

@@ -1,0 +1,114 @@
+"""How a gateway's process shuts itself in, before it sees a guest's first byte: nothing to reach, nothing to open, nothing to start.
+
+Runs in the forked child, in this order: namespaces (an empty network of its own, not the range's), a root of its own that holds the stand-ins' directories and
+nothing else, its own uid, no capability, limits, the system-call filter. What it was given as descriptors is all it has. There is no way back from any step.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.network import syscalls
+from belljar.network.seccomp import gateway_filter
+
+FILES_ROOT: Final = "/s"
+SCRATCH: Final = "/t"
+_SCRATCH_BYTES: Final = 1 << 20
+_SCRATCH_INODES: Final = 64
+_ROOT_OPTIONS: Final = "mode=0755,size=64k,nr_inodes=1024"
+_NO_CORE: Final = 1  # as in plan.jail
+_INNER_ID: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confinement:
+    """What a gateway is shut in with.
+
+    Args:
+        uid: who it is on the host, when root starts it; None: the user himself, behind a user namespace in which he is 1000 and nobody else exists.
+        directories: host directories by the name that each has below `/s`, read-only.
+        memory_bytes: that it may use beside what the fork gave it.
+        descriptors: open at one time.
+    """
+
+    uid: int | None
+    directories: Mapping[str, Path]
+    memory_bytes: int
+    descriptors: int
+
+
+def confine(box: Confinement, *, parent: int) -> None:
+    """Shut this process in. It must have one thread, and must have imported all that it will ever import. Raises `OSError`: then it must end."""
+    mapped = _mapped_bytes()
+    spaces = syscalls.CLONE_NEWNET | syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC | syscalls.CLONE_NEWUTS
+    if box.uid is None:
+        _enter_own_user_namespace()
+    syscalls.unshare(spaces)
+    _make_root(box.directories)
+    _become(box.uid)
+    syscalls.die_with_parent(parent)
+    syscalls.set_dumpable(box.uid is None)  # an ordinary user's looks for survivors need to see its namespaces
+    _limit(box, mapped)
+    syscalls.no_new_privileges()
+    syscalls.install_filter(gateway_filter())
+
+
+def _enter_own_user_namespace() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    syscalls.unshare(syscalls.CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{_INNER_ID} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{_INNER_ID} {gid} 1")
+
+
+def _make_root(directories: Mapping[str, Path]) -> None:
+    """A file system in memory, bound to nothing of the host's but the directories, sealed read-only when they are in it."""
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    bare = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    # Opened first, since one may lie below the place that the new root covers; and named by /proc, so that stands elsewhere.
+    sources = {name: os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for name, path in directories.items()}
+    syscalls.mount("tmpfs", "/tmp", "tmpfs", bare, _ROOT_OPTIONS)  # noqa: S108 - a place to mount on, in a mount namespace of its own
+    root = Path("/tmp")  # noqa: S108
+    for name, fd in sources.items():
+        target = f"{root}{FILES_ROOT}/{name}"
+        os.makedirs(target, mode=0o755)
+        syscalls.mount(f"/proc/self/fd/{fd}", target, "", syscalls.MS_BIND)
+        syscalls.restrict_mount(target)
+        os.close(fd)
+    scratch = f"{root}{SCRATCH}"
+    os.mkdir(scratch)
+    syscalls.mount("tmpfs", scratch, "tmpfs", bare, f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}")
+    syscalls.restrict_mount(str(root))
+    syscalls.enter_root(str(root))
+
+
+def _become(uid: int | None) -> None:
+    syscalls.bound_capabilities()
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    syscalls.set_capabilities()
+
+
+def _limit(box: Confinement, mapped_bytes: int) -> None:
+    limits = {
+        resource.RLIMIT_AS: mapped_bytes + box.memory_bytes,
+        resource.RLIMIT_NOFILE: box.descriptors,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_CORE: _NO_CORE,
+        resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
+        resource.RLIMIT_MEMLOCK: 0,
+    }
+    for limit, value in limits.items():
+        resource.setrlimit(limit, (value, value))
+
+
+def _mapped_bytes() -> int:
+    """What the fork has mapped, most of it shared with its parent."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

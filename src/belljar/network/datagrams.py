@@ -1,0 +1,85 @@
+"""JSON objects and descriptors on a sequenced unix socket, between processes of ours: bounded, one object a datagram."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+MAX_MESSAGE_BYTES: Final = 128 << 10
+MAX_DESCRIPTORS: Final = 250
+_MAX_DOCUMENT_BYTES: Final = 16 << 20
+
+
+class Closed(Exception):  # noqa: N818 - an end, not an error
+    """The other side is gone."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(to: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one object, and copies of the descriptors. Raises `Closed`, and `ValueError` for what is too large."""
+    text = json.dumps(message, separators=(",", ":")).encode()
+    if len(text) > MAX_MESSAGE_BYTES or len(fds) > MAX_DESCRIPTORS:
+        raise ValueError(f"a message of {len(text)} bytes and {len(fds)} descriptors")
+    try:
+        if fds:
+            socket.send_fds(to, [text], list(fds))
+        else:
+            to.send(text)
+    except (BrokenPipeError, ConnectionResetError) as exc:
+        raise Closed from exc
+
+
+def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next object, and its descriptors, which are the caller's to close. Raises `Closed`, and `ValueError` for what is no such message.
+
+    A socket that doesn't block raises `BlockingIOError` when there is none.
+    """
+    try:
+        text, fds, flags, _ = socket.recv_fds(source, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError as exc:
+        raise Closed from exc
+    try:
+        if not text:
+            raise Closed
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("a message was cut off")
+        message = json.loads(text)
+        if not isinstance(message, dict):
+            raise ValueError("a message that is no object")
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return message, fds
+
+
+def as_file(document: Mapping[str, Any]) -> int:
+    """A descriptor of a file in memory that holds the document, for a process that is to be started with it. The caller closes it."""
+    fd = os.memfd_create("document", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(fd), "w") as file:
+            json.dump(document, file)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def from_file(fd: int) -> dict[str, Any]:
+    """The document of `as_file`; closes the descriptor. Raises `ValueError` when there is none."""
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        text = file.read(_MAX_DOCUMENT_BYTES + 1)
+    if len(text) > _MAX_DOCUMENT_BYTES:
+        raise ValueError("the document is too long")
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError("no document")
+    return document

@@ -1,0 +1,76 @@
+"""A gateway's process before it serves: it waits for its owner's word, shuts itself in, and is handed its sockets. Runs in a fork of the zygote."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from belljar.network import datagrams
+from belljar.network.confine import Confinement, confine
+from belljar.network.gateway.config import GatewayConfig, Listeners
+
+Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
+SPARE_DESCRIPTORS = 256
+"""Beside those of connections: listeners, the loop's own, files of stand-ins."""
+
+
+def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
+    """`fds`: the events' socket, the keeper's socket, the document, standard error."""
+    events, keeper = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
+    for standard in (1, 2):  # the zygote's are shared with all its children
+        os.dup2(fds[3], standard)
+    os.close(fds[3])
+    _wait_for_go(events)
+    document = datagrams.from_file(fds[2])
+    config = GatewayConfig.from_json(document["config"])
+    random.seed()
+    confine(_confinement(document, config), parent=parent)
+    listeners = receive_listeners(keeper)
+    keeper.close()
+    serve(config, listeners, events)
+    print("the gateway has returned", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def _wait_for_go(owner: socket.socket) -> None:
+    message, fds = datagrams.receive(owner)
+    if message != {"go": True} or fds:
+        raise ValueError("the owner has not said go")
+
+
+def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinement:
+    uid = document["uid"]
+    return Confinement(
+        uid=None if uid is None else int(uid),
+        directories={str(name): Path(path) for name, path in document["directories"].items()},
+        memory_bytes=int(document["memory_bytes"]),
+        descriptors=config.bounds.connections + SPARE_DESCRIPTORS,
+    )
+
+
+def send_listeners(gateway: socket.socket, listeners: Mapping[str, socket.socket]) -> None:
+    """The keeper's side: `dns_udp`, `dns_tcp`, `sink`, and TCP ports by their number. Raises `OSError`, `datagrams.Closed`."""
+    names = list(listeners)
+    for at in range(0, len(names), datagrams.MAX_DESCRIPTORS):
+        part = names[at : at + datagrams.MAX_DESCRIPTORS]
+        fds = [listeners[name].fileno() for name in part]
+        datagrams.send(gateway, {"listeners": part, "more": at + len(part) < len(names)}, fds)
+
+
+def receive_listeners(keeper: socket.socket) -> Listeners:
+    """The gateway's side. Raises `ValueError`, `datagrams.Closed`."""
+    found: dict[str, socket.socket] = {}
+    more = True
+    while more:
+        message, fds = datagrams.receive(keeper)
+        found |= {name: socket.socket(fileno=fd) for name, fd in zip(message["listeners"], fds, strict=True)}
+        more = bool(message["more"])
+    for listener in found.values():
+        listener.setblocking(False)
+    tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
+    return Listeners(dns_udp=found["dns_udp"], dns_tcp=found["dns_tcp"], tcp=tcp, sink=found.get("sink"))

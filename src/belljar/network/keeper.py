@@ -1,0 +1,268 @@
+"""The keeper of one range: its namespace, rules, ports, listeners and packet record, from the first to the last. Runs in a fork of the zygote.
+
+It makes the namespace, puts the rules in force before there is any port, hands the listeners to the gateway, and then does what its owner asks (`attach`, `check`,
+`end`), tells what the rules logged, and reads the rules back every few seconds and whenever the kernel says that one has changed. Whatever it can't do ends it:
+every port is down before it says why. Of what a guest sends it reads fixed headers and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from belljar.errors import BelljarError
+from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
+from belljar.network.flows import Flows
+from belljar.network.gateway_process import send_listeners
+from belljar.network.packets import PacketFiles, Tap
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import DNS_PORT, NetworkPlan
+from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, counts, same_rules
+
+_BACKLOG: Final = 1024
+_IP_TRANSPARENT: Final = 19
+_RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
+_RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
+"""In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks for this one."""
+_LOGS_AT_ONCE: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    layout: RangeLayout
+    network: NetworkPlan
+    rules: Mapping[str, Any]
+    nft: str
+    uid: int | None
+    check_every_s: float
+
+
+def run_keeper(fds: list[int], parent: int) -> NoReturn:
+    """`fds`: the owner's socket, the gateway's, the document, standard error, the two packet files, and what it only holds."""
+    owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
+    for standard in (1, 2):  # the zygote's are shared with all its children
+        os.dup2(fds[3], standard)
+    os.close(fds[3])
+    if datagrams.receive(owner) != ({"go": True}, []):
+        raise ValueError("the owner has not said go")
+    task = _read_task(fds[2])
+    try:
+        keeper = _Keeper(task, owner, (fds[4], fds[5]))
+        keeper.make(gateway, parent)
+        gateway.close()
+        keeper.work()
+    except datagrams.Closed:
+        os._exit(0)
+    except (BelljarError, OSError) as exc:
+        with suppress(datagrams.Closed):
+            datagrams.send(owner, {"failed": _said(exc)})
+    os._exit(1)
+
+
+def _read_task(fd: int) -> _Task:
+    document = datagrams.from_file(fd)
+    return _Task(
+        layout=RangeLayout.from_json(document["layout"]),
+        network=NetworkPlan.from_json(document["network"]),
+        rules=document["rules"],
+        nft=str(document["nft"]),
+        uid=document["uid"],
+        check_every_s=float(document["check_every_s"]),
+    )
+
+
+def _said(exc: BelljarError | OSError) -> str:
+    return exc.what if isinstance(exc, BelljarError) else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
+
+
+class _Keeper:
+    def __init__(self, task: _Task, owner: socket.socket, files: tuple[int, int]) -> None:
+        self._task, self._owner, self._fds = task, owner, files
+        self._flows = Flows(task.layout)
+        self._kernel: socket.socket | None = None
+        self._next_check = 0.0
+
+    def make(self, gateway: socket.socket, parent: int) -> None:
+        """Everything but the ports. Raises `OSError`, `HostError`."""
+        task = self._task
+        if task.uid is None:
+            self._enter_user_namespace(parent)
+        syscalls.unshare(syscalls.CLONE_NEWNET)
+        self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
+        self._drop_rights(parent)
+        self._tap = Tap()
+        self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
+        self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
+        nft.load_rules(task.nft, task.rules)
+        self._changes = nflog.open_changes()
+        listeners = open_listeners(task.layout, task.network)
+        send_listeners(gateway, listeners)
+        for listener in listeners.values():
+            listener.close()
+        self._check()
+        datagrams.send(self._owner, {"started": True})
+
+    def _enter_user_namespace(self, parent: int) -> None:
+        """Its ids are the owner's to map: the programs that may are started by him."""
+        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        datagrams.send(self._owner, {"unshared": True})
+        if datagrams.receive(self._owner) != ({"mapped": True}, []):
+            raise ValueError("the owner has mapped no ids")
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+        syscalls.die_with_parent(parent)
+
+    def _drop_rights(self, parent: int) -> None:
+        uid = self._task.uid
+        rights = _RIGHTS_IN_OWN_NAMESPACE if uid is None else _RIGHTS
+        syscalls.no_new_privileges()
+        syscalls.bound_capabilities(rights)
+        if uid is not None:
+            syscalls.keep_capabilities()
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+        syscalls.set_capabilities(rights, ambient=True)
+        syscalls.set_dumpable(uid is None)  # an ordinary user's looks for survivors need to see its namespaces
+        syscalls.die_with_parent(parent)
+
+    def work(self) -> NoReturn:
+        """Until the owner is gone or has had enough."""
+        try:
+            while True:
+                self._turn()
+        except (BelljarError, OSError):
+            self._shut()
+            raise
+
+    def _turn(self) -> None:
+        sources = [self._owner, self._log, self._changes, self._tap.socket]
+        ready, _, _ = select.select(sources, [], [], max(0.0, self._next_check - time.monotonic()))
+        if self._tap.socket in ready:
+            self._tap.read_into(self._files)
+        if self._log in ready:
+            self._read_log(_LOGS_AT_ONCE)
+        if self._changes in ready:
+            for _ in nflog.read_all(self._changes):
+                self._next_check = 0.0
+        if self._owner in ready:
+            self._obey(*datagrams.receive(self._owner))
+        if time.monotonic() >= self._next_check:
+            self._check()
+            self._tell_counted()
+
+    def _read_log(self, most: int) -> None:
+        for taken, datagram in enumerate(nflog.read_all(self._log), 1):
+            for logged in nflog.parse_log(datagram):
+                if (flow := self._flows.take(logged)) is not None:
+                    self._tell(flow=flow)
+            if taken >= most:
+                return
+
+    def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        number = message["id"]
+        try:
+            match message["do"]:
+                case "attach":
+                    self._attach(message, fds)
+                case "check":
+                    self._check()
+                case "end":
+                    self._end(number)
+            self._tell(done=number)
+        except (OSError, KeyError, StopIteration) as exc:
+            self._tell(refused=number, reason=_said(exc) if isinstance(exc, OSError) else repr(exc))
+        finally:
+            for fd in fds:
+                with suppress(OSError):
+                    os.close(fd)
+
+    def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        port = self._task.layout.cell(message["cell"])
+        inner = netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
+        with inner:
+            offloads = bool(message["offloads"])
+            made = links.make_port(self._tables(), inner, fds[0], port, self._task.layout.resolver, offloads=offloads)
+        self._flows.attached(made.index, made.cell)
+
+    def _check(self) -> None:
+        """Ends this process, all ports down, when the rules are not what they were."""
+        listed = nft.list_rules(self._task.nft)
+        for _ in nflog.read_all(self._changes):
+            pass  # what has changed until now is in the listing
+        self._next_check = time.monotonic() + self._task.check_every_s
+        if differences := same_rules(self._task.rules, listed):
+            self._shut()
+            self._tell(breach=list(differences))
+            os._exit(1)
+        self._tell(counters=self._counters(listed))
+
+    def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
+        packets = {str(reason): number for reason, number in counts(listed).items()}
+        return {
+            **packets,
+            "packets_recorded": self._files.packets,
+            "packets_recorded_and_dropped": self._files.dropped_packets,
+            "packets_not_recorded": self._tap.count_lost(),
+            "logs_lost": self._flows.lost,
+        }
+
+    def _tell_counted(self) -> None:
+        for flow in self._flows.flush():
+            self._tell(flow=flow)
+
+    def _end(self, number: int) -> NoReturn:
+        """The last packets, logs and counts, with every port down."""
+        self._shut()
+        while self._tap.read_into(self._files):
+            pass
+        self._read_log(1 << 16)
+        self._tell_counted()
+        self._check()
+        self._tell(done=number)
+        os._exit(0)
+
+    def _shut(self) -> None:
+        with suppress(OSError):
+            links.all_down(self._tables())
+
+    def _tables(self) -> socket.socket:
+        if self._kernel is None:
+            raise RuntimeError("there is no namespace yet")
+        return self._kernel
+
+    def _tell(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
+        datagrams.send(self._owner, message)
+
+
+def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
+    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the resolver's: `dns_tcp`, TCP ports by number, and `sink`. Raises `OSError`: a port is taken."""
+    found = {"dns_udp": _udp(layout.resolver, DNS_PORT), "dns_tcp": _tcp(DNS_PORT)}
+    found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
+    if layout.sink_port is not None:
+        found["sink"] = _tcp(layout.sink_port, is_sink=True)
+    return found
+
+
+def _udp(address: str, port: int) -> socket.socket:
+    """Bound to one address: of several, the kernel would not know from which to answer."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    listener.bind((address, port))
+    return listener
+
+
+def _tcp(port: int, *, is_sink: bool = False) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if is_sink:  # it answers for addresses that nobody has
+        listener.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, SINK_MARK)
+    listener.bind(("0.0.0.0", port))  # noqa: S104 - the range's own namespace, which has no way out
+    listener.listen(_BACKLOG)
+    return listener
+

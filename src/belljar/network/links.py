@@ -1,0 +1,160 @@
+"""A range's namespace and its ports: what is set before rules, what a port is, and in which order. Blocking, small, in the keeper's process."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.network import netlink, syscalls
+from belljar.plan.addresses import CellPort, RangeLayout
+from belljar.plan.rules import SINK_MARK
+
+INNER_DEVICE: Final = "eth0"
+_SETTINGS: Final = Path("/proc/sys/net")
+_SINK_TABLE: Final = 100
+_SINK_PRIORITY: Final = 100
+_SIOCETHTOOL: Final = 0x8946
+_ETHTOOL_SET: Final = {"transmit checksums": 0x17, "scatter-gather": 0x19, "TCP segmentation": 0x1F, "generic segmentation": 0x24}
+_IFREQ: Final = struct.Struct("16sP16x")
+# A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB for ten thousand.
+_TCP_BUFFER: Final = "4096 32768 65536"
+# Forwarding first: to set it sets others anew (ip-sysctl.rst).
+_IPV4: Final = (
+    ("ip_unprivileged_port_start", "0"),
+    ("tcp_rmem", _TCP_BUFFER),
+    ("tcp_wmem", _TCP_BUFFER),
+    *(
+        (f"conf/{name}/{setting}", value)
+        for name in ("all", "default")
+        for setting, value in (
+            ("arp_ignore", "8"),  # no ARP request is answered
+            ("accept_redirects", "0"),
+            ("secure_redirects", "0"),
+            ("send_redirects", "0"),
+            ("accept_source_route", "0"),
+            ("rp_filter", "1"),
+            ("proxy_arp", "0"),
+        )
+    ),
+)
+_IPV6: Final = (("conf/all/disable_ipv6", "1"), ("conf/default/disable_ipv6", "1"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A cell's port that is up: its number in the range's namespace."""
+
+    cell: str
+    index: int
+
+
+def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
+    """What stands before rules and ports: settings, loopback, the addresses that are the range's own. The socket to the kernel's tables of it."""
+    _write(_SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
+    for name, value in _IPV4:
+        _write(_SETTINGS / "ipv4" / name, value)
+    for name, value in _IPV6:
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            _write(_SETTINGS / "ipv6" / name, value)
+    kernel = netlink.open_socket()
+    loopback = socket.if_nametoindex("lo")
+    netlink.exchange(kernel, netlink.set_link(loopback, up=True))
+    netlink.exchange(kernel, *(netlink.local_route(loopback, prefix) for prefix in layout.local_prefixes))
+    if layout.sink_port is not None:
+        everything = netlink.local_route(loopback, "0.0.0.0/0", table=_SINK_TABLE)
+        # The sink's answers bear the mark too, and are to leave.
+        own = netlink.rule_for_own(_SINK_PRIORITY - 1)
+        netlink.exchange(kernel, everything, own, netlink.rule_for_mark(SINK_MARK, _SINK_TABLE, _SINK_PRIORITY))
+    return kernel
+
+
+def make_port(
+    kernel: socket.socket, inner: socket.socket, namespace_fd: int, port: CellPort, resolver: str, *, offloads: bool
+) -> Port:
+    """Hang the cell at its port: everything is set before either end is up. Raises `OSError`; then nothing of it is left.
+
+    Args:
+        kernel: of the range's namespace.
+        inner: the same, of the cell's.
+        offloads: False for a cell that takes frames as they are (a VM): they are then whole, and have their checksums.
+    """
+    request = netlink.veth(port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd)
+    netlink.exchange(kernel, request)
+    outer_index = socket.if_nametoindex(port.outer_device)
+    try:
+        if not offloads:
+            switch_off_offloads(port.outer_device)
+        _set_outer(kernel, outer_index, port)
+        _set_inner(inner, port, resolver)
+        netlink.exchange(kernel, netlink.set_link(outer_index, up=True), netlink.route_on_link(outer_index, port.address))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            netlink.exchange(kernel, netlink.delete_link(outer_index))
+        raise
+    return Port(cell=port.name, index=outer_index)
+
+
+def _set_outer(kernel: socket.socket, index: int, port: CellPort) -> None:
+    netlink.exchange(kernel, netlink.neighbour(index, port.address, port.mac))
+
+
+def _set_inner(inner: socket.socket, port: CellPort, resolver: str) -> None:
+    """The cell's end is up before the other, so that it is ready when the first frame can pass."""
+    index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        netlink.exchange(inner, netlink.without_ipv6_address(index))
+    netlink.exchange(
+        inner,
+        netlink.address(index, port.address),
+        netlink.neighbour(index, resolver, port.gateway_mac),
+        netlink.set_link(index, up=True),
+        netlink.route_on_link(index, resolver),
+        netlink.default_route(index, resolver),
+    )
+
+
+def all_down(kernel: socket.socket) -> None:
+    """Nothing passes any more."""
+    for link in netlink.list_links(kernel):
+        if link.is_up:
+            netlink.exchange(kernel, netlink.set_link(link.index, up=False))
+
+
+def socket_within(namespace_fd: int) -> socket.socket:
+    """A socket to the kernel's tables of another namespace. This thread is elsewhere for a moment; it must be able to come back."""
+    with _within(namespace_fd):
+        return netlink.open_socket()
+
+
+@contextlib.contextmanager
+def _within(namespace_fd: int) -> Iterator[None]:
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.enter(namespace_fd, syscalls.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            syscalls.enter(home, syscalls.CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def switch_off_offloads(device: str) -> None:
+    """Frames that leave by it are whole: each with its checksums, none larger than the device's MTU (SIOCETHTOOL). Raises `OSError`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for command in _ETHTOOL_SET.values():
+            value = array.array("I", [command, 0])
+            request = _IFREQ.pack(device.encode("ascii"), value.buffer_info()[0])
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def _write(path: Path, value: str) -> None:
+    path.write_text(value)

@@ -1,0 +1,199 @@
+"""How the processes of a range come to be: what they are told, what they are handed, and when they may begin. Blocking, the owner's side."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import HostError
+from belljar.host.tools import SEARCH_PATH
+from belljar.network import datagrams
+from belljar.network.confine import FILES_ROOT
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import GatewayConfig
+from belljar.network.processes import SERVE, Zygote
+from belljar.network.watch import Lines
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import NetworkPlan, StandInPlan
+from belljar.plan.rules import render_rules
+
+CHECK_EVERY_S: Final = 5.0
+PACKETS: Final = "packets.pcap"
+PACKETS_BESIDE: Final = "packets-2.pcap"
+_SEED_BYTES: Final = 32
+_MOST_FILES_LOOKED_AT: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeSpec:
+    """What a range is made from.
+
+    Args:
+        network: the plan; `layout`: its addresses, made for it and its cells.
+        directory: an existing directory for the packet record, which stays.
+        check_every_s: how often the rules are read back.
+        serve: `module:function` of the gateway.
+    """
+
+    network: NetworkPlan
+    layout: RangeLayout
+    directory: Path
+    check_every_s: float = CHECK_EVERY_S
+    serve: str = SERVE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uids:
+    """Who keeper and gateway are on the host, when root starts them; None: the user."""
+
+    keeper: int | None
+    gateway: int | None
+
+
+def fork_pair(zygote: Zygote, spec: RangeSpec, uids: Uids, held: Sequence[int]) -> Lines:
+    """Keeper and gateway, waiting for the word to begin. `held` are descriptors that the keeper keeps as long as it lives. Raises `HostError`, `CellError`."""
+    nft = _find_nft()
+    directories = _directories(spec.network, uids.gateway)
+    with ExitStack() as stack:
+        control, keepers_control = _pair(stack)
+        events, gateways_events = _pair(stack)
+        to_gateway, to_keeper = _pair(stack)
+        words, wrote = (stack.enter_context(_closing(fd)) for fd in os.pipe())
+        files = stack.enter_context(_packet_files(spec.directory))
+        keeper_document = stack.enter_context(_closing(datagrams.as_file(_for_keeper(spec, nft, uids.keeper))))
+        gateway_document = stack.enter_context(
+            _closing(datagrams.as_file(_for_gateway(spec, uids.gateway, directories)))
+        )
+        given = [keepers_control.fileno(), to_gateway.fileno(), keeper_document, wrote, *files, *held]
+        keeper = zygote.fork("keeper", given)
+        try:
+            given = [gateways_events.fileno(), to_keeper.fileno(), gateway_document, wrote]
+            gateway = zygote.fork("gateway", given)
+        except BaseException:
+            keeper.kill()
+            os.close(keeper.pidfd)
+            raise
+        return Lines(
+            keeper=keeper,
+            gateway=gateway,
+            control=socket.socket(fileno=os.dup(control.fileno())),
+            events=socket.socket(fileno=os.dup(events.fileno())),
+            words=os.dup(words),
+            zygote=zygote,
+        )
+
+
+def close_lines(lines: Lines) -> None:
+    """The owner's ends."""
+    lines.control.close()
+    lines.events.close()
+    for fd in (lines.words, lines.keeper.pidfd, lines.gateway.pidfd):
+        os.close(fd)
+
+
+def _pair(stack: ExitStack) -> tuple[socket.socket, socket.socket]:
+    first, second = datagrams.pair()
+    return stack.enter_context(first), stack.enter_context(second)
+
+
+@contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _packet_files(directory: Path) -> Iterator[tuple[int, int]]:
+    """Never over what is there: a record is written once."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with ExitStack() as stack:
+        try:
+            first, second = (
+                stack.enter_context(_closing(os.open(directory / name, flags, 0o600)))
+                for name in (PACKETS, PACKETS_BESIDE)
+            )
+        except OSError as exc:
+            raise HostError(
+                f"the packet record can't be made: {exc.strerror}", where=str(exc.filename or directory)
+            ) from exc
+        yield first, second
+
+
+def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
+    return {
+        "layout": spec.layout.to_json(),
+        "network": spec.network.to_json(),
+        "rules": render_rules(spec.layout, spec.network),
+        "nft": nft,
+        "uid": uid,
+        "check_every_s": spec.check_every_s,
+    }
+
+
+def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
+    inside = (
+        replace(item, directory=Path(FILES_ROOT, item.id) if item.id in directories else None)
+        for item in spec.network.stand_ins
+        if not item.is_target
+    )
+    config = GatewayConfig(
+        layout=spec.layout,
+        stand_ins=tuple(inside),
+        range_seed=os.urandom(_SEED_BYTES).hex(),
+        bounds=Bounds.of(spec.network.bounds),
+    )
+    memory_bytes = spec.network.bounds.gateway_memory_bytes
+    return {"config": config.to_json(), "uid": uid, "directories": directories, "memory_bytes": memory_bytes}
+
+
+def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in network.stand_ins:
+        if item.directory is not None and not item.is_target:
+            _check_readable(item, item.directory, uid)
+            found[item.id] = str(item.directory)
+    return found
+
+
+def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> None:
+    """Root's gateway is nobody that the files belong to: what others may not read it can't answer with. Raises `HostError`."""
+    if not directory.is_dir():
+        raise HostError(
+            f"the files of the stand-in {stand_in.id} are missing", where=str(directory), mend="put them there"
+        )
+    if uid is None:
+        return
+    looked_at = 0
+    for folder, folders, files in os.walk(directory):
+        for name in (".", *folders, *files):
+            looked_at += 1
+            _refuse_unreadable(stand_in, Path(folder, name))
+        if looked_at > _MOST_FILES_LOOKED_AT:
+            return
+
+
+def _refuse_unreadable(stand_in: StandInPlan, path: Path) -> None:
+    found = path.lstat()
+    is_folder = path.is_dir() and not path.is_symlink()
+    wanted = 0o005 if is_folder else 0o004
+    if not path.is_symlink() and found.st_mode & wanted != wanted:
+        raise HostError(
+            f"the gateway could not read a file of the stand-in {stand_in.id}: it runs as a uid of its own",
+            where=str(path),
+            mend=f"chmod -R o+rX {stand_in.directory}",
+        )
+
+
+def _find_nft() -> str:
+    nft = shutil.which("nft", path=SEARCH_PATH)
+    if nft is None:
+        raise HostError("nft can't be found", where=SEARCH_PATH, mend="install the package nftables")
+    return nft

@@ -1,0 +1,242 @@
+"""The few rtnetlink messages that a range's links need (linux/rtnetlink.h, if_link.h, veth.h), and their exchange with the kernel.
+
+Small and fixed, so that no library of a whole protocol has to be imported and trusted; nothing here reads what a guest wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from typing import Final
+
+_HEADER: Final = struct.Struct("=IHHII")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+_LINK: Final = struct.Struct("=BxHiII")
+_ADDRESS: Final = struct.Struct("=BBBBI")
+_ROUTE: Final = struct.Struct("=BBBBBBBBI")
+_NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")
+_NEW_LINK, _DELETE_LINK, _GET_LINK = 16, 17, 18
+_NEW_ADDRESS, _NEW_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 24, 28, 32
+_REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
+_NEW: Final = 0x200 | 0x400  # what is there already is not touched (NLM_F_EXCL, NLM_F_CREATE)
+_ERROR, _DONE = 2, 3
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 18, 28
+_IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
+_IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
+_NDA_DST, _NDA_LLADDR = 1, 2
+_FRA_IIFNAME, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE = 3, 6, 10, 15
+_NUD_PERMANENT: Final = 0x80
+_IFF_UP: Final = 1
+_TABLE_MAIN, _TABLE_LOCAL = 254, 255
+_PROTO_STATIC: Final = 4
+_SCOPE_UNIVERSE, _SCOPE_LINK, _SCOPE_HOST = 0, 253, 254
+_TYPE_UNICAST, _TYPE_LOCAL = 1, 2
+_NESTED: Final = 0x8000
+_MAX_REPLY_BYTES: Final = 1 << 16
+_MAX_DUMP_BYTES: Final = 4 << 20
+_PATIENCE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A network device as the kernel lists it."""
+
+    index: int
+    name: str
+    is_up: bool
+
+
+def open_socket() -> socket.socket:
+    """A socket to the kernel's tables of the network namespace that this thread is in now."""
+    return _patient(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE))
+
+
+def adopt_socket(fd: int) -> socket.socket:
+    """The same, of one that another process opened."""
+    return _patient(socket.socket(fileno=fd))
+
+
+def _patient(kernel: socket.socket) -> socket.socket:
+    kernel.settimeout(_PATIENCE_S)
+    return kernel
+
+
+def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: int) -> bytes:
+    """Make a pair: one end here, its peer in the other namespace, both down."""
+    peer = (
+        _LINK.pack(0, 0, 0, 0, 0)
+        + _text(_IFLA_IFNAME, peer_name)
+        + attribute(_IFLA_ADDRESS, _mac(peer_mac))
+        + attribute(_IFLA_NET_NS_FD, struct.pack("=i", peer_namespace_fd))
+    )
+    info = _text(_IFLA_INFO_KIND, "veth") + attribute(
+        _IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer)
+    )
+    body = (
+        _LINK.pack(0, 0, 0, 0, 0)
+        + _text(_IFLA_IFNAME, name)
+        + attribute(_IFLA_ADDRESS, _mac(mac))
+        + attribute(_IFLA_LINKINFO | _NESTED, info)
+    )
+    return message(_NEW_LINK, body, flags=_NEW)
+
+
+def set_link(index: int, *, up: bool) -> bytes:
+    """Up or down."""
+    return message(_NEW_LINK, _LINK.pack(0, 0, index, _IFF_UP if up else 0, _IFF_UP))
+
+
+def without_ipv6_address(index: int) -> bytes:
+    """The device makes itself no IPv6 address when it comes up, so it has nothing to announce."""
+    mode = attribute(socket.AF_INET6 | _NESTED, attribute(_ADDR_GEN_MODE, b"\1"))
+    return message(_NEW_LINK, _LINK.pack(0, 0, index, 0, 0) + attribute(_IFLA_AF_SPEC | _NESTED, mode))
+
+
+def delete_link(index: int) -> bytes:
+    """Remove it, and its peer."""
+    return message(_DELETE_LINK, _LINK.pack(0, 0, index, 0, 0))
+
+
+def address(index: int, ip: str) -> bytes:
+    """An address of its own alone (/32)."""
+    packed = IPv4Address(ip).packed
+    body = _ADDRESS.pack(socket.AF_INET, 32, 0, _SCOPE_UNIVERSE, index)
+    return message(_NEW_ADDRESS, body + attribute(_IFA_LOCAL, packed) + attribute(_IFA_ADDRESS, packed), flags=_NEW)
+
+
+def route_on_link(index: int, ip: str) -> bytes:
+    """This one address is reached over the device directly."""
+    return _route(IPv4Network(f"{ip}/32"), index, _TABLE_MAIN, _SCOPE_LINK, _TYPE_UNICAST)
+
+
+def default_route(index: int, gateway: str) -> bytes:
+    """All else goes by the gateway."""
+    rest = attribute(_RTA_GATEWAY, IPv4Address(gateway).packed)
+    return _route(IPv4Network("0.0.0.0/0"), index, _TABLE_MAIN, _SCOPE_UNIVERSE, _TYPE_UNICAST, rest)
+
+
+def local_route(index: int, prefix: str, *, table: int = _TABLE_LOCAL) -> bytes:
+    """These addresses are this namespace's own."""
+    return _route(IPv4Network(prefix), index, table, _SCOPE_HOST, _TYPE_LOCAL)
+
+
+def rule_for_mark(mark: int, table: int, priority: int) -> bytes:
+    """Packets with this mark are routed by the table."""
+    return _rule(table, priority, attribute(_FRA_FWMARK, struct.pack("=I", mark)))
+
+
+def rule_for_own(priority: int) -> bytes:
+    """What this namespace sends itself is routed by the main table."""
+    return _rule(_TABLE_MAIN, priority, _text(_FRA_IIFNAME, "lo"))
+
+
+def _rule(table: int, priority: int, selector: bytes) -> bytes:
+    body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, 1, 0)  # FR_ACT_TO_TBL
+    body += attribute(_FRA_TABLE, struct.pack("=I", table)) + attribute(_FRA_PRIORITY, struct.pack("=I", priority))
+    return message(_NEW_RULE, body + selector, flags=_NEW)
+
+
+def neighbour(index: int, ip: str, mac: str) -> bytes:
+    """Who has this address, for ever: nobody has to be asked, and nobody's answer is believed."""
+    body = _NEIGHBOUR.pack(socket.AF_INET, index, _NUD_PERMANENT, 0, 0)
+    body += attribute(_NDA_DST, IPv4Address(ip).packed) + attribute(_NDA_LLADDR, _mac(mac))
+    return message(_NEW_NEIGHBOUR, body, flags=_NEW)
+
+
+def exchange(kernel: socket.socket, *requests: bytes) -> None:
+    """Ask for each in turn, and wait for the kernel's word. Raises `OSError` at the first that it refuses."""
+    for request in requests:
+        kernel.send(request)
+        reply = kernel.recv(_MAX_REPLY_BYTES)
+        for kind, payload in messages(reply):
+            if kind == _ERROR:
+                raise_error(payload)
+
+
+def list_links(kernel: socket.socket) -> list[Link]:
+    """Every device of the namespace. Raises `OSError`."""
+    kernel.send(message(_GET_LINK, _LINK.pack(0, 0, 0, 0, 0), flags=_DUMP, ack=False))
+    found: list[Link] = []
+    taken = 0
+    while taken < _MAX_DUMP_BYTES:
+        reply = kernel.recv(_MAX_REPLY_BYTES)
+        taken += len(reply)
+        for kind, payload in messages(reply):
+            if kind == _DONE:
+                return found
+            if kind == _ERROR:
+                raise_error(payload)
+            if kind == _NEW_LINK and len(payload) >= _LINK.size:
+                found.append(_link(payload))
+    raise OSError("the kernel's list of links is too long")
+
+
+def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind and payload of each message of a datagram from the kernel; what can't be read ends it."""
+    at = 0
+    while at + _HEADER.size <= len(reply):
+        length, kind, _, _, _ = _HEADER.unpack_from(reply, at)
+        if length < _HEADER.size or at + length > len(reply):
+            return
+        yield kind, reply[at + _HEADER.size : at + length]
+        at += (length + 3) & ~3
+
+
+def attributes(payload: bytes) -> Iterator[tuple[int, bytes]]:
+    """Kind (without flags) and value of each attribute; what can't be read ends it."""
+    at = 0
+    while at + _ATTRIBUTE.size <= len(payload):
+        length, kind = _ATTRIBUTE.unpack_from(payload, at)
+        if length < _ATTRIBUTE.size or at + length > len(payload):
+            return
+        yield kind & 0x3FFF, payload[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+
+
+def raise_error(payload: bytes) -> None:
+    """Raises the `OSError` that an error message means; none for an acknowledgement."""
+    (code,) = struct.unpack_from("=i", payload)
+    if code:
+        raise OSError(-code, os.strerror(-code), "netlink")
+
+
+def _link(payload: bytes) -> Link:
+    _, _, index, flags, _ = _LINK.unpack_from(payload)
+    name = next((value for kind, value in attributes(payload[_LINK.size :]) if kind == _IFLA_IFNAME), b"")
+    return Link(index=index, name=name.rstrip(b"\0").decode("ascii", "replace"), is_up=bool(flags & _IFF_UP))
+
+
+def _route(to: IPv4Network, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:
+    body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table, _PROTO_STATIC, scope, kind, 0)
+    if to.prefixlen:
+        body += attribute(_RTA_DST, to.network_address.packed)
+    return message(_NEW_ROUTE, body + attribute(_RTA_OIF, struct.pack("=i", index)) + rest, flags=_NEW)
+
+
+def message(kind: int, body: bytes, *, flags: int = 0, ack: bool = True) -> bytes:
+    """A request to the kernel that asks for its word, unless that is not wanted."""
+    words = _REQUEST | flags | (_ACK if ack else 0)
+    return _HEADER.pack(_HEADER.size + len(body), kind, words, 1, 0) + body
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """One attribute, padded."""
+    length = _ATTRIBUTE.size + len(value)
+    return _ATTRIBUTE.pack(length, kind) + value + bytes(-length % 4)
+
+
+def _text(kind: int, value: str) -> bytes:
+    return attribute(kind, value.encode("ascii") + b"\0")
+
+
+def _mac(text: str) -> bytes:
+    packed = bytes.fromhex(text.replace(":", ""))
+    if len(packed) != 6:
+        raise ValueError(f"{text!r} is no MAC")
+    return packed

@@ -1,0 +1,184 @@
+"""The packet record: every frame of a range's ports, in files that Wireshark opens (classic pcap, nanoseconds), bounded.
+
+Two files take turns: when the newer is full, the older is emptied and becomes the newer, so that the last half of the bound, at least, is always kept.
+https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcap/
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+_MAGIC_NANOSECONDS: Final = 0xA1B2_3C4D
+_LINKTYPE_ETHERNET: Final = 1
+SNAP_BYTES: Final = 1 << 16
+_FILE_HEADER: Final = struct.Struct("=IHHiIII")
+_RECORD: Final = struct.Struct("=IIII")
+HEADER: Final = _FILE_HEADER.pack(_MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_BYTES, _LINKTYPE_ETHERNET)
+MIN_BYTES: Final = 4 * (SNAP_BYTES + _RECORD.size)
+"""The least that the two files together may be given."""
+_ALL_PROTOCOLS: Final = 0x0003
+_LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
+_SO_TIMESTAMPNS: Final = 35
+_TIMESPEC: Final = struct.Struct("@qq")
+_SOL_PACKET, _PACKET_STATISTICS = 263, 6
+_STATISTICS: Final = struct.Struct("=II")
+_RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+_BUFFER_BYTES: Final = 4 << 20
+_MOST_AT_ONCE: Final = 512
+
+
+class PacketFiles:
+    """Frames in, two files out. Bytes that can't be written raise `OSError`: what isn't recorded may not go on."""
+
+    def __init__(self, fds: tuple[int, int], max_bytes: int) -> None:
+        """The descriptors are this object's from now on; the files are empty."""
+        self.packets = 0
+        self.dropped_packets = 0
+        """In files that were emptied."""
+        self._fds = fds
+        self._each_bytes = max(max_bytes, MIN_BYTES) // 2
+        self._now = 0
+        self._written = [0, 0]
+        self._held = [0, 0]
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._begin()
+
+    def add(self, time_ns: int, frame: memoryview, length: int) -> None:
+        """One frame: what there is of it, and how long it was. Kept in memory until `flush`."""
+        seconds, rest = divmod(time_ns, 1_000_000_000)
+        size = _RECORD.size + len(frame)
+        if self._written[self._now] + self._pending_bytes + size > self._each_bytes:
+            self._turn()
+        self._pending += (_RECORD.pack(seconds & 0xFFFF_FFFF, rest, len(frame), length), bytes(frame))
+        self._pending_bytes += size
+        self._held[self._now] += 1
+        self.packets += 1
+
+    def flush(self) -> None:
+        """Give everything to the kernel. Raises `OSError`."""
+        if not self._pending:
+            return
+        data = b"".join(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        _write_all(self._fds[self._now], data)
+        self._written[self._now] += len(data)
+
+    def _turn(self) -> None:
+        self.flush()
+        self._now = 1 - self._now
+        self.dropped_packets += self._held[self._now]
+        self._begin()
+
+    def _begin(self) -> None:
+        fd = self._fds[self._now]
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+        _write_all(fd, HEADER)
+        self._written[self._now], self._held[self._now] = len(HEADER), 0
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.write(fd, view)
+        if done == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        view = view[done:]
+
+
+class Tap:
+    """Every frame of every device of this namespace but loopback, as it goes by. Made before there is any device."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+        """Frames that the kernel had no room for."""
+        self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        try:
+            self.socket.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
+        except PermissionError:  # asks for a right over the whole host
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        self._frame = bytearray(SNAP_BYTES)
+        self._view = memoryview(self._frame)
+
+    def read_into(self, files: PacketFiles) -> bool:
+        """Take what is there, some hundreds at most; whether there was so much that there may be more. Raises `OSError` when it can't be written."""
+        taken = 0
+        try:
+            while taken < _MOST_AT_ONCE:
+                length, ancillary, _, address = self.socket.recvmsg_into([self._frame], 64, socket.MSG_TRUNC)
+                taken += 1
+                if address[3] != _LOOPBACK:
+                    files.add(_time_ns(ancillary), self._view[: min(length, SNAP_BYTES)], length)
+        except BlockingIOError:
+            pass
+        files.flush()
+        return taken == _MOST_AT_ONCE
+
+    def count_lost(self) -> int:
+        """How many frames were lost since it was made."""
+        statistics = self.socket.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, _STATISTICS.size)
+        self.lost += _STATISTICS.unpack(statistics)[1]  # the kernel counts anew each time
+        return self.lost
+
+
+def _time_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) >= _TIMESPEC.size:
+            seconds, rest = _TIMESPEC.unpack_from(data)
+            return int(seconds) * 1_000_000_000 + int(rest)
+    return 0
+
+
+def join(first: Path, second: Path) -> None:
+    """Both files in one, the first, in the order of time; the second is removed. What was written half is left out. Raises `OSError`."""
+    begins = {path: next((time_ns for time_ns, _ in records(path)), None) for path in (first, second)}
+    if begins[second] is None:
+        _keep_whole(first)
+    elif begins[first] is None:
+        second.replace(first)
+        _keep_whole(first)
+        return
+    else:
+        older, newer = sorted((first, second), key=lambda path: begins[path] or 0)
+        _append(older, newer)
+        if older != first:
+            older.replace(first)
+            return
+    second.unlink()
+
+
+def records(path: Path) -> Iterator[tuple[int, int]]:
+    """Time and end (in bytes from the file's beginning) of each whole record."""
+    size = path.stat().st_size
+    at = len(HEADER)
+    with path.open("rb") as file:
+        while at + _RECORD.size <= size:
+            file.seek(at)
+            seconds, rest, kept, _ = _RECORD.unpack(file.read(_RECORD.size))
+            at += _RECORD.size + kept
+            if at > size:
+                return
+            yield seconds * 1_000_000_000 + rest, at
+
+
+def _keep_whole(path: Path) -> None:
+    ends = [end for _, end in records(path)]
+    if path.stat().st_size >= len(HEADER):
+        os.truncate(path, ends[-1] if ends else len(HEADER))
+
+
+def _append(older: Path, newer: Path) -> None:
+    _keep_whole(older)
+    _keep_whole(newer)
+    with newer.open("rb") as source, older.open("ab") as target:
+        source.seek(len(HEADER))
+        while piece := source.read(1 << 20):
+            target.write(piece)

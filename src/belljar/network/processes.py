@@ -1,0 +1,212 @@
+"""The owner's side of a range's processes: the zygote, which all ranges of this process share, and its children. Blocking, thread-safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import belljar
+from belljar.errors import CellError, HostError
+from belljar.isolation.process import ProcessId, identify
+from belljar.network import datagrams
+from belljar.plan.jail import IdLine, JailIds
+from belljar.units import printable
+
+SERVE: Final = "belljar.network.gateway:serve"
+_START_PATIENCE_S: Final = 30.0
+_END_PATIENCE_S: Final = 3.0
+_ANSWER_PATIENCE_S: Final = 20.0
+_MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+# `-I` keeps the environment and the working directory out; what this process could import, it is told by argument.
+_BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.zygote import main; main(sys.argv[1:])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A fork of the zygote. `pidfd` is whoever holds this object's to close."""
+
+    process: ProcessId
+    pidfd: int
+
+    def kill(self) -> None:
+        """SIGKILL; harmless when it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def wait_ended(self, patience_s: float) -> bool:
+        """Whether it has ended by then."""
+        return bool(wait_readable([self.pidfd], patience_s))
+
+
+def wait_readable(fds: Sequence[int], patience_s: float | None = None) -> set[int]:
+    """Those of the descriptors (of whatever number) that can be read, or have ended, by then."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if patience_s is None else patience_s * 1000)}
+
+
+class Zygote:
+    """A running zygote. `users` is `shared_zygote`'s to count."""
+
+    def __init__(self, serve: str = SERVE) -> None:
+        ours, theirs = datagrams.pair()
+        self.users = 0
+        self._socket = ours
+        self._lock = threading.Lock()
+        self._words = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        with theirs:
+            argv = [sys.executable, "-I", "-c", _BOOT, str(theirs.fileno()), serve, json.dumps(_import_path())]
+            self._process = subprocess.Popen(
+                argv,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._words,
+                stderr=self._words,
+                env={"LC_ALL": "C.UTF-8"},
+                cwd="/",
+                start_new_session=True,  # Ctrl-C is the owner's to hear
+            )
+        self.process = identify(self._process.pid)
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.end()
+            raise
+
+    def is_alive(self) -> bool:
+        """Whether it can still fork."""
+        return self._process.poll() is None
+
+    def fork(self, role: str, fds: Sequence[int]) -> Child:
+        """A child that plays the role with copies of these descriptors. Raises `CellError`."""
+        message, fds_back = self._ask({"fork": role}, fds)
+        if "pid" not in message or len(fds_back) != 1:
+            raise CellError(str(message.get("error", "no process was made")), where="the ranges' zygote")
+        process = identify(int(message["pid"]))
+        if process is None:
+            os.close(fds_back[0])
+            raise CellError(f"a {role} ended at once", where="the ranges' zygote")
+        return Child(process=process, pidfd=fds_back[0])
+
+    def how_ended(self, child: Child) -> str:
+        """`exit 1`, `SIGKILL`; empty when it is not known, or no longer."""
+        give_up = time.monotonic() + 1.0
+        with suppress(CellError):
+            while time.monotonic() < give_up:
+                message, _ = self._ask({"ended": child.process.pid}, ())
+                if message["status"] is not None:
+                    code = os.waitstatus_to_exitcode(int(message["status"]))
+                    return f"exit {code}" if code >= 0 else signal.Signals(-code).name
+                time.sleep(0.005)  # its end is seen here before the zygote has buried it
+        return ""
+
+    def diagnosis(self) -> str:
+        """What it wrote on standard error, escaped and bounded."""
+        return printable(os.pread(self._words, _MAX_DIAGNOSIS_BYTES, 0).strip(), max_chars=2000)
+
+    def end(self) -> None:
+        """Its children die with it. Bounded."""
+        self._socket.close()
+        try:
+            self._process.wait(_END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._words)
+
+    def _wait_ready(self) -> None:
+        self._socket.settimeout(_START_PATIENCE_S)
+        try:
+            datagrams.receive(self._socket)
+        except (datagrams.Closed, TimeoutError) as exc:
+            raise HostError(
+                f"the ranges' zygote did not start: {self.diagnosis() or 'it said nothing'}",
+                where=sys.executable,
+                mend="install Belljar with its extra `network`: pip install 'belljar[network]'",
+            ) from exc
+        self._socket.settimeout(_ANSWER_PATIENCE_S)
+
+    def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
+        try:
+            with self._lock:
+                datagrams.send(self._socket, message, fds)
+                return datagrams.receive(self._socket)
+        except (datagrams.Closed, OSError) as exc:
+            raise CellError(
+                f"the ranges' zygote is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
+                where="the ranges' zygote",
+            ) from exc
+
+
+_running: dict[tuple[int, Path, str], Zygote] = {}
+_running_lock: Final = threading.Lock()
+
+
+@contextmanager
+def shared_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
+    """This process's zygote for the store: started by the first who needs it, or when it has died, and ended by the last who leaves it. Raises `HostError`."""
+    zygote = _take(home, serve)
+    try:
+        yield zygote
+    finally:
+        _leave(zygote)
+
+
+def _take(home: Path, serve: str) -> Zygote:
+    key = (os.getpid(), home, serve)  # what a fork of this process inherits is its parent's
+    with _running_lock:
+        zygote = _running.get(key)
+        if zygote is None or not zygote.is_alive():
+            zygote = _running[key] = Zygote(serve)
+        zygote.users += 1
+        return zygote
+
+
+def _leave(zygote: Zygote) -> None:
+    with _running_lock:
+        zygote.users -= 1
+        if zygote.users > 0:
+            return
+        for key in [key for key, running in _running.items() if running is zygote]:
+            del _running[key]
+        zygote.end()
+
+
+def map_ids(child: Child, ids: JailIds) -> None:
+    """Write the maps of the user namespace that the child has made, by the programs that may. Raises `HostError`."""
+    for program, lines in ((ids.newgidmap, ids.gid_map), (ids.newuidmap, ids.uid_map)):
+        if program is None:
+            raise RuntimeError("root needs no such maps")
+        _map(program, child.process.pid, lines)
+
+
+def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
+    words = [str(number) for line in lines for number in line]
+    done = subprocess.run(
+        [str(program), str(pid), *words], capture_output=True, check=False, timeout=10, env={"PATH": "/usr/bin:/bin"}
+    )
+    if done.returncode != 0:
+        raise HostError(
+            f"the host gives this user no ids for a range: {printable(done.stderr.strip(), max_chars=300)}",
+            where=str(program),
+            mend="`belljar doctor` says what this user needs",
+        )
+
+
+def _import_path() -> list[str]:
+    """Where this process finds modules, this package first."""
+    own = str(Path(belljar.__file__).parents[1])
+    return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]
+

@@ -1,0 +1,434 @@
+"""`open_range`: a layout in, a private network out that leads nowhere, and nothing left of it afterwards."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from belljar.errors import BelljarError, CellError, HostError
+from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.isolation.identity import HeldIdentity, hold_identity, user_range
+from belljar.isolation.journal import Journal, JournalEntry, new_range_id, own_entry
+from belljar.isolation.process import close_all, namespaces_of, pin_namespaces
+from belljar.isolation.survivors import Destruction, destroy_remains
+from belljar.network import datagrams, links
+from belljar.network.making import (
+    CHECK_EVERY_S,
+    PACKETS,
+    PACKETS_BESIDE,
+    RangeSpec,
+    Uids,
+    close_lines,
+    fork_pair,
+)
+from belljar.network.packets import join
+from belljar.network.processes import SERVE, map_ids, shared_zygote
+from belljar.network.watch import Answer, Lines, Watch
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import NetworkPlan
+from belljar.units import printable
+
+_START_DEADLINE_S: Final = 20.0
+_ANSWER_DEADLINE_S: Final = 30.0
+_END_DEADLINE_S: Final = 5.0
+
+
+def _ignore(_error: BelljarError) -> None:
+    return
+
+
+@asynccontextmanager
+async def open_range(
+    network: NetworkPlan,
+    layout: RangeLayout,
+    *,
+    recorder: Recorder,
+    home: Path,
+    directory: Path,
+    on_death: Callable[[BelljarError], None] = _ignore,
+    answer: Answer | None = None,
+    check_every_s: float = CHECK_EVERY_S,
+    serve: str = SERVE,
+) -> AsyncIterator[Range]:
+    """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
+
+    Args:
+        network, layout, directory, check_every_s, serve: see `making.RangeSpec`.
+        recorder: thread-safe; gets every event of the range, from a thread.
+        home: Belljar's store: journal and locks.
+        on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
+            ended, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
+        answer: what the gateway asks the owner (`openai`).
+
+    Raises:
+        HostError: this host can't. CellError: it did not come up.
+
+    No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
+    """
+    spec = RangeSpec(network=network, layout=layout, directory=directory, check_every_s=check_every_s, serve=serve)
+    made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
+    try:
+        await anyio.to_thread.run_sync(made.make)
+        yield made
+    finally:
+        with anyio.CancelScope(shield=True):
+            await made.destroy()
+
+
+class Range:
+    """A range that lives. Made by `open_range`."""
+
+    def __init__(
+        self,
+        spec: RangeSpec,
+        *,
+        recorder: Recorder,
+        home: Path,
+        on_death: Callable[[BelljarError], None] = _ignore,
+        answer: Answer | None = None,
+    ) -> None:
+        self.id = new_range_id()
+        self.destruction: Destruction | None = None
+        self.timings_ms: dict[str, float] = {}
+        self._spec, self._recorder, self._home = spec, recorder, home
+        self._on_death, self._answer = on_death, answer
+        self._journal = Journal(home)
+        self._entry: JournalEntry | None = None
+        self._held = ExitStack()
+        self._lines: Lines | None = None
+        self._watch: Watch | None = None
+        self._pins: dict[str, int] = {}
+        self._requests = threading.Lock()
+        self._next_request = 0
+        self._ending, self._pinning = threading.Lock(), threading.Lock()
+        self._began = time.monotonic()
+        self._is_users = os.geteuid() != 0
+
+    @property
+    def layout(self) -> RangeLayout:
+        """Who has which address."""
+        return self._spec.layout
+
+    @property
+    def pcap(self) -> Path:
+        """The packet record: whole when the range is destroyed. While it lives a second file stands beside it."""
+        return self._spec.directory / PACKETS
+
+    @property
+    def certificate(self) -> bytes:
+        """The certificate of the range's own CA, PEM; empty when the gateway has none."""
+        return b"" if self._watch is None else self._watch.heard.certificate
+
+    @property
+    def user_namespace(self) -> int | None:
+        """An ordinary user's: a descriptor of the user namespace that the range is in, and a cell's jail must be made in. None for root. The range's to close."""
+        return self._pins.get("user") if self._is_users else None
+
+    @property
+    def error(self) -> BelljarError | None:
+        """What it died of; None when it ended in order, or lives."""
+        return None if self._watch is None else self._watch.error
+
+    def alive(self) -> str:
+        """Why the range is dead; empty while it lives."""
+        if self._watch is None or self.destruction is not None:
+            return "it does not run"
+        return "" if self._watch.error is None else self._watch.error.what
+
+    def counters(self) -> Mapping[str, int]:
+        """Packets by the rules' words, and what was recorded and lost, as of the last check."""
+        return {} if self._watch is None else dict(self._watch.heard.counters)
+
+    async def attach(self, cell: str, where: int, *, is_fd: bool = False, offloads: bool = True) -> None:
+        """Give the cell its port: from here on its packets pass, as the rules have it.
+
+        Args:
+            cell: its name in the layout.
+            where: a process in the cell's network namespace (by pid), or with `is_fd` a descriptor of the namespace.
+            offloads: False for a cell that takes frames as they are (a VM).
+
+        Raises:
+            CellError: it can't be attached, or the range is dead.
+            KeyError: the layout has no such cell.
+        """
+        self.layout.cell(cell)
+        await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
+
+    async def check(self) -> None:
+        """Read the rules back now. Raises what the range died of, when they are not as rendered."""
+        await anyio.to_thread.run_sync(self._request, {"do": "check"})
+
+    async def destroy(self, *, reason: str = "closed") -> Destruction:
+        """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some ten seconds."""
+        with anyio.CancelScope(shield=True):
+            return await anyio.to_thread.run_sync(self._destroy, reason)
+
+    def make(self) -> None:
+        """Everything but the ports. Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever happens."""
+        layout = self.layout
+        opening: dict[str, JsonValue] = {
+            "range": self.id,
+            "prefix": layout.prefix,
+            "cells": [port.name for port in layout.cells],
+            "stand_ins": [item.id for item in self._spec.network.stand_ins],
+        }
+        self._recorder.record(Event(kind=Kind.RANGE_OPENING, data=opening))
+        try:
+            self._make()
+        except BaseException as exc:
+            self._record_failed(exc)
+            raise
+        duration_ms = (time.monotonic() - self._began) * 1000
+        data: dict[str, JsonValue] = {"range": self.id, "duration_ms": duration_ms, "timings_ms": self.timings_ms}
+        self._recorder.record(Event(kind=Kind.RANGE_OPENED, data=data))
+
+    def _record_failed(self, exc: BaseException) -> None:
+        if self._watch is not None and self._watch.error is not None:
+            return  # it has been recorded as it died
+        reason = exc.what if isinstance(exc, BelljarError) else repr(exc)
+        data: dict[str, JsonValue] = {"range": self.id, "error": type(exc).__name__, "reason": printable(reason)}
+        self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
+
+    def _make(self) -> None:
+        uids, locks = self._take_ids()
+        self._entry = own_entry(self.id, "range", host_uid=uids.gateway)
+        try:
+            self._journal.write(self._entry)
+        except OSError as exc:
+            where = str(self._journal.directory)
+            raise HostError(f"the journal can't be written: {exc.strerror}", where=where) from exc
+        zygote = self._held.enter_context(shared_zygote(self._home, self._spec.serve))
+        self._mark("zygote")
+        lines = self._lines = fork_pair(zygote, self._spec, uids, locks)
+        keeper, gateway = lines.keeper.process, lines.gateway.process
+        self._entry = self._journal.update(
+            self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
+        )
+        self._mark("forks")
+        self._watch = Watch(self.id, lines, self._recorder, on_death=self._died, answer=self._answer)
+        self._watch.start()
+        for end in (lines.control, lines.events):
+            self._say(end, {"go": True})
+        self._wait_up(lines)
+
+    def _died(self, error: BelljarError) -> None:
+        """Its processes are dead; nothing may hold its namespace either, or cells would go on talking to each other through it."""
+        with self._pinning:
+            self._let_network_go()
+        self._on_death(error)
+
+    def _let_network_go(self) -> None:
+        if (fd := self._pins.pop("net", None)) is not None and self._entry is not None:
+            os.close(fd)
+            without = {name: number for name, number in self._entry.namespaces.items() if name != "net"}
+            self._entry = replace(self._entry, namespaces=without)  # its number may be another's now
+
+    def _take_ids(self) -> tuple[Uids, list[int]]:
+        """Root's range has two uids of its own, held by the keeper's copies of their locks. Raises `HostError`."""
+        keeper, gateway = (self._held.enter_context(hold_identity(self._home)) for _ in range(2))
+        locks = [held.lock_fd for held in (keeper, gateway) if held.lock_fd is not None]
+        return Uids(keeper=keeper.own_uid, gateway=gateway.own_uid), locks
+
+    def _wait_up(self, lines: Lines) -> None:
+        if self._is_users:
+            self._wait_for("unshared")
+            ids = user_range().ids
+            if ids is None:
+                raise RuntimeError("an ordinary user's identity without a range")
+            map_ids(lines.keeper, ids)
+            self._say(lines.control, {"mapped": True})
+            self._mark("ids")
+        waited = {self._wait_for("started", "ready"), self._wait_for("started", "ready")}
+        if waited != {"started", "ready"}:
+            raise CellError("a part of the range said twice that it is up", where=self._where())
+        self._mark("up")
+        with self._pinning:
+            self._pin(lines)
+        if (error := self._running().error) is not None:
+            with self._pinning:
+                self._let_network_go()
+            raise error
+
+    def _pin(self, lines: Lines) -> None:
+        self._pins = pin_namespaces(lines.keeper.process)
+        ours = namespaces_of(os.getpid())
+        numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
+        theirs = {name: number for name, number in numbers.items() if ours.get(name) != number}
+        if "net" not in theirs or self._entry is None:
+            raise self._running().error or CellError(
+                "the range has no network namespace of its own", where=self._where()
+            )
+        self._entry = self._journal.update(self._entry, namespaces=theirs)
+
+    def _wait_for(self, *wanted: str) -> str:
+        watch = self._running()
+        try:
+            milestone = watch.heard.milestones.get(timeout=_START_DEADLINE_S)
+        except queue.Empty:
+            said = watch.diagnosis()
+            what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{': ' + said if said else ''}"
+            raise CellError(what, where=self._where()) from None
+        if milestone in wanted:
+            return milestone
+        raise watch.error or CellError("a part of the range did not come up", where=self._where())
+
+    def _attach(self, cell: str, where: int, is_fd: bool, offloads: bool) -> None:  # noqa: FBT001 - to_thread takes no keywords
+        try:
+            namespace = os.dup(where) if is_fd else os.open(f"/proc/{where}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise CellError(f"the cell {cell} has no network namespace: {exc.strerror}", where=self._where()) from exc
+        try:
+            self._refuse_ours(cell, namespace)
+            fds = [namespace]
+            if not self._is_users:
+                # Root's keeper may enter no namespace: what it needs of the cell's is opened here, in a thread that goes nowhere else.
+                with _tables_of(namespace) as tables:
+                    self._request({"do": "attach", "cell": cell, "offloads": offloads}, [*fds, tables.fileno()])
+            else:
+                self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
+        finally:
+            os.close(namespace)
+
+    def _refuse_ours(self, cell: str, namespace: int) -> None:
+        """A port in the host's namespace would be a way out."""
+        number = os.fstat(namespace).st_ino
+        if number == namespaces_of(os.getpid(), ("net",)).get("net") or number == namespaces_of(1, ("net",)).get("net"):
+            raise CellError(f"the cell {cell} is in the host's own network namespace", where=self._where())
+
+    def _request(self, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+        """Ask the keeper, and wait until it has done it. Raises what the range died of, or `CellError`."""
+        watch = self._running()
+        with self._requests:
+            self._next_request += 1
+            number = self._next_request
+            if self._lines is not None:
+                self._say(self._lines.control, {**message, "id": number}, fds)
+            reply = self._reply_to(number)
+        if "refused" in reply:
+            raise CellError(f"the range's keeper could not: {printable(str(reply['reason']))}", where=self._where())
+        if watch.error is not None:
+            raise watch.error
+
+    def _reply_to(self, number: int) -> Mapping[str, Any]:
+        watch = self._running()
+        give_up = time.monotonic() + _ANSWER_DEADLINE_S
+        while (left_s := give_up - time.monotonic()) > 0:
+            try:
+                reply = watch.heard.answers.get(timeout=left_s)
+            except queue.Empty:
+                break
+            if reply is None:
+                watch.heard.answers.put(None)  # for whoever asks next
+                raise watch.error or CellError("the range has ended", where=self._where())
+            if number in (reply.get("done"), reply.get("refused")):
+                return reply
+        raise CellError("the range's keeper does not answer", where=self._where())
+
+    def _say(self, end: socket.socket, message: Mapping[str, Any], fds: list[int] | None = None) -> None:
+        with suppress(datagrams.Closed, OSError):  # one that is gone is seen, and told, by the watch
+            datagrams.send(end, message, fds or ())
+
+    def _destroy(self, reason: str) -> Destruction:
+        with self._ending:
+            if self.destruction is not None:
+                return self.destruction
+            started = time.monotonic()
+            data: dict[str, JsonValue] = {"range": self.id, "reason": reason}
+            try:
+                self._recorder.record(Event(kind=Kind.RANGE_DESTROYING, data=data))
+            finally:
+                self._end_processes()
+                self.destruction = destruction = self._look(started)
+                self._settle_packets()
+            self._record_destroyed(destruction)
+            return destruction
+
+    def _end_processes(self) -> None:
+        lines, watch = self._lines, self._watch
+        if lines is None:
+            return
+        if watch is not None:
+            watch.closing = True
+        lines.gateway.kill()
+        with suppress(BelljarError):
+            if watch is not None and watch.error is None and self._entry is not None and self._entry.namespaces:
+                self._request({"do": "end"})
+        lines.keeper.kill()
+        for child in (lines.gateway, lines.keeper):
+            child.wait_ended(_END_DEADLINE_S)
+        if watch is not None:
+            watch.join()
+
+    def _look(self, started: float) -> Destruction:
+        """Ids and namespaces stay this range's until the look is over: another could have their numbers at once."""
+        if self._lines is not None:
+            close_lines(self._lines)
+        with self._held:
+            if self._entry is None:
+                return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+            destruction = destroy_remains(self._entry, started, store=self._home)
+            close_all(self._pins.values())
+            self._pins = {}
+            if not destruction.unproven:  # else `reap` looks again
+                with suppress(OSError):
+                    self._journal.remove(self.id)
+            return destruction
+
+    def _settle_packets(self) -> None:
+        beside = self._spec.directory / PACKETS_BESIDE
+        if self._lines is not None and beside.exists():
+            with suppress(OSError):  # a full disk: two files then, both whole
+                join(self.pcap, beside)
+
+    def _record_destroyed(self, destruction: Destruction) -> None:
+        data: dict[str, JsonValue] = {
+            "range": self.id,
+            "clean": destruction.clean,
+            "survivors": list(destruction.survivors),
+            "checked": list(destruction.looked_for),
+            "not_checked": list(destruction.not_checked),
+            "duration_ms": round(destruction.duration_ms, 1),
+            "counters": dict(self.counters()),
+        }
+        self._recorder.record(Event(kind=Kind.RANGE_DESTROYED, data=data))
+
+    def _running(self) -> Watch:
+        if self._watch is None:
+            raise CellError("the range does not run", where=self._where())
+        return self._watch
+
+    def _mark(self, phase: str) -> None:
+        self.timings_ms[phase] = round((time.monotonic() - self._began) * 1000, 1)
+
+    def _where(self) -> str:
+        return f"range {self.id}"
+
+
+def _tables_of(namespace: int) -> socket.socket:
+    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a namespace and comes back may be seen half-way."""
+    found: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def enter() -> None:
+        try:
+            found.append(links.socket_within(namespace))
+        except OSError as exc:
+            failed.append(exc)
+
+    thread = threading.Thread(target=enter, name="namespace")
+    thread.start()
+    thread.join()
+    if failed:
+        raise CellError(f"the cell's network namespace can't be entered: {failed[0].strerror}") from failed[0]
+    return found[0]

@@ -1,0 +1,154 @@
+"""The kernel's calls that Python has no name for, each an `OSError` when it fails. Thin: what is done with them is others'."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+from typing import Final
+
+CLONE_NEWNS: Final = 0x0002_0000
+CLONE_NEWUTS: Final = 0x0400_0000
+CLONE_NEWIPC: Final = 0x0800_0000
+CLONE_NEWUSER: Final = 0x1000_0000
+CLONE_NEWNET: Final = 0x4000_0000
+
+CAP_NET_BIND_SERVICE: Final = 10
+CAP_NET_ADMIN: Final = 12
+CAP_NET_RAW: Final = 13
+CAP_SYS_ADMIN: Final = 21
+CAP_LAST: Final = 63
+
+MS_RDONLY: Final = 1
+MS_NOSUID: Final = 2
+MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
+MS_REMOUNT: Final = 32
+MS_BIND: Final = 4096
+MS_REC: Final = 16384
+MS_PRIVATE: Final = 1 << 18
+MNT_DETACH: Final = 2
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_DUMPABLE: Final = 4
+_PR_SET_KEEPCAPS: Final = 8
+_PR_SET_SECCOMP: Final = 22
+_PR_CAPBSET_DROP: Final = 24
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_CAP_AMBIENT: Final = 47
+_PR_CAP_AMBIENT_RAISE: Final = 2
+_SECCOMP_MODE_FILTER: Final = 2
+_CAPABILITY_VERSION_3: Final = 0x2008_0522
+_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
+_MOUNT_SETATTR: Final = 442
+_CLOSE_RANGE: Final = 436
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _must(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _must(_libc.unshare(flags), "unshare")
+
+
+def enter(namespace_fd: int, kind: int) -> None:
+    """setns(2): this thread is in the other namespace from here on."""
+    _must(_libc.setns(namespace_fd, kind), "setns")
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the parent's thread that forked this process ends; at once when that has happened already. A change of ids takes it away: call again."""
+    _prctl("parent-death signal", _PR_SET_PDEATHSIG, 9)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def no_new_privileges() -> None:
+    """PR_SET_NO_NEW_PRIVS."""
+    _prctl("no new privileges", _PR_SET_NO_NEW_PRIVS, 1)
+
+
+def set_dumpable(yes: bool) -> None:  # noqa: FBT001 - the call's own argument
+    """PR_SET_DUMPABLE; without it no other process of this uid can look inside or trace it, or see its namespaces."""
+    _prctl("dumpable", _PR_SET_DUMPABLE, int(yes))
+
+
+def keep_capabilities() -> None:
+    """Permitted capabilities outlive the next change from root to another uid."""
+    _prctl("keep capabilities", _PR_SET_KEEPCAPS, 1)
+
+
+def bound_capabilities(kept: tuple[int, ...] = ()) -> None:
+    """Nothing that is executed from here on can have others."""
+    for number in range(CAP_LAST + 1):
+        if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            if ctypes.get_errno() == 22:  # the kernel has no more
+                return
+            _must(-1, "bounding set")
+
+
+def set_capabilities(kept: tuple[int, ...] = (), *, ambient: bool = False) -> None:
+    """These alone, effective and permitted; `ambient`: whatever is executed has them too."""
+    bits = sum(1 << number for number in kept)
+    halves = [(bits & 0xFFFF_FFFF), bits >> 32]
+    inheritable = halves if ambient else [0, 0]
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    data = b"".join(struct.pack("=III", half, half, inherited) for half, inherited in zip(halves, inheritable, strict=True))
+    _must(_libc.capset(header, data), "capset")
+    for number in kept if ambient else ():
+        _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
+
+
+def install_filter(program: bytes) -> None:
+    """A seccomp filter: `program` is an array of `struct sock_filter`. Needs no_new_privs."""
+    rules = ctypes.create_string_buffer(program, len(program))
+    head = struct.pack("@HP", len(program) // 8, ctypes.addressof(rules))
+    buffer = ctypes.create_string_buffer(head, len(head))
+    result = _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(buffer), 0, 0)
+    _must(result, "seccomp")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2)."""
+    _must(
+        _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), options.encode()),
+        f"mount {target}",
+    )
+
+
+def restrict_mount(target: str) -> None:
+    """Read-only, nosuid, nodev, noexec for one mount; nothing that holds already is taken away (mount_setattr, Linux 5.12)."""
+    attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0)  # the same bits as MOUNT_ATTR_*
+    result = _libc.syscall(_MOUNT_SETATTR, -100, os.fsencode(target), 0, attributes, ctypes.c_size_t(len(attributes)))
+    _must(result, f"mount_setattr {target}")
+
+
+def enter_root(directory: str) -> None:
+    """The mount at `directory` becomes this mount namespace's root; what was there before is gone from it."""
+    os.chdir(directory)
+    _must(_libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    _must(_libc.umount2(b".", MNT_DETACH), "umount")
+    os.chdir("/")
+
+
+def close_all_but(kept: tuple[int, ...]) -> None:
+    """Close every descriptor that is not listed."""
+    start = 0
+    for fd in (*sorted(set(kept)), 1 << 31):
+        if start < fd:
+            last = min(fd - 1, (1 << 32) - 1)
+            _must(_libc.syscall(_CLOSE_RANGE, ctypes.c_uint(start), ctypes.c_uint(last), 0), "close_range")
+        start = fd + 1
+
+
+def _prctl(what: str, *words: int) -> None:
+    padded = (*words, 0, 0, 0, 0)[:5]
+    _must(_libc.prctl(padded[0], *(ctypes.c_ulong(word) for word in padded[1:])), what)

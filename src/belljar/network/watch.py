@@ -1,0 +1,252 @@
+"""The owner's ear on one range: a thread that reads what its gateway and its keeper say, records, acknowledges, and sees when one of them ends.
+
+What the gateway says is checked as a guest's word is. Whatever is wrong (a violation, a rule that changed, an end, an event that can't be recorded) ends the range
+once: both processes are killed first, then it is said why.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from belljar.errors import BelljarError, CellError, ContainmentBreach, LedgerError, ProtocolViolation
+from belljar.events import Event, Kind, Recorder, Trust
+from belljar.network import datagrams
+from belljar.network.events_wire import (
+    MAX_DATAGRAM_BYTES,
+    Asked,
+    Ready,
+    Said,
+    UpDecoder,
+    WireViolation,
+    encode_ack,
+    encode_answer,
+)
+from belljar.network.processes import Child, Zygote, wait_readable
+from belljar.units import printable
+
+_MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+_MAX_QUESTIONS: Final = 64
+_QUESTIONS_AT_ONCE: Final = 8
+_FLOW_FIELDS: Final = frozenset(
+    {"cell", "protocol", "address", "port", "verdict", "reason", "bytes", "count", "name", "source"}
+)
+Answer = Callable[[str, bytes], bytes]
+"""Answers a gateway's question (its kind, its body). Raises `ValueError` to refuse it. Called in threads of the range's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """The owner's ends of a range's sockets and its processes. `words` is what both wrote on standard error."""
+
+    keeper: Child
+    gateway: Child
+    control: socket.socket
+    events: socket.socket
+    words: int
+    zygote: Zygote
+
+
+@dataclass(slots=True, kw_only=True)
+class Heard:
+    """What has been heard of a range."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+    certificate: bytes = b""
+    answers: queue.SimpleQueue[Mapping[str, Any] | None] = field(default_factory=queue.SimpleQueue)
+    """The keeper's, in the order of the requests; None: there will be no more."""
+    milestones: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
+    """`unshared`, `started`, `ready`; None: there will be no more."""
+
+
+class Watch:
+    """One range's thread. `closing`: the range is being destroyed, so the ends of its processes are no deaths."""
+
+    def __init__(
+        self, range_id: str, lines: Lines, recorder: Recorder, *, on_death: Callable[[BelljarError], None], answer: Answer | None
+    ) -> None:
+        self.heard = Heard()
+        self.error: BelljarError | None = None
+        self.closing = False
+        self._range, self._lines, self._recorder = range_id, lines, recorder
+        self._on_death, self._answer = on_death, answer
+        self._decoder = UpDecoder()
+        self._open = {lines.control, lines.events}
+        self._said = b""
+        self._send_lock = threading.Lock()
+        self._questions: ThreadPoolExecutor | None = None
+        self._asked = threading.Semaphore(_MAX_QUESTIONS)
+        self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
+        os.set_blocking(lines.words, False)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Until all that was said is taken in and both processes have ended: kill them first."""
+        self._thread.join()
+        if self._questions is not None:
+            self._questions.shutdown(wait=False, cancel_futures=True)
+
+    def diagnosis(self) -> str:
+        """What keeper and gateway wrote on standard error, escaped and bounded."""
+        self._drain_words()
+        return printable(self._said.strip(), max_chars=2000)
+
+    def die(self, error: BelljarError) -> None:
+        """End the range, once: its processes are killed, and then it is told."""
+        if self.error is not None or self.closing:
+            return
+        self.error = error
+        self._kill()
+        try:
+            data = {"range": self._range, "error": type(error).__name__, "reason": printable(error.what, max_chars=2000)}
+            self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
+        except Exception as exc:  # noqa: BLE001 - whoever is told hears of this too
+            error.add_note(f"this could not be recorded: {exc}")
+        self._on_death(error)
+
+    def _run(self) -> None:
+        ends = {self._lines.keeper.pidfd: "keeper", self._lines.gateway.pidfd: "gateway"}
+        while ends or self._open:
+            # Its end is looked at when everything that it has said is taken in.
+            silent = [fd for fd, who in ends.items() if not self._still_speaks(who)]
+            ready = wait_readable([*(end.fileno() for end in self._open), *silent])
+            for end in [end for end in self._open if end.fileno() in ready]:
+                self._hear(end)
+            for fd in [fd for fd in silent if fd in ready]:
+                self._ended(ends.pop(fd))
+            self._drain_words()
+        self.heard.answers.put(None)
+        self.heard.milestones.put(None)
+
+    def _still_speaks(self, who: str) -> bool:
+        return (self._lines.control if who == "keeper" else self._lines.events) in self._open
+
+    def _hear(self, source: socket.socket) -> None:
+        try:
+            if source is self._lines.control:
+                self._hear_keeper()
+            else:
+                self._hear_gateway()
+        except (datagrams.Closed, ConnectionError):
+            self._open.discard(source)
+        except BelljarError as exc:
+            self.die(exc)
+        except (ValueError, KeyError, TypeError) as exc:
+            self.die(ProtocolViolation(f"a part of the range said what it can't mean: {exc}", where=self._where()))
+        except Exception as exc:  # noqa: BLE001 - nothing may go on that isn't watched
+            self.die(CellError(f"an event of the range could not be taken in: {exc!r}", where=self._where()))
+
+    def _hear_keeper(self) -> None:
+        message, fds = datagrams.receive(self._lines.control)
+        for fd in fds:
+            os.close(fd)
+        match message:
+            case {"flow": flow}:
+                self._record(Kind.NETWORK_FLOW, _checked_flow(flow))
+            case {"counters": counters}:
+                self.heard.counters = {str(name): int(count) for name, count in counters.items()}
+            case {"done": _} | {"refused": _}:
+                self.heard.answers.put(message)
+            case {"unshared": True} | {"started": True}:
+                self.heard.milestones.put(next(iter(message)))
+            case {"breach": differences}:
+                what = "; ".join(str(difference) for difference in differences)
+                self.die(ContainmentBreach(f"the range's rules were changed: {printable(what)}", where=self._where()))
+            case {"failed": reason}:
+                self.die(CellError(f"the range's keeper gave up: {printable(str(reason))}", where=self._where()))
+            case _:
+                raise ValueError("the keeper's message")
+
+    def _hear_gateway(self) -> None:
+        datagram = self._lines.events.recv(MAX_DATAGRAM_BYTES + 1)
+        if not datagram:
+            raise datagrams.Closed
+        if self.error is not None:
+            return
+        try:
+            said = self._decoder.feed(datagram)
+        except WireViolation as exc:
+            raise ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where()) from exc
+        match said:
+            case Said():
+                self._record(said.kind, said.data, said.bodies)
+                self._send(encode_ack(said.id))
+            case Ready():
+                self.heard.certificate = str(said.data.get("certificate", "")).encode()
+                self._send(encode_ack(said.id))
+                self.heard.milestones.put("ready")
+            case Asked():
+                self._ask(said)
+
+    def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
+        event = Event(kind=kind, data={**data, "range": self._range}, bodies=bodies, trust=Trust.HOST_OBSERVED)
+        try:
+            self._recorder.record(event)
+        except ValueError as exc:  # data that the kind doesn't allow
+            raise ProtocolViolation(f"the gateway said what can't be recorded: {exc}", where=self._where()) from exc
+        except OSError as exc:
+            raise LedgerError(f"an event of the range can't be recorded: {exc}", where=self._where()) from exc
+
+    def _ask(self, asked: Asked) -> None:
+        """Whoever answers may take long: nobody waits for it here."""
+        if not self._asked.acquire(blocking=False):
+            raise ProtocolViolation(f"more than {_MAX_QUESTIONS} questions at once", where=self._where())
+        if self._questions is None:
+            self._questions = ThreadPoolExecutor(_QUESTIONS_AT_ONCE, thread_name_prefix=f"range-{self._range}-answers")
+        self._questions.submit(self._reply, asked)
+
+    def _reply(self, asked: Asked) -> None:
+        try:
+            if self._answer is None:
+                raise ValueError("nobody answers questions here")
+            words = encode_answer(asked.id, self._answer(asked.what, asked.body))
+        except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
+            words = encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
+        finally:
+            self._asked.release()
+        self._send(*words)
+
+    def _send(self, *words: bytes) -> None:
+        with suppress(OSError), self._send_lock:  # one that is gone is seen elsewhere
+            for word in words:
+                self._lines.events.send(word)
+
+    def _ended(self, who: str) -> None:
+        """One ends by itself only when something is wrong; the other may not go on alone."""
+        child = self._lines.keeper if who == "keeper" else self._lines.gateway
+        if not self.closing and self.error is None:
+            how = self._lines.zygote.how_ended(child)
+            said = self.diagnosis()
+            what = f"the range's {who} ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
+            self.die(CellError(what, where=self._where()))
+
+    def _kill(self) -> None:
+        self._lines.keeper.kill()
+        self._lines.gateway.kill()
+
+    def _drain_words(self) -> None:
+        with suppress(BlockingIOError):
+            while piece := os.read(self._lines.words, 4096):
+                self._said = (self._said + piece)[:_MAX_DIAGNOSIS_BYTES]
+
+    def _where(self) -> str:
+        return f"range {self._range}"
+
+
+def _checked_flow(flow: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keeper reads a guest's headers, so it is not believed blindly either."""
+    if not isinstance(flow, dict) or not set(flow) <= _FLOW_FIELDS:
+        raise ValueError("a flow's fields")
+    if any(isinstance(value, str) and len(value) > 256 for value in flow.values()):
+        raise ValueError("a flow's text")
+    return flow

@@ -1,0 +1,155 @@
+"""The prepared parent of every keeper and gateway of a run: has imported all that they need, and forks. `python -I -c … FD SERVE`, by `processes.Zygote` alone.
+
+One thread, one socket to its owner, one request at a time. Each child waits for its owner's word before it does anything: by then the journal names it. It dies
+with the zygote, and the zygote with its owner, whose socket then ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+from belljar.network import datagrams, syscalls
+from belljar.network.gateway_process import run_gateway
+from belljar.network.keeper import run_keeper
+
+PRELOAD: Final = (
+    "asyncio.sslproto",
+    "cryptography.hazmat.backends.openssl.backend",
+    "cryptography.hazmat.primitives.asymmetric.ec",
+    "cryptography.x509",
+    "dns.message",
+    "dns.rdtypes.ANY",
+    "dns.rdtypes.IN.A",
+    "dns.rdtypes.IN.AAAA",
+    "encodings.idna",
+    "encodings.latin_1",
+    "encodings.utf_8",
+    "h11",
+    "h2.connection",
+    "hypercorn.asyncio.tcp_server",
+    "hypercorn.protocol",
+    "stringprep",
+    "unicodedata",
+    "wsproto",
+)
+_STAND_INS: Final = "belljar.network.stand_ins"
+_MAX_UNASKED: Final = 10_000
+Child = Callable[[list[int], int], NoReturn]
+
+
+def main(argv: list[str]) -> NoReturn:
+    """`FD SERVE`: the socket to the owner, and `module:function` of the gateway."""
+    owner = socket.socket(fileno=int(argv[0]))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the owner's to hear: he ends the range in order
+    syscalls.close_all_but((0, 1, 2, owner.fileno()))
+    module, _, name = argv[1].partition(":")
+    serve = getattr(importlib.import_module(module), name)
+    preload()
+    gc.collect()
+    gc.freeze()
+    datagrams.send(owner, {"ready": os.getpid()})
+    _Nursery(owner, serve).work()
+
+
+def preload() -> None:
+    """Import all that a child may need: it can open no file later. What is not installed is missed by who needs it, with a word."""
+    names = [*PRELOAD]
+    with contextlib.suppress(ModuleNotFoundError):
+        names += getattr(importlib.import_module(_STAND_INS), "PRELOAD", ())
+    for name in names:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+
+
+class _Nursery:
+    def __init__(self, owner: socket.socket, serve: Any) -> None:  # noqa: ANN401 - the gateway's function
+        self._owner = owner
+        self._children: dict[int, int | None] = {}
+        self._roles: Mapping[str, Child] = {
+            "keeper": run_keeper,
+            "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
+        }
+        self._wake, wake = os.pipe()
+        for fd in (self._wake, wake):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def work(self) -> NoReturn:
+        """Until the owner is gone; then so is this process, and with it every child."""
+        while True:
+            ready, _, _ = select.select([self._owner, self._wake], [], [])
+            self._reap()
+            if self._owner in ready:
+                try:
+                    message, fds = datagrams.receive(self._owner)
+                except datagrams.Closed:
+                    os._exit(0)
+                self._answer(message, fds)
+
+    def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        try:
+            if "fork" in message:
+                self._fork(str(message["fork"]), fds)
+            else:
+                self._tell_end(int(message["ended"]))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _fork(self, role: str, fds: list[int]) -> None:
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as exc:
+            datagrams.send(self._owner, {"error": f"no process can be made: {exc.strerror}"})
+            return
+        if pid == 0:
+            _become_child(self._roles[role], fds, parent)
+        self._children[pid] = None
+        pidfd = os.pidfd_open(pid)
+        datagrams.send(self._owner, {"pid": pid}, [pidfd])
+        os.close(pidfd)
+
+    def _tell_end(self, pid: int) -> None:
+        """How a child ended, in waitpid's terms; null while it lives. Told once."""
+        status = self._children.get(pid)
+        datagrams.send(self._owner, {"status": status})
+        if status is not None:
+            del self._children[pid]
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake, 4096):
+                pass
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self._children and len(self._children) < _MAX_UNASKED:
+                    self._children[pid] = status
+
+
+def _become_child(run: Child, fds: list[int], parent: int) -> NoReturn:
+    """Everything of the zygote's but these descriptors is closed: no child has another's."""
+    try:
+        syscalls.die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        syscalls.close_all_but((0, 1, 2, *fds))
+        run(fds, parent)
+    except BaseException as exc:  # noqa: BLE001 - it ends here, and says why
+        print(f"{type(exc).__name__}: {exc}"[:2000], file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)

@@ -1,0 +1,447 @@
+"""A program that opens ranges as whoever runs it, does one thing with them, and prints what it saw as JSON: the tests run it as root and as an ordinary user.
+
+`python -m tests.integration.range_driver SCENARIO HOME`. Cells are plain processes in network namespaces; who is inside one talks with this host's own tools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from belljar.errors import BelljarError
+from belljar.events import Event, MemoryRecorder
+from belljar.isolation.process import ProcessId, is_alive
+from belljar.network.range import Range, open_range
+from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+
+PLAIN = "tests.integration.plain_gateway:serve"
+PROBING = "tests.integration.plain_gateway:probe"
+SHOP = StandInPlan(
+    id="shop",
+    kind="http",
+    names=("shop.example",),
+    ports=(PortPlan(number=80, protocol="http"), PortPlan(number=8080, protocol="http")),
+)
+PATIENCE_S = 30.0
+CLIENT = r"""
+import json, socket, sys
+def talk(kind, address, port):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM)
+    s.settimeout(10)
+    try:
+        s.connect((address, port))
+        s.send(b"hello\n")
+        return s.recv(100).decode()
+    except OSError as exc:
+        return type(exc).__name__ + " " + str(exc.errno)
+print(json.dumps([talk(*asked) for asked in json.loads(sys.argv[1])]))
+"""
+
+
+class Cell:
+    """A process in a network namespace of its own, and what can be run beside it."""
+
+    def __init__(self, made: Range) -> None:
+        words = ["unshare", "--net", "sh", "-c", "echo up; exec sleep 600"]
+        self._fds = [] if made.user_namespace is None else [made.user_namespace]
+        self._process = subprocess.Popen(
+            [*self._enter_user(), *words], stdout=subprocess.PIPE, pass_fds=self._fds, env={"PATH": os.environ["PATH"]}
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"up\n"
+        self.pid = self._process.pid
+        self._namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
+
+    def _enter_user(self) -> list[str]:
+        return [word for fd in self._fds for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")]
+
+    def run(self, *argv: str) -> str:
+        """What a command prints that runs in the cell's network."""
+        net = ["nsenter", f"--net=/proc/self/fd/{self._namespace}"]
+        done = subprocess.run(
+            [*self._enter_user(), *net, *argv],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            pass_fds=[*self._fds, self._namespace],
+        )
+        return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
+
+    def talk(self, *asked: tuple[str, str, int]) -> list[str]:
+        """(udp or tcp, address, port) each: what came back, or the error."""
+        return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, json.dumps(asked))))
+
+    def end(self) -> None:
+        """Kill it."""
+        os.close(self._namespace)
+        self._process.kill()
+        self._process.communicate()
+
+
+class Scene:
+    """A range, what it recorded, and its death."""
+
+    def __init__(self, home: Path, **changes: Any) -> None:  # noqa: ANN401 - fields of the plan
+        self.network = replace(NetworkPlan(stand_ins=(SHOP,)), **changes)
+        self.layout = lay_out(self.network, ["agent", "other"], random_bytes=os.urandom(16), avoid=[])
+        self.recorder = MemoryRecorder()
+        self.home = home
+        self.directory = Path(tempfile.mkdtemp(dir=home))
+        self.deaths: list[BelljarError] = []
+        self.died = threading.Event()
+
+    def on_death(self, error: BelljarError) -> None:
+        """Remember it."""
+        self.deaths.append(error)
+        self.died.set()
+
+    @contextlib.asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[Range]:  # noqa: ANN401 - options of open_range
+        """The range."""
+        options = {"serve": PLAIN, **options}
+        async with open_range(
+            self.network,
+            self.layout,
+            recorder=self.recorder,
+            home=self.home,
+            directory=self.directory,
+            on_death=self.on_death,
+            **options,
+        ) as made:
+            yield made
+
+    def data(self, kind: str) -> list[dict[str, Any]]:
+        """The data of events of a kind."""
+        return [dict(event.data) for event in self.recorder.events if event.kind == kind]
+
+    def address(self, name: str = "shop.example") -> str:
+        """Of a name."""
+        return next(item.address for item in self.layout.names if item.pattern == name)
+
+    def summary(self, made: Range) -> dict[str, Any]:
+        """What every scenario tells."""
+        destruction = made.destruction
+        return {
+            "range": made.id,
+            "clean": destruction is not None and destruction.clean,
+            "survivors": [] if destruction is None else list(destruction.survivors),
+            "unproven": [] if destruction is None else list(destruction.unproven),
+            "deaths": [[type(error).__name__, error.what] for error in self.deaths],
+            "kinds": [str(event.kind) for event in self.recorder.events],
+            "journal": sorted(path.name for path in (self.home / "journal").glob("*")),
+            "timings_ms": made.timings_ms,
+        }
+
+
+def processes(made: Range) -> tuple[ProcessId, ProcessId]:
+    """Keeper and gateway."""
+    entry = made._entry
+    assert entry is not None
+    keeper, gateway = entry.processes
+    return keeper, gateway
+
+
+@contextlib.contextmanager
+def cell(made: Range) -> Iterator[Cell]:
+    """A cell, ended with the block."""
+    living = Cell(made)
+    try:
+        yield living
+    finally:
+        living.end()
+
+
+async def talk(home: Path) -> dict[str, Any]:
+    """Two cells talk to what is there and what is not."""
+    scene = Scene(home)
+    async with scene.open() as made:
+        with cell(made) as agent, cell(made) as other:
+            await made.attach("agent", agent.pid)
+            await made.attach("other", os.open(f"/proc/{other.pid}/ns/net", os.O_RDONLY), is_fd=True)
+            shop, neighbour = scene.address(), scene.layout.cell("other").address
+            said = agent.talk(
+                ("tcp", shop, 80),
+                ("tcp", shop, 8080),
+                ("udp", scene.layout.resolver, 53),
+                ("tcp", scene.layout.resolver, 53),
+                ("tcp", shop, 81),
+                ("tcp", "203.0.113.7", 443),
+                ("udp", "203.0.113.7", 443),
+                ("tcp", neighbour, 22),
+                ("tcp", "169.254.169.254", 80),
+            )
+            also = other.talk(("tcp", shop, 80))
+            inside = agent.run("ip", "-j", "addr"), agent.run("ip", "-j", "route"), agent.run("ip", "-j", "neigh")
+            await made.check()
+            counters = dict(made.counters())
+            keeper, gateway = processes(made)
+            status = {who: Path(f"/proc/{process.pid}/status").read_text() for who, process in (("keeper", keeper), ("gateway", gateway))}
+            await made.destroy()
+            gone = gone_from(agent)
+    return {
+        **scene.summary(made),
+        "said": said,
+        "also": also,
+        "inside": [json.loads(text) for text in inside],
+        "layout": scene.layout.to_json(),
+        "counters": counters,
+        "status": status,
+        "flows": scene.data("network.flow"),
+        "streams": scene.data("network.stream"),
+        "device_gone": gone,
+        "pcap": made.pcap.read_bytes().hex(),
+        "files": sorted(path.name for path in scene.directory.iterdir()),
+        "certificate": made.certificate.decode(),
+    }
+
+
+def gone_from(living: Cell) -> bool:
+    """Whether the cell's device goes when the range's namespace does: nothing holds that any more."""
+    return within(lambda: [link["ifname"] for link in json.loads(living.run("ip", "-j", "link"))] == ["lo"])
+
+
+def within(true: Callable[[], bool]) -> bool:
+    """Whether it becomes true in time."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not (done := true()) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return done
+
+
+async def sink(home: Path) -> dict[str, Any]:
+    """TCP to what nobody has reaches the sink, with the address it was sent to."""
+    scene = Scene(home, sink=True)
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid, offloads=False)
+            said = agent.talk(("tcp", "203.0.113.7", 443), ("tcp", scene.address(), 81))
+    return {**scene.summary(made), "said": said}
+
+
+async def death(home: Path, strike: Callable[[Range], None], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range
+    """What follows on a blow."""
+    scene = Scene(home)
+    async with scene.open(**options) as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            victims = processes(made)
+            strike(made)
+            told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            ended = within(lambda: not any(is_alive(process) for process in victims))
+            refused = agent.talk(("tcp", scene.address(), 80)) if ended else []
+            alive = made.alive()
+            try:
+                await made.check()
+                checked = "nothing"
+            except BelljarError as error:
+                checked = type(error).__name__
+    return {**scene.summary(made), "told": told, "ended": ended, "refused": refused, "alive": alive, "checked": checked}
+
+
+def flush(made: Range, *argv: str) -> None:
+    """Change the rules by hand, from outside."""
+    keeper, _ = processes(made)
+    fds = [made._pins[name] for name in ("user", "net") if name == "net" or made.user_namespace is not None]
+    names = ["--user", "--net"][-len(fds) :]
+    enter = [f"{name}=/proc/self/fd/{fd}" for name, fd in zip(names, fds, strict=True)]
+    words = ["nsenter", *enter, *(["--preserve-credentials"] if len(fds) > 1 else []), *argv]
+    subprocess.run(words, check=True, pass_fds=fds, timeout=20)
+
+
+def kill(which: int) -> Callable[[Range], None]:
+    """SIGKILL to the keeper (0) or the gateway (1)."""
+    return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
+
+
+def kill_zygote(made: Range) -> None:
+    """SIGKILL to the zygote."""
+    entry = made._entry
+    assert entry is not None
+    assert entry.supervisor is not None
+    os.kill(entry.supervisor.pid, signal.SIGKILL)
+
+
+async def hold(home: Path) -> dict[str, Any]:
+    """Two ranges for as long as this process lives."""
+    first, second = Scene(home), Scene(home)
+    async with first.open() as one, second.open() as two:
+        with cell(one) as agent:
+            await one.attach("agent", agent.pid)
+            entry = one._entry
+            assert entry is not None
+            assert entry.supervisor is not None
+            pids = [process.pid for made in (one, two) for process in processes(made)]
+            print(json.dumps({"pids": [*pids, entry.supervisor.pid], "cell": agent.pid}), flush=True)
+            await anyio.sleep_forever()
+    return {}
+
+
+async def many(home: Path) -> dict[str, Any]:
+    """Twenty ranges at once: each answers its own cell, and none another's."""
+    scenes = [Scene(home) for _ in range(20)]
+    opened: list[Range] = []
+    said: dict[int, list[str]] = {}
+
+    async def one(index: int, everyone: anyio.Event) -> None:
+        scene = scenes[index]
+        async with scene.open() as made:
+            opened.append(made)
+            if len(opened) == len(scenes):
+                everyone.set()
+            await everyone.wait()
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                next_one = scenes[(index + 1) % len(scenes)]
+                asked = (("tcp", scene.address(), 80), ("tcp", next_one.address(), 80))
+                said[index] = await anyio.to_thread.run_sync(functools.partial(agent.talk, *asked))
+
+    everyone = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        for index in range(len(scenes)):
+            tasks.start_soon(one, index, everyone)
+    zygotes = {made._entry.supervisor.pid for made in opened if made._entry and made._entry.supervisor}
+    return {
+        "said": [said[index] for index in sorted(said)],
+        "clean": all(made.destruction is not None and made.destruction.clean for made in opened),
+        "survivors": [what for made in opened for what in (made.destruction.survivors if made.destruction else ())],
+        "deaths": [str(error) for scene in scenes for error in scene.deaths],
+        "zygotes": len(zygotes),
+        "journal": sorted(path.name for path in (home / "journal").glob("*")),
+    }
+
+
+async def shut_in(home: Path) -> dict[str, Any]:
+    """What a gateway can do from inside its confinement, in its own words."""
+    files = home / "files"
+    files.mkdir()
+    (files / "index").write_text("of the shop")
+    files.chmod(0o755)
+    (files / "index").chmod(0o644)
+    scene = Scene(home, stand_ins=(replace(SHOP, directory=files),))
+    async with scene.open(serve=PROBING) as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            agent.talk(("tcp", scene.address(), 80))
+            within(lambda: bool(scene.data("network.attempt")))
+    return {**scene.summary(made), "tried": scene.data("network.attempt")[0]["tried"]}
+
+
+async def violation(home: Path) -> dict[str, Any]:
+    """A gateway that breaks its protocol."""
+    scene = Scene(home)
+    try:
+        async with scene.open(serve="tests.integration.plain_gateway:lie"):
+            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+    except BelljarError as error:  # it may lie before the range is up
+        print(type(error).__name__, file=sys.stderr)
+    return {
+        "deaths": [type(error).__name__ for error in scene.deaths],
+        "reasons": [data["reason"] for data in scene.data("range.failed")],
+        "destroyed": [data["clean"] for data in scene.data("range.destroyed")],
+    }
+
+
+async def unrecorded(home: Path) -> dict[str, Any]:
+    """A record that can't be written any more."""
+    scene = Scene(home)
+
+    class Full(MemoryRecorder):
+        def record(self, event: Event) -> int:
+            if event.kind == "network.stream":
+                raise OSError(28, "No space left on device")
+            return super().record(event)
+
+    scene.recorder = Full()
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            said = agent.talk(("tcp", scene.address(), 80))
+            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+    return {**scene.summary(made), "said": said}
+
+
+async def full_disk(home: Path) -> dict[str, Any]:
+    """The packet record's directory has no room left."""
+    scene = Scene(home)
+    scene.directory = home / "small"
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            for _ in range(200):
+                if scene.died.is_set():
+                    break
+                agent.run("sh", "-c", f"head -c 100000 /dev/zero | timeout 2 {sys.executable} -I -c \"{POUR}\" {scene.layout.resolver}")
+    return scene.summary(made)
+
+
+POUR = "import socket,sys;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);[s.sendto(bytes(1400),(sys.argv[1],53)) for _ in range(100)]"
+
+
+async def scan(home: Path) -> dict[str, Any]:
+    """One cell knocks at every port of an address."""
+    scene = Scene(home)
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            agent.run(sys.executable, "-I", "-c", SCAN, scene.address())
+            await made.check()
+    refused = [flow for flow in scene.data("network.flow") if flow["verdict"] == "refused"]
+    return {
+        **scene.summary(made),
+        "events": len(refused),
+        "packets": sum(flow["count"] for flow in refused),
+        "counters": dict(made.counters()),
+    }
+
+
+SCAN = """
+import socket, sys
+for port in range(1, 65536):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex((sys.argv[1], port))
+    s.close()
+"""
+
+SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
+    "talk": talk,
+    "sink": sink,
+    "hold": hold,
+    "many": many,
+    "shut_in": shut_in,
+    "violation": violation,
+    "unrecorded": unrecorded,
+    "full_disk": full_disk,
+    "scan": scan,
+    "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
+    "add": lambda home: death(home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0),
+    "kill_keeper": lambda home: death(home, kill(0)),
+    "kill_gateway": lambda home: death(home, kill(1)),
+    "kill_zygote": lambda home: death(home, kill_zygote),
+}
+
+
+def main(scenario: str, home: str) -> None:
+    """Run one."""
+    print(json.dumps(anyio.run(SCENARIOS[scenario], Path(home))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
