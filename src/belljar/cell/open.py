@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import anyio.to_thread
 
@@ -49,6 +50,9 @@ async def prepare(
     return parts
 
 
+Welcome: TypeAlias = Callable[[Cell], Awaitable[object]]
+
+
 @asynccontextmanager
 async def open_cell(
     policy: LoadedPolicy | str | Path | None = None,
@@ -57,6 +61,7 @@ async def open_cell(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
     ahead: bool = False,
+    welcome: Welcome | None = None,
 ) -> AsyncIterator[Cell]:
     """A fresh cell of the plan's tier, destroyed when the block is left, however it is left.
 
@@ -68,6 +73,7 @@ async def open_cell(
         home: Belljar's store; default `belljar_home()`.
         actor: who works in it, for the record.
         ahead: nobody asked for it yet, for the record: see `open_pool`.
+        welcome: called with each target cell of its range when it stands, before its program is started; what it raises ends the range.
 
     Raises:
         PolicyError, HostError: refused before anything was made. CellError: it could not be made, or died while a call waited.
@@ -83,7 +89,9 @@ async def open_cell(
         if loaded.policy.network is not None:
             from belljar.cell.ranges import open_range
 
-            opened = await stack.enter_async_context(open_range(loaded, run=run, home=home, actor=actor, ahead=ahead))
+            opened = await stack.enter_async_context(
+                open_range(loaded, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
+            )
             yield opened.cell
             return
         parts = await prepare(loaded, recorder=run.recorder, home=home)

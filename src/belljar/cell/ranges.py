@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
-from belljar.cell.open import open_cell, prepare, refused, standing_cell
+from belljar.cell.open import Welcome, open_cell, prepare, refused, standing_cell
 from belljar.cell.parts import Parts
 from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
@@ -123,6 +123,7 @@ async def open_range(
     home: Path | None = None,
     actor: Actor = Actor.OPERATOR,
     ahead: bool = False,
+    welcome: Welcome | None = None,
 ) -> AsyncIterator[Range]:
     """The cells of one sample on a network of their own, destroyed when the block is left, however it is left. Arguments and errors as `open_cell`; besides:
 
@@ -142,7 +143,7 @@ async def open_range(
             yield Range(cells={OWN_CELL: cell})
             return
         members = await prepare_range(loaded, run=run, home=home)
-        opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead)
+        opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
         yield opened
         _raise_if_dead(opened.network)
 
@@ -194,6 +195,7 @@ async def _open(
     home: Path,
     actor: Actor,
     ahead: bool,
+    welcome: Welcome | None,
 ) -> Range:
     own = members[-1]
     plan = own.parts.plan.network
@@ -234,6 +236,8 @@ async def _open(
         if plan.has_tls:
             await trust(cell, network.certificate)
         if member.name in stand_ins:
+            if welcome is not None:
+                await welcome(cell)
             await serve(cell, stand_ins[member.name])
     own_cell = cells[OWN_CELL]
     own_cell.questions = questions

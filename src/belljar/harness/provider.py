@@ -27,7 +27,7 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 from typing_extensions import override
 
-from belljar.errors import BelljarError, CellError
+from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
@@ -130,9 +130,11 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 cell.questions.answerer = ModelBridge()
             for each in (cell, *cell.others.values()):
                 session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=each.id, actor=Actor.HARNESS))
-        except BaseException:
+        except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
+            if isinstance(error, ContainmentBreach):
+                session.breached(error)
             raise
         session.live[cell.id] = environment
         try:
@@ -281,14 +283,14 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         return _POLLING_INTERVAL_S
 
     async def probe_start(self) -> None:
-        """Probe the fresh cell, and the others of its range. Raises `ContainmentBreach`."""
-        self.containment.start = report = await self._probe_all("start")
+        """Probe the fresh cell (the others of its range were, before their programs ran). Raises `ContainmentBreach`."""
+        self.containment.start = report = await self._probe(self.cell, "start")
         tell_transcript("start", report)
         await self._stop_if_breached(report, self.cell)
 
-    async def _probe_all(self, phase: str) -> ProbeReport:
+    async def _probe_end(self) -> ProbeReport:
         """Every cell of the range; the worst report stands for all (each is on record)."""
-        reports = [await self._probe(cell, phase) for cell in (self.cell, *self.cell.others.values())]
+        reports = [await self._probe(cell, "end") for cell in (self.cell, *self.cell.others.values())]
         return max(reports, key=lambda report: report.verdict.badness)
 
     def beside(self, cell: Cell) -> BelljarSandboxEnvironment:
@@ -346,7 +348,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._closed = True
         with anyio.CancelScope(shield=True):
             try:
-                self.containment.end = report = await self._probe_all("end")
+                self.containment.end = report = await self._probe_end()
                 tell_transcript("end", report)
             finally:
                 await self._end(outcome)

@@ -82,7 +82,15 @@ class RealCells:
         """A clone of the template."""
         from belljar.cell import open_cell
 
-        return open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead)
+        async def welcome(target: Cell) -> None:
+            """A target cell is probed before its own program runs."""
+            from belljar.probe.run import breach_of
+
+            breach = breach_of(await self.probe(target, run=run, phase="start"), target.id)
+            if breach is not None:
+                raise breach
+
+        return open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome)
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """As the workload, with the host's witnesses."""

@@ -21,7 +21,13 @@ from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
 RANGE_ID: Final = re.compile(r"r-[0-9a-f]{12}", re.ASCII)
-_IDS: Final[Mapping[str, re.Pattern[str]]] = {"cell": CELL_ID, "template": CELL_ID, "proof": CELL_ID, "wire": CELL_ID, "range": RANGE_ID}
+_IDS: Final[Mapping[str, re.Pattern[str]]] = {
+    "cell": CELL_ID,
+    "template": CELL_ID,
+    "proof": CELL_ID,
+    "wire": CELL_ID,
+    "range": RANGE_ID,
+}
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 _DRAFT: Final = ".draft-"

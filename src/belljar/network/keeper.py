@@ -265,4 +265,3 @@ def _tcp(port: int, *, is_sink: bool = False) -> socket.socket:
     listener.bind(("0.0.0.0", port))  # noqa: S104 - the range's own namespace, which has no way out
     listener.listen(_BACKLOG)
     return listener
-

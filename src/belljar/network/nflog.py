@@ -154,4 +154,9 @@ def _open() -> socket.socket:
 
 
 def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) -> None:
-    netlink.exchange(kernel, netlink.message(_CONFIG, _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group)) + netlink.attribute(attribute, value)))
+    netlink.exchange(
+        kernel,
+        netlink.message(
+            _CONFIG, _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group)) + netlink.attribute(attribute, value)
+        ),
+    )

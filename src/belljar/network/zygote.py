@@ -50,7 +50,9 @@ def main(argv: list[str]) -> NoReturn:
     """`FD SERVE`: the socket to the owner, and `module:function` of the gateway."""
     owner = socket.socket(fileno=int(argv[0]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the owner's to hear: he ends the range in order
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a terminal's signals are the owner's to hear: he ends the range in order
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
     module, _, name = argv[1].partition(":")
     serve = getattr(importlib.import_module(module), name)
