@@ -122,23 +122,24 @@ def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
         assert read_all(mine[0]).startswith(b"HTTP/1.1 200 ")
 
 
-def test_what_all_requests_hold_together_is_bounded(tmp_path: Path) -> None:
+HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "data"),
+    [
+        ("heads_bytes", 12_000, HEAD + b"X: " + b"y" * 5000),
+        ("bodies_bytes", 50_000, HEAD.replace(b"/never", b"/") + b"\r\n" + b"z" * 19_999),
+        ("exchanges", 4, HEAD + b"\r\n" + b"z" * 20_000),
+    ],
+)
+def test_what_all_requests_hold_together_is_bounded(tmp_path: Path, limit: str, most: int, data: bytes) -> None:
     """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the one too many, counted, and all given back afterwards."""
-    part = b"GET / HTTP/1.1\r\nHost: shop.example\r\nX: " + b"y" * 5000
-    post = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n\r\n" + b"z" * 20_000
-    with running(tmp_path, heads_bytes=12_000, bodies_bytes=50_000, exchanges=4) as gateway:
-        for data, limit in ((part, "heads_bytes"), (post.replace(b"/never", b"/"), ""), (post, "exchanges")):
-            with contextlib.ExitStack() as stack:
-                open_ = [stack.enter_context(gateway.connect("http")) for _ in range(6)]
-                for sock in open_:
-                    sock.sendall(data)
-                if limit:
-                    gateway.owner.first(Kind.LIMIT_HIT, limit=limit)
-            assert _served(gateway)
+    with running(tmp_path, **{limit: most}) as gateway:
         with contextlib.ExitStack() as stack:
-            for _ in range(3):
-                stack.enter_context(gateway.connect("http")).sendall(post.replace(b"/never", b"/")[:-1])
-            gateway.owner.first(Kind.LIMIT_HIT, limit="bodies_bytes")
+            for _ in range(6):
+                stack.enter_context(gateway.connect("http")).sendall(data)
+            gateway.owner.first(Kind.LIMIT_HIT, limit=limit)
         assert _served(gateway)
 
 
