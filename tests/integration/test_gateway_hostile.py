@@ -4,44 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 import random
 import socket
-import ssl
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
-import h2.config
-import h2.connection
-import h2.errors
-import h2.events
-import hpack
 import pytest
-import wsproto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway import SHOP, Gateway, read_all, running
-from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Request, TextMessage
+from tests.fakes.gateway_clients import SMALL, damaged, reason, resident_bytes
 
 from belljar.events import Kind
-from belljar.network.gateway.bounds import Bounds
 
-SMALL = Bounds(
-    head_timeout_s=0.5,
-    idle_timeout_s=1.0,
-    handshake_timeout_s=0.5,
-    body_wait_s=0.4,
-    body_bytes=100_000,
-    body_bytes_per_s=1000,
-    request_timeout_s=3.0,
-    head_bytes=8192,
-    headers=20,
-    websocket_message_bytes=10_000,
-    h2_control_frames=50,
-    h2_streams=8,
-    sink_wait_s=0.3,
-)
 HEAD = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HEAD + b"Connection: close\r\n\r\n"
 
@@ -59,12 +34,6 @@ def _goes_on(gateway: Gateway) -> Iterator[None]:
     gateway.owner.events.clear()
     yield
     assert gateway.exchange(GET).startswith(b"HTTP/1.1 200 ")
-
-
-def reason(gateway: Gateway) -> str:
-    """Why the last request was refused."""
-    gateway.owner.first(Kind.NETWORK_HTTP, verdict="refused")
-    return next(str(item["reason"]) for item in gateway.owner.of(Kind.NETWORK_HTTP) if item["verdict"] == "refused")
 
 
 @pytest.mark.parametrize(
@@ -264,225 +233,6 @@ def test_compressed_bodies_stay_compressed(gateway: Gateway) -> None:
     assert resident_bytes(gateway) - before < 8 << 20
 
 
-def resident_bytes(gateway: Gateway) -> int:
-    """Memory of the gateway's process."""
-    pages = int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-class H2Client:
-    """An HTTP/2 client that says what it is told to."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        context = ssl.create_default_context(cafile=str(gateway.authority))
-        context.set_alpn_protocols(["h2"])
-        self.sock = context.wrap_socket(gateway.connect("tls"), server_hostname="shop.example")
-        self.engine = h2.connection.H2Connection(
-            h2.config.H2Configuration(validate_outbound_headers=False, normalize_outbound_headers=False)
-        )
-        self.engine.initiate_connection()
-        self.send()
-
-    def send(self, data: bytes = b"") -> None:
-        """What the engine has to say, and `data`."""
-        with contextlib.suppress(OSError):
-            self.sock.sendall(self.engine.data_to_send() + data)
-
-    def head(self, stream: int = 1, **changes: str) -> None:
-        """A request's head."""
-        fields = {":method": "GET", ":scheme": "https", ":authority": "shop.example", ":path": "/"} | {
-            ":" + k: v for k, v in changes.items()
-        }
-        self.engine.send_headers(stream, [(k, v) for k, v in fields.items() if v], end_stream=True)
-
-    def events(self) -> list[h2.events.Event]:
-        """All that comes until the gateway closes or says nothing more."""
-        got: list[h2.events.Event] = []
-        self.sock.settimeout(5)
-        with contextlib.suppress(OSError, h2.exceptions.ProtocolError):
-            while data := self.sock.recv(65536):
-                got += self.engine.receive_data(data)
-                self.send()
-        self.sock.close()
-        return got
-
-
-def ended(events: list[h2.events.Event]) -> list[int]:
-    """The error codes of GOAWAY and RST_STREAM among them."""
-    return [
-        int(event.error_code or 0)
-        for event in events
-        if isinstance(event, h2.events.ConnectionTerminated | h2.events.StreamReset)
-    ]
-
-
-def test_rapid_resets_end_the_connection(gateway: Gateway) -> None:
-    """CVE-2023-44487: GOAWAY ENHANCE_YOUR_CALM, on record."""
-    client = H2Client(gateway)
-    for stream in range(1, 201, 2):
-        client.head(stream)
-        client.engine.reset_stream(stream)
-    client.send()
-    assert ended(client.events())[-1] == h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
-    gateway.owner.first(Kind.NETWORK_HTTP, reason="too many control frames")
-
-
-def raw_frame(kind: int, payload: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    """An HTTP/2 frame."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
-@pytest.mark.parametrize(
-    "flood",
-    [
-        raw_frame(6, bytes(8)),
-        raw_frame(4),
-        raw_frame(2, bytes(5), stream=3),
-        raw_frame(8, b"\0\0\0\1"),
-        raw_frame(0xBB, b"xyz"),
-    ],
-    ids=["ping", "settings", "priority", "window", "unknown"],
-)
-def test_floods_of_frames_end_the_connection(gateway: Gateway, flood: bytes) -> None:
-    """CVE-2019-9512 to 9518, and frames that nobody knows."""
-    client = H2Client(gateway)
-    client.send(flood * 200)
-    assert h2.errors.ErrorCodes.ENHANCE_YOUR_CALM in ended(client.events())
-    gateway.owner.first(Kind.NETWORK_HTTP, reason="too many control frames")
-
-
-def test_a_header_block_without_end_is_bounded(gateway: Gateway) -> None:
-    """HEADERS and CONTINUATION for ever; and a small block that grows when it is unpacked."""
-    client = H2Client(gateway)
-    client.send(raw_frame(1, bytes(100), 0, 1) + raw_frame(9, bytes(1000), 0, 1) * 20)
-    assert h2.errors.ErrorCodes.ENHANCE_YOUR_CALM in ended(client.events())
-    gateway.owner.first(Kind.NETWORK_HTTP, reason="a header block over the bound")
-    gateway.owner.events.clear()
-    client = H2Client(gateway)
-    encoder = hpack.Encoder()
-    head = [(":method", "GET"), (":scheme", "https"), (":authority", "shop.example"), (":path", "/")]
-    block = encoder.encode([*head, ("x", "y" * 3000)]) + encoder.encode([("x", "y" * 3000)]) * 50
-    client.send(raw_frame(1, block, 5, 1))
-    client.events()
-    assert "header list" in reason(gateway).lower() or "DenialOfService" in reason(gateway)
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"method": "CONNECT", "scheme": "", "path": ""}, "CONNECT"),
-        ({"scheme": "http"}, "the scheme is not https"),
-        ({"path": "/\x7f"}, "the path or the method has other bytes"),
-        ({"path": "/\u00e9"}, "the path or the method has other bytes"),
-        ({"path": "/a b"}, "the path or the method has other bytes"),
-    ],
-)
-def test_strange_heads_are_refused(gateway: Gateway, changes: dict[str, str], why: str) -> None:
-    """The stream is reset, and the reason on record; the connection goes on."""
-    client = H2Client(gateway)
-    client.head(1, **changes)
-    client.head(3)
-    client.send()
-    events = client.events()
-    assert [event.stream_id for event in events if isinstance(event, h2.events.StreamReset)] == [1]
-    assert [event.stream_id for event in events if isinstance(event, h2.events.StreamEnded)] == [3]
-    assert why in gateway.owner.of(Kind.NETWORK_HTTP)[0]["reason"]
-
-
-@pytest.mark.parametrize(
-    "authority", ["other.example", "shop.example:1", "10.0.0.1", "shop.example\0", "", "evil.example"]
-)
-def test_another_authority_is_refused(gateway: Gateway, authority: str) -> None:
-    """:authority is Host: 421 or 400, or the library's refusal; never a stand-in's answer."""
-    client = H2Client(gateway)
-    client.head(1, authority=authority)
-    client.send()
-    answers = [event for event in client.events() if isinstance(event, h2.events.ResponseReceived)]
-    assert all(dict(event.headers or [])[b":status"] in (b"421", b"400") for event in answers)
-    assert gateway.owner.first(Kind.NETWORK_HTTP, verdict="refused")
-
-
-def test_more_streams_than_the_bound_are_refused(gateway: Gateway) -> None:
-    """RFC 9113 section 5.1.2: the ninth of eight ends the connection of a client that was told."""
-    client = H2Client(gateway)
-    for stream in range(1, 40, 2):
-        client.head(stream, path="/never")
-    client.send()
-    assert ended(client.events())
-
-
-class WebSocket:
-    """A WebSocket's client end."""
-
-    def __init__(self, gateway: Gateway, extensions: bytes = b"") -> None:
-        self.sock = gateway.connect("http")
-        self.engine = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
-        hello = self.engine.send(Request(host="shop.example", target="/ws"))
-        self.sock.sendall(hello.replace(b"\r\n\r\n", b"\r\n" + extensions + b"\r\n\r\n") if extensions else hello)
-        self.accepted = next(self.events())
-
-    def events(self) -> Iterator[object]:
-        """What comes, until the gateway closes."""
-        with contextlib.suppress(OSError):
-            while data := self.sock.recv(65536):
-                self.engine.receive_data(data)
-                yield from self.engine.events()
-
-    def send(self, event: wsproto.events.Event) -> None:
-        """Says something."""
-        self.sock.sendall(self.engine.send(event))
-
-
-def test_websocket_messages_are_on_record(gateway: Gateway) -> None:
-    """Both ways, text and bytes; no compression is agreed to."""
-    ws = WebSocket(gateway, b"Sec-WebSocket-Extensions: permessage-deflate")
-    assert isinstance(ws.accepted, AcceptConnection)
-    assert ws.accepted.extensions == []
-    ws.send(TextMessage("grüße"))
-    assert next(ws.events()).data == "grüße"  # type: ignore[attr-defined]
-    ws.send(BytesMessage(b"\0\xff"))
-    assert bytes(next(ws.events()).data) == b"\0\xff"  # type: ignore[attr-defined]
-    ws.send(CloseConnection(1000))
-    list(ws.events())
-    ws.sock.close()
-    gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED)
-    said = [event for event in gateway.owner.events if event.kind is Kind.NETWORK_WEBSOCKET]
-    assert [(event.data["direction"], event.bodies[0].content) for event in said] == [
-        ("sent", "grüße".encode()),
-        ("received", "grüße".encode()),
-        ("sent", b"\0\xff"),
-        ("received", b"\0\xff"),
-    ]
-
-
-def test_a_websocket_message_over_the_bound_ends_it(gateway: Gateway) -> None:
-    """1009, and the connection is closed, whatever more is sent: nothing is collected."""
-    ws = WebSocket(gateway)
-    before = resident_bytes(gateway)
-    with contextlib.suppress(OSError):
-        for _ in range(200):
-            ws.send(BytesMessage(bytes(100_000), message_finished=False))
-    assert [event.code for event in ws.events() if isinstance(event, CloseConnection)] in ([1009], [])
-    ws.sock.close()
-    assert resident_bytes(gateway) - before < 8 << 20
-
-
-def test_an_idle_websocket_is_ended(gateway: Gateway) -> None:
-    """As any connection."""
-    ws = WebSocket(gateway)
-    list(ws.events())
-    ws.sock.close()
-    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == "took too long"
-
-
-def test_a_websocket_for_another_name_is_refused(gateway: Gateway) -> None:
-    """Its handshake is a request like any other."""
-    head = b"GET /ws HTTP/1.1\r\nHost: evil.example\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-    said = gateway.exchange(head + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 421 ")
-    assert reason(gateway) == "the policy does not have this name"
-
-
 def test_a_handshake_that_stalls_is_ended(gateway: Gateway) -> None:
     """TLS has its own deadline and its own bound; both are on record."""
     with gateway.connect("tls") as sock:
@@ -507,7 +257,7 @@ def test_whatever_the_bytes_it_goes_on(gateway: Gateway, data: bytes) -> None:
 
 
 def test_damaged_requests_of_each_kind(gateway: Gateway) -> None:
-    """A corpus of good requests with bytes changed, dropped and doubled; half of them over HTTP/2."""
+    """A corpus of good requests with bytes changed, dropped and doubled."""
     chance = random.Random(7)  # noqa: S311 - the same damage each time
     whole = (
         b"POST /x HTTP/1.1\r\n"
@@ -519,29 +269,6 @@ def test_damaged_requests_of_each_kind(gateway: Gateway) -> None:
             sock.sendall(damaged(whole, chance))
             sock.shutdown(socket.SHUT_WR)
             read_all(sock)
-    for _ in range(30):
-        client = H2Client(gateway)
-        client.head()
-        said = client.engine.data_to_send()
-        client.send(damaged(said, chance))
-        with contextlib.suppress(OSError):
-            client.sock.shutdown(socket.SHUT_WR)
-        client.sock.close()
-
-
-def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Some bytes changed."""
-    found = bytearray(data)
-    for _ in range(chance.randint(1, 4)):
-        at = chance.randrange(len(found))
-        choice = chance.randrange(3)
-        if choice == 0:
-            found[at] = chance.randrange(256)
-        elif choice == 1:
-            del found[at : at + chance.randint(1, 5)]
-        else:
-            found[at:at] = found[at : at + 20]
-    return bytes(found)
 
 
 def test_the_addresses_of_a_connection_are_the_kernel_s(gateway: Gateway) -> None:

@@ -122,6 +122,32 @@ def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
         assert read_all(mine[0]).startswith(b"HTTP/1.1 200 ")
 
 
+HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "data"),
+    [
+        ("heads_bytes", 12_000, HEAD + b"X: " + b"y" * 5000),
+        ("bodies_bytes", 50_000, HEAD.replace(b"/never", b"/") + b"\r\n" + b"z" * 19_999),
+        ("exchanges", 4, HEAD + b"\r\n" + b"z" * 20_000),
+    ],
+)
+def test_what_all_requests_hold_together_is_bounded(tmp_path: Path, limit: str, most: int, data: bytes) -> None:
+    """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the one too many, counted, and all given back afterwards."""
+    with running(tmp_path, **{limit: most}) as gateway:
+        with contextlib.ExitStack() as stack:
+            for _ in range(6):
+                stack.enter_context(gateway.connect("http")).sendall(data)
+            gateway.owner.first(Kind.LIMIT_HIT, limit=limit)
+        assert _served(gateway)
+
+
+def _served(gateway: Gateway) -> bool:
+    """In the end: what was cut off is given back when the gateway has seen the cut."""
+    return any(gateway.exchange(GET).startswith(b"HTTP/1.1 200 ") for _ in range(200))
+
+
 def _from(address: str, gateway: Gateway) -> socket.socket:
     return socket.create_connection((SHOP, gateway.ports["http"]), source_address=(address, 0), timeout=DEADLINE_S)
 

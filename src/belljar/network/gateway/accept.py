@@ -62,6 +62,7 @@ class Front:
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
         """For ever. A listener that can't accept any more raises `OSError`, which ends the gateway."""
         loop = asyncio.get_running_loop()
+        listener.setblocking(False)  # noqa: FBT003 - the library's signature
         while True:
             try:
                 sock, (address, _) = await loop.sock_accept(listener)

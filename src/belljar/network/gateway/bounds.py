@@ -70,7 +70,7 @@ class Bounds:
     unrecorded_bytes: int = 16 << 20
     """Events on their way to the owner: who wants to record waits."""
     dns_events_per_s: int = 200
-    """Queries with an event of their own; more are counted together, ten events a second."""
+    """Queries with an event of their own; more are counted together, at most fifty events a second and cell."""
     dns_pending: int = 1_000
     """Queries whose answer waits for the record: a further datagram is dropped, and counted."""
     dns_tcp_connections: int = 256

@@ -16,7 +16,7 @@ from belljar.network.gateway.pipe import TcpPipe
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Site
 
-BATCH_S: Final = 0.1
+BATCH_S: Final = 0.02
 MAX_BATCH_NAMES: Final = 32
 MAX_BATCH_NAME_CHARS: Final = 120
 DATAGRAMS_A_TURN: Final = 64
@@ -35,7 +35,7 @@ class _Batch:
 
 
 class QueryRecord:
-    """Puts queries on record: each by itself up to a rate, those beyond it together, ten times a second, counted. Either way the caller waits for the record."""
+    """Puts queries on record: each by itself up to a rate, those beyond it together, fifty times a second, counted. Either way the caller waits for the record."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
