@@ -22,7 +22,12 @@ _SETTINGS: Final = Path("/proc/sys/net")
 _SINK_TABLE: Final = 100
 _SINK_PRIORITY: Final = 100
 _SIOCETHTOOL: Final = 0x8946
-_ETHTOOL_SET: Final = {"transmit checksums": 0x17, "scatter-gather": 0x19, "TCP segmentation": 0x1F, "generic segmentation": 0x24}
+_ETHTOOL_SET: Final = {
+    "transmit checksums": 0x17,
+    "scatter-gather": 0x19,
+    "TCP segmentation": 0x1F,
+    "generic segmentation": 0x24,
+}
 _IFREQ: Final = struct.Struct("16sP16x")
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB for ten thousand.
 _TCP_BUFFER: Final = "4096 32768 65536"
@@ -94,7 +99,9 @@ def make_port(
             switch_off_offloads(port.outer_device)
         _set_outer(kernel, outer_index, port)
         _set_inner(inner, port, resolver)
-        netlink.exchange(kernel, netlink.set_link(outer_index, up=True), netlink.route_on_link(outer_index, port.address))
+        netlink.exchange(
+            kernel, netlink.set_link(outer_index, up=True), netlink.route_on_link(outer_index, port.address)
+        )
     except BaseException:
         with contextlib.suppress(OSError):
             netlink.exchange(kernel, netlink.delete_link(outer_index))

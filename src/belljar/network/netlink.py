@@ -75,9 +75,7 @@ def veth(name: str, mac: str, peer_name: str, peer_mac: str, peer_namespace_fd: 
         + attribute(_IFLA_ADDRESS, _mac(peer_mac))
         + attribute(_IFLA_NET_NS_FD, struct.pack("=i", peer_namespace_fd))
     )
-    info = _text(_IFLA_INFO_KIND, "veth") + attribute(
-        _IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer)
-    )
+    info = _text(_IFLA_INFO_KIND, "veth") + attribute(_IFLA_INFO_DATA | _NESTED, attribute(_VETH_PEER | _NESTED, peer))
     body = (
         _LINK.pack(0, 0, 0, 0, 0)
         + _text(_IFLA_IFNAME, name)

@@ -56,7 +56,7 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
     _configure(kernel, group, _CFG_THRESHOLD, struct.pack(">I", 1))
     _configure(kernel, group, _CFG_TIMEOUT, struct.pack(">I", 1))
     _configure(kernel, group, _CFG_FLAGS, struct.pack(">H", _FLAG_SEQUENCE))
-    kernel.setblocking(False)
+    kernel.settimeout(0.0)
     return kernel
 
 
@@ -64,7 +64,7 @@ def open_changes() -> socket.socket:
     """A socket that gets a word whenever a rule of this namespace changes. Doesn't block. Raises `OSError`."""
     kernel = _open()
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
-    kernel.setblocking(False)
+    kernel.settimeout(0.0)
     return kernel
 
 
@@ -154,4 +154,9 @@ def _open() -> socket.socket:
 
 
 def _configure(kernel: socket.socket, group: int, attribute: int, value: bytes) -> None:
-    netlink.exchange(kernel, netlink.message(_CONFIG, _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group)) + netlink.attribute(attribute, value)))
+    netlink.exchange(
+        kernel,
+        netlink.message(
+            _CONFIG, _NFGEN.pack(socket.AF_UNSPEC, 0, socket.htons(group)) + netlink.attribute(attribute, value)
+        ),
+    )

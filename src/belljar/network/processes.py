@@ -209,4 +209,3 @@ def _import_path() -> list[str]:
     """Where this process finds modules, this package first."""
     own = str(Path(belljar.__file__).parents[1])
     return [own, *(path for path in sys.path if path and Path(path).is_absolute() and path != own)]
-

@@ -101,7 +101,9 @@ def set_capabilities(kept: tuple[int, ...] = (), *, ambient: bool = False) -> No
     halves = [(bits & 0xFFFF_FFFF), bits >> 32]
     inheritable = halves if ambient else [0, 0]
     header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
-    data = b"".join(struct.pack("=III", half, half, inherited) for half, inherited in zip(halves, inheritable, strict=True))
+    data = b"".join(
+        struct.pack("=III", half, half, inherited) for half, inherited in zip(halves, inheritable, strict=True)
+    )
     _must(_libc.capset(header, data), "capset")
     for number in kept if ambient else ():
         _prctl("ambient capabilities", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number)
@@ -126,7 +128,9 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 def restrict_mount(target: str) -> None:
     """Read-only, nosuid, nodev, noexec for one mount; nothing that holds already is taken away (mount_setattr, Linux 5.12)."""
-    attributes = struct.pack("=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0)  # the same bits as MOUNT_ATTR_*
+    attributes = struct.pack(
+        "=QQQQ", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, 0, 0, 0
+    )  # the same bits as MOUNT_ATTR_*
     result = _libc.syscall(_MOUNT_SETATTR, -100, os.fsencode(target), 0, attributes, ctypes.c_size_t(len(attributes)))
     _must(result, f"mount_setattr {target}")
 

@@ -70,7 +70,13 @@ class Watch:
     """One range's thread. `closing`: the range is being destroyed, so the ends of its processes are no deaths."""
 
     def __init__(
-        self, range_id: str, lines: Lines, recorder: Recorder, *, on_death: Callable[[BelljarError], None], answer: Answer | None
+        self,
+        range_id: str,
+        lines: Lines,
+        recorder: Recorder,
+        *,
+        on_death: Callable[[BelljarError], None],
+        answer: Answer | None,
     ) -> None:
         self.heard = Heard()
         self.error: BelljarError | None = None
@@ -108,7 +114,11 @@ class Watch:
         self.error = error
         self._kill()
         try:
-            data = {"range": self._range, "error": type(error).__name__, "reason": printable(error.what, max_chars=2000)}
+            data = {
+                "range": self._range,
+                "error": type(error).__name__,
+                "reason": printable(error.what, max_chars=2000),
+            }
             self._recorder.record(Event(kind=Kind.RANGE_FAILED, data=data))
         except Exception as exc:  # noqa: BLE001 - whoever is told hears of this too
             error.add_note(f"this could not be recorded: {exc}")

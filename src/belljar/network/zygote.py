@@ -50,7 +50,9 @@ def main(argv: list[str]) -> NoReturn:
     """`FD SERVE`: the socket to the owner, and `module:function` of the gateway."""
     owner = socket.socket(fileno=int(argv[0]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the owner's to hear: he ends the range in order
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # a terminal's signals are the owner's to hear: he ends the range in order
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
     module, _, name = argv[1].partition(":")
     serve = getattr(importlib.import_module(module), name)
@@ -88,9 +90,9 @@ class _Nursery:
     def work(self) -> NoReturn:
         """Until the owner is gone; then so is this process, and with it every child."""
         while True:
-            ready, _, _ = select.select([self._owner, self._wake], [], [])
+            ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
             self._reap()
-            if self._owner in ready:
+            if self._owner.fileno() in ready:
                 try:
                     message, fds = datagrams.receive(self._owner)
                 except datagrams.Closed:
