@@ -23,7 +23,7 @@ from belljar.network import datagrams
 from belljar.plan.jail import IdLine, JailIds
 from belljar.units import printable
 
-SERVE: Final = "belljar.network.gateway:serve"
+SERVE: Final = "belljar.network.gateway.serve:serve"
 _START_PATIENCE_S: Final = 30.0
 _END_PATIENCE_S: Final = 3.0
 _ANSWER_PATIENCE_S: Final = 20.0

@@ -126,6 +126,11 @@ class Range:
         return self._spec.directory / PACKETS
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Keeper's and gateway's, on this host."""
+        return () if self._entry is None else tuple(process.pid for process in self._entry.processes)
+
+    @property
     def certificate(self) -> bytes:
         """The certificate of the range's own CA, PEM; empty when the gateway has none."""
         return b"" if self._watch is None else self._watch.heard.certificate
