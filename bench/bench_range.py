@@ -29,7 +29,7 @@ SHOP = StandInPlan(
     kind="http",
     names=("shop.example",),
     ports=(PortPlan(number=80, protocol="http"),),
-    settings={"routes": []},
+    settings={"routes": [{"path": "/", "text": "hello"}]},
 )
 NETWORK = NetworkPlan(stand_ins=(SHOP,))
 

@@ -1,6 +1,7 @@
-"""What every test has: both event loops, a store of its own, and a check that nothing is left behind.
+"""What every test has: both event loops, a store of its own, its turn on the machine, and a check that nothing is left behind.
 
-Skips are never silent: the closing summary names each with its reason (`-ra` in pyproject).
+Skips are never silent: the closing summary names each with its reason (`-ra` in pyproject). A test that hangs is ended with its process after ten minutes
+(`faulthandler_timeout` there): pytest-xdist reports it as failed and goes on in another process.
 """
 
 from __future__ import annotations
@@ -11,13 +12,44 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import sniffio
+from tests.machine import Templates, locked, shared_folder, templates_of, turn
 
 _LAST_MODULE = pytest.StashKey[Path]()
+# The longest files first, so that no process ends long after the others. What isn't listed comes after them, in its usual order.
+LONGEST_FIRST = (
+    "tests/integration/test_contract_as_user.py",
+    "tests/integration/test_microvm.py",
+    "tests/integration/test_crash_points.py",
+    "tests/integration/test_ordinary_user.py",
+    "tests/contract/test_limits.py",
+    "tests/contract",
+    "tests/integration/test_inspect_run.py",
+    "tests/integration/test_escape_artist.py",
+    "tests/integration",
+    "tests/security",
+)
+
+# No test depends on how fast the machine is.
+hypothesis.settings.register_profile(
+    "belljar",
+    parent=hypothesis.settings(),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("belljar")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `scripts/test --thorough` passes on."""
+    parser.addoption(
+        "--thorough", action="store_true", help="also what is marked so: the same properties in more places"
+    )
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -26,14 +58,45 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need root are skipped, aloud, without it."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Thorough tests run only when asked for, all or one by name. Several processes begin with the longest files. Tests that need root are skipped, aloud, without it."""
+    if not (config.getoption("thorough") or any("::" in word for word in config.args)):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_rank)
     if os.geteuid() == 0:
         return
     skip = pytest.mark.skip(reason="needs root")
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(skip)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Ours for `--dist loadfile`, xdist's own for any other."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.scheduling import ByFile
+
+    return ByFile(config, log)
+
+
+def _rank(item: pytest.Item) -> int:
+    places = (rank for rank, place in enumerate(LONGEST_FIRST) if item.nodeid.startswith(place))
+    return next(places, len(LONGEST_FIRST))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Each test has its turn on the machine, those marked `alone` without any other."""
+    base = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    with turn(shared_folder(base), alone=item.get_closest_marker("alone") is not None):
+        said = yield
+        templates_of(item.config, base).exchange()
+    return said
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -57,10 +120,17 @@ def prepared_home() -> Path:
 
 
 @pytest.fixture(scope="session")
-def vm_home(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of this test session's own, with the prepared images and kernel linked in; templates, runs and journal start empty."""
-    home = tmp_path_factory.mktemp("home") / "store"
-    return copy_store(prepared_home, home)
+def templates(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Templates:
+    """What was made in one store and serves others too."""
+    return templates_of(pytestconfig, tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
+def vm_home(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templates: Templates) -> Iterator[Path]:
+    """A store of this process's own, with the prepared images and kernel linked in, and shared templates; runs and journal start empty."""
+    home = copy_store(prepared_home, tmp_path_factory.mktemp("home") / "store")
+    with templates.serving(home):
+        yield home
 
 
 def copy_store(source: Path, target: Path) -> Path:
@@ -147,20 +217,27 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 @pytest.fixture(scope="session")
-def ordinary_user() -> Iterator[tuple[int, int]]:
+def accounts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Held by who changes this host's accounts: the tools for it don't wait for each other."""
+    return shared_folder(tmp_path_factory.getbasetemp()) / "accounts.lock"
+
+
+@pytest.fixture(scope="session")
+def ordinary_user(accounts: Path) -> Iterator[tuple[int, int]]:
     """A throwaway unprivileged account (uid, gid) with 65,536 subordinate ids when the tests run as root; it is removed afterwards, and its ids with it."""
     if os.geteuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
     name = f"bj{os.getpid()}"
-    subprocess.run(
-        ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name], check=True, capture_output=True
-    )
-    entry = pwd.getpwnam(name)
+    add = ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name]
     try:
-        _give_ids(name, entry.pw_uid)
+        with locked(accounts):
+            subprocess.run(add, check=True, capture_output=True)
+            entry = pwd.getpwnam(name)
+            _give_ids(name, entry.pw_uid)
         yield entry.pw_uid, entry.pw_gid
     finally:
-        subprocess.run(["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True)
+        with locked(accounts):
+            subprocess.run(["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True)
 
 
 def _give_ids(name: str, uid: int) -> None:

@@ -92,7 +92,7 @@ def agent_process() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
         finally:
             watchdog.cancel()
             ours.close()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ async def test_a_dead_agent_ends_every_operation_at_once(
                 await client.exec(ExecRequest(argv=["sleep", "2"]))
             failed.append(caught.value)
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 for _ in range(8):
                     tasks.start_soon(one)

@@ -21,7 +21,7 @@ async def test_streams_are_separate_and_exact(client: GuestClient) -> None:
         b"\xc3(\0",
     )
     assert (outcome.stdout_dropped_bytes, outcome.stderr_dropped_bytes, outcome.timed_out) == (0, 0, False)
-    assert 0 < outcome.duration_s < 10
+    assert outcome.duration_s > 0
 
 
 async def test_exit_status(client: GuestClient) -> None:

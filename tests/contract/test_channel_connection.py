@@ -19,22 +19,21 @@ MIB = 1 << 20
 
 async def test_a_thousand_commands_at_once(client: GuestClient, carrier: str) -> None:
     """1,000 concurrent commands (in slow tiers some hundred) queue, each gets its own answer, and none starves."""
-    count = (
-        200 if carrier.startswith("gvisor") else 1000
-    )  # a program's start takes 50 ms there: more of them show no more
+    # A program's start takes 50 ms in gVisor, half of that in an emulated machine: more of them show no more.
+    count = {"gvisor": 100, "microvm": 200}.get(carrier.partition("-")[0], 1000)
     answers: dict[int, bytes] = {}
 
     async def one(number: int) -> None:
         answers[number] = (await client.exec(ExecRequest(argv=["cat"]), input=str(number).encode())).stdout
 
-    with anyio.fail_after(120):
+    with anyio.fail_after(300):
         async with anyio.create_task_group() as tasks:
             for number in range(count):
                 tasks.start_soon(one, number)
     assert answers == {number: str(number).encode() for number in range(count)}
 
 
-async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str) -> None:
+async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str, carrier: str) -> None:
     """Floods, files, cancellations and short commands over one channel do not disturb each other."""
 
     async def flood(number: int) -> None:
@@ -54,9 +53,9 @@ async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str) -> No
         assert (await client.exec(ExecRequest(argv=["cat"]), input=b"x" * number)).stdout == b"x" * number
         await client.ping()
 
-    with anyio.fail_after(60):
+    with anyio.fail_after(300):
         async with anyio.create_task_group() as tasks:
-            for number in range(25):
+            for number in range(10 if carrier.startswith("gvisor") else 25):
                 for work in (flood, copy, give_up, chat):
                     tasks.start_soon(work, number)
 
@@ -67,4 +66,4 @@ async def test_work_of_all_kinds_at_once(client: GuestClient, folder: str) -> No
 async def test_ping(client: GuestClient) -> None:
     """The agent answers while commands run."""
     async with client.open_exec(ExecRequest(argv=["sleep", "1000"])):
-        assert await client.ping(timeout_s=5) < 5
+        assert await client.ping(timeout_s=60) < 60

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import anyio
@@ -52,7 +51,7 @@ async def tight(
 async def usable(tight: Cell) -> AsyncIterator[Cell]:
     """The small cell, which must be as usable afterwards as before: nothing of the attack runs, space and processes are free again."""
     yield tight
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         after = await sh(
             tight, "rm -rf /tmp/* /dev/shm/* 2>/dev/null; ps -eo pid=,comm= 2>/dev/null | wc -l; echo fine"
         )
@@ -78,9 +77,10 @@ def limits_on_record(home: Path, cell: Cell) -> list[str]:
 
 async def test_fork_bomb(usable: Cell, tier: str, vm_home: Path) -> None:
     """Processes that make processes end at the limit and die with the command; the result and the ledger name the limit."""
-    result = await sh(
-        usable, "bomb() { bomb | bomb & }; sleep 1000 & (bomb); wait", timeout_s=5 if tier == "gvisor" else 2
-    )
+    for timeout_s in (5 if tier == "gvisor" else 2, 15, 60):  # longer where the machine is slow
+        result = await sh(usable, "bomb() { bomb | bomb & }; sleep 1000 & (bomb); wait", timeout_s=timeout_s)
+        if "processes" in result.limits_hit:
+            break
     assert "processes" in result.limits_hit, result
     assert "processes" in limits_on_record(vm_home, usable)
 
@@ -135,12 +135,18 @@ async def test_who_holds_much_memory_is_not_ended_for_what_others_read(usable: C
         assert await first_line(holding) == b"214958080\n"
 
 
+STAYS_S = (0.6, 5, 30)
+"""A limit that is noticed by looking is noticed while it is met; on a slow machine that takes longer."""
+
+
 @pytest.mark.parametrize("where", ["/tmp/fill", "/dev/shm/fill", "/usr/share/fill"])
 async def test_filling_the_disk(usable: Cell, vm_home: Path, where: str) -> None:
     """Writing without end meets the limit as "no space left", on the root file system and on the shared memory alike; the host's disk is not touched."""
-    result = await sh(
-        usable, f"head -c 400000000 /dev/zero >{where}; wc -c <{where}; sleep 0.6; rm -f {where}", timeout_s=60
-    )
+    for stay_s in STAYS_S:
+        fill = f"head -c 400000000 /dev/zero >{where}; wc -c <{where}; sleep {stay_s}; rm -f {where}"
+        result = await sh(usable, fill, timeout_s=120)
+        if "disk" in result.limits_hit:
+            break
     assert b"No space left" in result.stderr, result
     assert int(result.stdout.split()[-1]) <= (192 + 48) * MIB // 2
     assert "disk" in result.limits_hit, result
@@ -151,9 +157,12 @@ async def test_inode_exhaustion(usable: Cell) -> None:
     """Empty files, links and directories have an end too."""
     script = (
         "import os,errno,shutil,time\nos.mkdir('/tmp/i')\nn=0\ntry:\n while n<400000:\n  os.close(os.open(f'/tmp/i/{n}',os.O_CREAT|os.O_WRONLY)); n+=1\n"
-        "except OSError as e: print(errno.errorcode[e.errno], n, flush=True); time.sleep(0.6)\nshutil.rmtree('/tmp/i')"
+        "except OSError as e: print(errno.errorcode[e.errno], n, flush=True); time.sleep({stay_s})\nshutil.rmtree('/tmp/i')"
     )
-    result = await usable.exec(["python3", "-c", script], timeout_s=120)
+    for stay_s in STAYS_S:
+        result = await usable.exec(["python3", "-c", script.replace("{stay_s}", str(stay_s))], timeout_s=300)
+        if "disk" in result.limits_hit:
+            break
     assert result.stdout.startswith(b"ENOSPC"), result
     assert "disk" in result.limits_hit, result
 
@@ -218,6 +227,7 @@ SPIN = "while :; do :; done & while :; do :; done & while :; do :; done & echo o
 TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 
 
+@pytest.mark.alone
 async def test_a_neighbour_keeps_its_speed(usable: Cell, tier: str, vm_home: Path, tmp_path: Path) -> None:
     """Beside a cell that does nothing but spin, in more processes than it has processors, another keeps at least 40 % of its speed."""
     policy = tmp_path / "policy.yaml"
@@ -229,7 +239,7 @@ async def test_a_neighbour_keeps_its_speed(usable: Cell, tier: str, vm_home: Pat
             async with usable.open_exec(["sh", "-c", SPIN]) as spinning:
                 assert await first_line(spinning) == b"on\n"
                 beside.append(await work_s(cell, TURNS[tier]))
-    assert median(alone) >= 0.4 * median(beside), (alone, beside)
+    assert min(alone) >= 0.4 * min(beside), (alone, beside)  # what else the host does only adds to a time
 
 
 async def work_s(cell: Cell, turns: int) -> float:
@@ -307,7 +317,7 @@ STUBBORN = {
 @pytest.mark.parametrize("script", STUBBORN.values(), ids=[name.replace(" ", "_") for name in STUBBORN])
 async def test_the_time_of_a_command(usable: Cell, vm_home: Path, script: str) -> None:
     """Whatever a command does to outlive its time, it and all it started are gone soon after; the result and the ledger name the limit."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         result = await sh(usable, script, timeout_s=1)
     assert result.timed_out
     assert "exec_timeout" in result.limits_hit
@@ -319,7 +329,7 @@ async def test_the_time_of_a_command(usable: Cell, vm_home: Path, script: str) -
 async def first_line(running: Any) -> bytes:  # noqa: ANN401 - a RunningCommand
     """Output up to the first line's end."""
     seen = b""
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async for _, chunk in running:
             seen += chunk
             if b"\n" in seen:

@@ -36,7 +36,7 @@ async def is_alive(client: GuestClient, pid: bytes) -> bool:
 async def read_until(running: RunningExec, wanted: bytes) -> bytes:
     """Output up to and with what is wanted."""
     seen = b""
-    with anyio.fail_after(15):
+    with anyio.fail_after(60):
         async for _, chunk in running:
             seen += chunk
             if wanted in seen:

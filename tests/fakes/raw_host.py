@@ -80,7 +80,7 @@ class Wire:
         """One frame."""
         self.sock.sendall(struct.pack("<IBBHI", len(payload), kind, 0, 0, op) + payload)
 
-    def frame(self, timeout_s: float = 20) -> tuple[int, int, bytes]:
+    def frame(self, timeout_s: float = 60) -> tuple[int, int, bytes]:
         """The next frame; its header is checked."""
         self.sock.settimeout(timeout_s)
         while len(self.buffer) < 12 or len(self.buffer) < 12 + struct.unpack_from("<I", self.buffer)[0]:

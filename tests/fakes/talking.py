@@ -56,7 +56,7 @@ async def talking(
     """A fake guest that is served, and a client that has shaken hands with it."""
     guest = FakeGuest({b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops)
     try:
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(guest.serve)
                 async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, patience=patience) as client:

@@ -173,7 +173,7 @@ def leaves_nothing(user: UsersBelljar) -> Iterator[None]:
     """What the block does leaves nothing of the user's but records that verify."""
     before = set(user.runs())
     yield
-    wait_for(lambda: not user.processes(), "the end of the user's processes", within_s=10)
+    wait_for(lambda: not user.processes(), "the end of the user's processes")
     assert user.left() == []
     for run in set(user.runs()) - before:
         verified = user("ledger", "verify", str(run))
@@ -213,6 +213,27 @@ def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
         shutil.copy2(source / name, target / name)
     own(target.parent, uid, gid)
     return target
+
+
+@contextlib.contextmanager
+def another_store(user: UsersBelljar) -> Iterator[Path]:
+    """A store of the user's with the images and nothing else."""
+    store = user.home.parent / "another"
+    copied = user.run(
+        [
+            "sh",
+            "-c",
+            'mkdir -m 711 "$2" && cd "$1" && cp -al images kernels image-names.json kernel-current "$2"',
+            "sh",
+            str(user.home),
+            str(store),
+        ]
+    )
+    assert copied.returncode == 0, copied.stderr
+    try:
+        yield store
+    finally:
+        shutil.rmtree(store, ignore_errors=True)
 
 
 def copy_package(target: Path) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.machine import Templates
 
 if TYPE_CHECKING:
     from tests.integration.as_user import UsersBelljar
@@ -94,12 +95,12 @@ def clean_after(belljar: Belljar) -> Iterator[Callable[[], Path]]:
 
 
 @pytest.fixture(scope="session")
-def installed(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+def installed(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
     """An ordinary user's Belljar, without control groups, and beside it a program of the user's own."""
     from tests.integration.as_user import installed_for
 
     program = Path(__file__).parent / "user_program.py"
-    with installed_for(prepared_home, *ordinary_user) as made:
+    with installed_for(prepared_home, *ordinary_user) as made, templates.serving(made.home, ordinary_user):
         shutil.copy(program, made.libraries.parent / program.name)
         yield made
 

@@ -133,7 +133,7 @@ def lose(home: Path, policy: Path, victim: str, after_ms: float) -> dict[str, ob
 
 def strike(victim: str, after_s: float, struck: list[str]) -> None:
     """Kill the first process of that kind below this one."""
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         for depth, pid, name in below(os.getpid()):
             if is_victim(victim, pid, depth, name):

@@ -49,7 +49,7 @@ def test_it_is_alone_or_not_started(wire: Wire, fresh: Wire) -> None:
     began = time.monotonic()
     ended = alone(wire)
     assert (ended.types, ended.outcome, ended.code) == ([RESULT], NOT_STARTED, errno.EBUSY)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     os.waitpid(pid, 0)
     assert alone(wire).outcome == EXITED
 

@@ -76,7 +76,7 @@ class Box:
 def end_all(box: Box) -> None:
     """Root kills everything, and it goes."""
     box.sh("kill -KILL -1")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while box.others() and time.monotonic() < deadline:
         pass
     assert box.others() == []
@@ -104,7 +104,7 @@ def box_in(root: Path, probe: Path) -> Iterator[Box]:
             yield Box(ours)
         finally:
             ours.close()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 # ---- what it hides
@@ -237,7 +237,7 @@ def test_background_processes_outlive_their_command_but_not_their_leader(box: Bo
     kill = "for d in /proc/[0-9]*; do read -r a b c p x <$d/stat; [ $p = 1 ] && kill -KILL $a; done; sleep 100"
     ended = box.exec("sh", "-c", kill)
     assert (ended.outcome, ended.code) == (SIGNALED, 9)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while box.others() and time.monotonic() < deadline:
         pass
     assert box.others() == []
@@ -357,7 +357,7 @@ def test_many_at_once(box: Box) -> None:
         kind, op, payload = box.wire.frame()
         box.wire.absorb(ops[op], kind, payload)
     assert [(bytes(one.output[1]), one.code) for one in ops.values()] == [(b"%d\n" % i, i % 100) for i in range(200)]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := int(box.sh("set -- /proc/[0-9]*; echo $#"))) >= 20 and time.monotonic() < deadline:
         pass
     assert left < 20

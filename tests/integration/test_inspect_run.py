@@ -292,7 +292,7 @@ def test_attach_and_hold(home: Path, tasks: Path) -> None:
         cleaning = (
             "import belljar.harness._registry; from inspect_ai._cli.sandbox import sandbox_cleanup; sandbox_cleanup()"
         )
-        subprocess.run([sys.executable, "-c", cleaning, "belljar", cell], check=True, capture_output=True, timeout=60)
+        subprocess.run([sys.executable, "-c", cleaning, "belljar", cell], check=True, capture_output=True, timeout=120)
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 0, said
         assert f"attach {cell}" in said

@@ -22,7 +22,12 @@ ROOT_CANNOT = {
 }
 
 
-CELLS = ("microvm-user-asyncio", "microvm-root-trio", "container-user-trio", "gvisor-user-asyncio")
+CELLS = (
+    "microvm-user-asyncio",
+    pytest.param("microvm-root-trio", marks=pytest.mark.thorough),
+    "container-user-trio",
+    "gvisor-user-asyncio",
+)
 
 
 @pytest.fixture(scope="module", params=CELLS)
@@ -45,7 +50,7 @@ async def shared_env(
     tier, user, _ = setting.split("-")
     policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
     account = "user: root\n" if user == "root" else ""
-    policy.write_text(f"belljar: 1\nrisk: low\ntier: {tier}\nresources:\n  memory: 1GiB\n  output: 64MiB\n{account}")
+    policy.write_text(f"belljar: 1\nrisk: low\ntier: {tier}\nresources:\n  memory: 512MiB\n  output: 64MiB\n{account}")
     with session_scope(Session(home=vm_home)):
         await BelljarSandboxEnvironment.task_init("startup", str(policy))
         environments = await BelljarSandboxEnvironment.sample_init("self_check", str(policy), {})

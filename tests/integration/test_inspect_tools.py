@@ -70,7 +70,8 @@ def answers(log: EvalLog) -> list[str]:
     return [message.text for message in messages]
 
 
-def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", ["container", pytest.param("microvm", marks=pytest.mark.thorough)])
+def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path, tier: str) -> None:
     """Each of the four tools does its work in the cell, and a session keeps its state between calls."""
     tools: list[Tool] = [bash(), python(), text_editor(), bash_session()]
     steps = calls(
@@ -82,7 +83,7 @@ def test_bash_python_text_editor_and_bash_session(home: Path, tmp_path: Path) ->
         ("bash_session", {"action": "type_submit", "input": "cd /tmp && export MARK=kept"}),
         ("bash_session", {"action": "type_submit", "input": "echo $MARK-$PWD"}),
     )
-    log, _ = run_task(home, tmp_path, use_tools(tools), generate(), outputs=steps)
+    log, _ = run_task(home, tmp_path, use_tools(tools), generate(), outputs=steps, tier=tier)
     said = answers(log)
     assert said[0].startswith("42\n")
     assert "root" not in said[0]
@@ -132,7 +133,7 @@ def remote_commands() -> Solver:
     return solve
 
 
-@pytest.mark.parametrize("tier", ["container", "gvisor"])
+@pytest.mark.parametrize("tier", ["container", pytest.param("gvisor", marks=pytest.mark.thorough)])
 def test_exec_remote_streams_kills_and_feeds(home: Path, tmp_path: Path, tier: str) -> None:
     """Streaming, an open standard input, kill, and the awaitable form. In a microVM it is Inspect's same program that serves the sessions above: emulated, a minute."""
     run_task(home, tmp_path, remote_commands(), tier=tier)

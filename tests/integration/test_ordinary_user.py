@@ -10,12 +10,22 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.fakes import images
-from tests.integration.as_user import UsersBelljar, copy_inspect, kinds, own, program, started
+from tests.integration.as_user import (
+    UsersBelljar,
+    another_store,
+    copy_inspect,
+    kinds,
+    leaves_nothing,
+    own,
+    program,
+    started,
+)
 from tests.integration.crashes import OWNER, choose, kill_at, owners_of
 from tests.integration.processes import vmm_of, wait_for
 
@@ -96,6 +106,12 @@ def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) 
 
 def test_exec_and_its_record(user: UsersBelljar) -> None:
     """A template in the user's own store, a clone, a command, a clean end; the second time without the template's making."""
+    with another_store(user) as store, leaves_nothing(replace(user, home=store)):
+        check_exec_and_its_record(replace(user, home=store))
+
+
+def check_exec_and_its_record(user: UsersBelljar) -> None:
+    """On a store without a template."""
     first, second = (json.loads(user("exec", "--json", "--", "id", "-un").stdout) for _ in range(2))
     for found in (first, second):
         assert (found["returncode"], found["stdout"], found["destroyed"]) == (0, "user\n", True)
@@ -192,7 +208,7 @@ print(json.dumps(found))
 def attack(pid: int, uid: int, *files: str) -> dict[str, Any]:
     """Try to alter the files as that uid, in a process's place (0: where the tests are); errno by attack."""
     argv = [sys.executable, "-c", IN_ITS_PLACE, str(pid), str(uid), *files]
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr.decode()
     return dict(json.loads(done.stdout))
 
@@ -246,8 +262,8 @@ def test_owner_killed_leaves_nothing_after_reap(user: UsersBelljar) -> None:
     living, kept = running(user)
     dying, vmm = running(user)
     dying.kill()
-    dying.communicate(timeout=30)
-    wait_for(lambda: vmm not in user.processes(), "the VMM's death", within_s=10)
+    dying.communicate(timeout=60)
+    wait_for(lambda: vmm not in user.processes(), "the VMM's death")
     listed = json.loads(user("ps", "--json").stdout)
     assert sorted(cell["state"] for cell in listed) == ["alive", "orphaned"]
     reaped = user("reap", "--json")
@@ -405,6 +421,7 @@ def read_until(terminal: int, words: bytes, deadline_s: float = 60) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_inspects_own_checks(user: UsersBelljar) -> None:
     """Inspect's conformance checks for sandboxes pass when Inspect is run by an ordinary user: all, none known to fail."""
     copy_inspect(user.libraries)

@@ -14,14 +14,15 @@ import pytest
 from tests.integration.as_user import UsersBelljar, installed_for
 from tests.integration.handed_groups import handed_groups
 from tests.integration.processes import wait_for
+from tests.machine import Templates
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
-def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
     """An ordinary user with a store of his own, and no control group."""
-    with installed_for(prepared_home, *ordinary_user) as installed:
+    with installed_for(prepared_home, *ordinary_user) as installed, templates.serving(installed.home, ordinary_user):
         yield installed
 
 
@@ -30,12 +31,12 @@ def user_refused(user: UsersBelljar, *mounts: str, prefix: Sequence[str] = ()) -
     become = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--inh-caps=-all"]
     argv = [*become, *prefix, *user.argv("exec", "low", "--tier", "container", "--", "true")]
     words = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *argv]
-    ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=60, check=False)
+    ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False)
     said = ran.stderr.decode()
     assert ran.returncode == 3, said
     assert "\n  → " in said
     assert {"policy.refused", "cell.failed"} & {event["kind"] for event in user.events(user.runs()[-1])}
-    wait_for(lambda: not user.processes(), f"the end of {user.processes()}", within_s=10)
+    wait_for(lambda: not user.processes(), f"the end of {user.processes()}")
     assert user.left() == []
     return said
 

@@ -106,7 +106,7 @@ while full < 200:
         full += 1
         time.sleep(0.005)
 """
-    with anyio.fail_after(40):
+    with anyio.fail_after(60):
         async with cell.cell.open_exec(
             ["python3", "-c", PRELUDE + code], user="root", pty=PtySize(rows=24, cols=80)
         ) as running:
@@ -138,7 +138,7 @@ while full < 200:
         full += 1
         time.sleep(0.005)
 """
-    with anyio.fail_after(40):
+    with anyio.fail_after(60):
         async with cell.cell.open_exec(["python3", "-c", PRELUDE + code], user="root") as running:
             await anyio.sleep(6)
             async for _ in running:

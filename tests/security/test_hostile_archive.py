@@ -278,14 +278,14 @@ def test_a_symlink_in_a_layout_directory_reads_nothing_of_the_host(home: Path, t
     refused(home, layout, transport="oci")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=4096))
 def test_any_bytes_are_read_to_entries_or_refused(noise: bytes) -> None:
     """The reader ends on every input, with entries whose names stay inside or with a `LayerError`; nothing else escapes it."""
     check_reader(noise)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 255)), max_size=12), st.booleans())
 def test_a_damaged_layer_is_read_or_refused(damage: list[tuple[int, int]], fix_checksums: bool) -> None:
     """An honest layer with some bytes changed (also with checksums made right again) is read or refused, never misread outside its bounds."""
@@ -314,7 +314,7 @@ entries = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(entries.filter(lambda e: e[0].name.strip("/.") != ""), max_size=20))
 def test_a_merged_tree_never_has_a_name_that_leads_out(made: list[tuple[tarfile.TarInfo, bytes]]) -> None:
     """Whatever links, whiteouts and names come together: every emitted path stays inside, and parents are directories before it."""

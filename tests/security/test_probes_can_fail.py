@@ -85,7 +85,7 @@ REACHED_IN: dict[str, tuple[str, ...]] = {
 def said_in(world: str, names: tuple[str, ...]) -> dict[str, str]:
     """What the program says of each probe in that world."""
     argv = [sys.executable, str(Path(__file__).parent / "weak_worlds.py"), world, str(PROGRAM), *names]
-    run = subprocess.run(["unshare", *NAMESPACES, *argv], check=False, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(["unshare", *NAMESPACES, *argv], check=False, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     return answers(run.stdout, len(names))
 
@@ -131,11 +131,11 @@ def test_a_socket_for_an_output_is_noticed() -> None:
     """A standard descriptor that is a socket of the host's is reported."""
     read, write = os.pipe()
     os.close(write)
-    run = subprocess.run([PROGRAM, "channel.streams"], stdin=read, capture_output=True, text=True, timeout=10)
+    run = subprocess.run([PROGRAM, "channel.streams"], stdin=read, capture_output=True, text=True, timeout=120)
     os.close(read)
     assert answers(run.stdout, 1)["channel.streams"].startswith("denied\t")
     with Path(__file__).open("rb") as file:
-        run = subprocess.run([PROGRAM, "channel.streams"], stdin=file, capture_output=True, text=True, timeout=10)
+        run = subprocess.run([PROGRAM, "channel.streams"], stdin=file, capture_output=True, text=True, timeout=120)
     assert answers(run.stdout, 1)["channel.streams"].startswith("reached\t")
 
 
@@ -144,5 +144,5 @@ def test_the_machines_own_processes_are_noticed() -> None:
     comm = Path("/proc/2/comm")
     if not comm.exists() or comm.read_text() != "kthreadd\n":
         pytest.skip("this test itself is in a pid namespace of its own")
-    run = subprocess.run([PROGRAM, "processes.kernel_threads"], input="", capture_output=True, text=True, timeout=10)
+    run = subprocess.run([PROGRAM, "processes.kernel_threads"], input="", capture_output=True, text=True, timeout=120)
     assert not_reached(answers(run.stdout, 1)) == {}

@@ -142,6 +142,22 @@ HELD_ELSEWHERE = {
         "image/layers/tree",
         "image/oci",
     ],
+    "tests/integration/test_gateway_dns.py": ["network/gateway/dns_server"],
+    "tests/integration/test_gateway_h2.py": ["network/gateway/websocket"],
+    "tests/integration/test_gateway_hostile.py": [
+        "network/gateway/accept",
+        "network/gateway/http",
+        "network/gateway/websocket",
+    ],
+    "tests/integration/test_gateway_http.py": [
+        "network/gateway/context",
+        "network/gateway/middleware",
+        "network/gateway/pipe",
+        "network/gateway/serve",
+        "network/gateway/site",
+        "network/gateway/tls",
+    ],
+    "tests/integration/test_gateway_streams.py": ["network/gateway/stream"],
     "tests/integration/test_image.py": ["image/fetch", "image/kernel", "image/pack", "image/tools"],
     "tests/integration/test_inspect_run.py": ["cli/attach", "cli/runs"],
     "tests/integration/test_oci.py": [

@@ -71,7 +71,9 @@ def namespaces_of_threads(pid: int, names: tuple[str, ...]) -> dict[str, int]:
     fields = _stat_fields(pid)
     if fields is None or not _is_dead(fields):
         return namespaces_of(pid, names)
-    threads = [int(path.name) for path in (PROC / str(pid) / "task").glob("*")]
+    threads: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # waited for meanwhile: gone
+        threads += [int(path.name) for path in (PROC / str(pid) / "task").iterdir()]
     return max((namespaces_of(thread, names) for thread in threads), key=len, default={})
 
 

@@ -242,6 +242,8 @@ class LedgerWriter:
             if self._stop.wait(self._interval_s):
                 return
             self._wake.clear()
+            if self._stop.is_set():
+                return  # That waking, which was just forgotten, may have been `_halt`'s: there is no other.
             try:
                 self._checkpoint()
             except LedgerError:

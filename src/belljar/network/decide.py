@@ -135,7 +135,7 @@ def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str
     return "the stand-in does not have this port" if protocol is None else (stand_in, protocol)
 
 
-def _said(flow: Flow, protocol: str) -> str | None | _No:
+def _said(flow: Flow, protocol: str) -> str | _No | None:
     """The one name that the flow says so far, None when it has said none yet, or why what it says can't be taken."""
     sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
     if isinstance(sni, _No) or flow.asked is None:
@@ -177,7 +177,10 @@ def _host(asked: Asked, flow: Flow, protocol: str) -> str | _No:
 
 
 def _authority(raw: bytes, flow: Flow) -> str | _No:
-    """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no other that clients use). The port, where it is said, is the one that was dialled."""
+    """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no other that clients use). The port, where it is said, is
+    the one that was dialled."""
+    if raw.startswith(b"["):
+        return _No("Host is an address")
     host, colon, port = raw.partition(b":")
     if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
         return _No("the port in Host is not the one that was dialled")
@@ -193,7 +196,7 @@ def _is_address(host: bytes) -> bool:
     try:
         IPv4Address(host.decode("ascii"))
     except ValueError:
-        return host.startswith(b"[")
+        return False
     return True
 
 

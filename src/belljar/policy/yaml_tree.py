@@ -45,6 +45,20 @@ _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.AS
 _MAX_DIGITS: Final = 64
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How strictly a document is read; the default is a policy's. Other documents of an author's may hold empty values and plain `200:` as a name."""
+
+    what: str = "a policy"
+    max_bytes: int = MAX_BYTES
+    max_depth: int = MAX_DEPTH
+    empty_values: bool = False
+    plain_names: bool = False
+
+
+POLICY: Final = Reading()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Mark:
     """A place in the text; both count from 1, columns in characters."""
@@ -83,13 +97,13 @@ def field_name(path: Path) -> str:
     return text.removeprefix(".")
 
 
-def read_tree(data: bytes) -> Tree:
+def read_tree(data: bytes, reading: Reading = POLICY) -> Tree:
     """The values of one YAML document and their places. Never raises for what the bytes hold: see `Tree.problems`."""
     tree = Tree()
-    text = _decode(data, tree)
+    text = _decode(data, tree, reading)
     if text is None:
         return tree
-    builder = _Builder(tree)
+    builder = _Builder(tree, reading)
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
             if not builder.take(event):
@@ -108,14 +122,14 @@ def read_tree(data: bytes) -> Tree:
     return tree
 
 
-def _decode(data: bytes, tree: Tree) -> str | None:
+def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
     start = Mark(line=1, column=1)
-    if len(data) > MAX_BYTES:
+    if len(data) > reading.max_bytes:
         tree.problems.append(
             Problem(
                 mark=start,
                 field="",
-                message=f"larger than {format_size(MAX_BYTES)}, which is the most a policy may have",
+                message=f"larger than {format_size(reading.max_bytes)}, which is the most {reading.what} may have",
             )
         )
         return None
@@ -169,8 +183,9 @@ class _Open:
 class _Builder:
     """Takes parser events one by one; `take` says whether to go on."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, reading: Reading) -> None:
         self.tree = tree
+        self.reading = reading
         self.stack: list[_Open] = []
         self.documents = 0
 
@@ -198,14 +213,16 @@ class _Builder:
         self.documents += 1
         if self.documents > 1:
             self.problem(
-                _mark(event.start_mark), (), "a second document; a policy is one document, without `---` in between"
+                _mark(event.start_mark),
+                (),
+                f"a second document; {self.reading.what} is one document, without `---` in between",
             )
             return False
         if event.version not in (None, (1, 2)) or event.tags:
             self.problem(
                 Mark(line=1, column=1),
                 (),
-                "directives are refused, but for `%YAML 1.2`: a policy must read the same everywhere",
+                f"directives are refused, but for `%YAML 1.2`: {self.reading.what} must read the same everywhere",
             )
             return False
         return True
@@ -252,7 +269,7 @@ class _Builder:
         if plain and name == "<<":
             top.skip = True
             return self.problem(mark, top.path, "merge keys (`<<`) are refused: write the fields out")
-        if not isinstance(scalar(name, plain=plain), str):
+        if not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
             top.skip = True
             return self.problem(
                 mark, top.path, f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
@@ -279,7 +296,7 @@ class _Builder:
             if skipped:
                 return True
         self.tree.marks[path] = mark
-        if value is None:
+        if value is None and not self.reading.empty_values:
             return self.problem(self.tree.keys.get(path, mark), path, "is empty: write a value, or leave the field out")
         return True
 
@@ -288,8 +305,8 @@ class _Builder:
         if self._wants_key():
             self.problem(mark, path, "a field's name is text, not a list or a mapping")
             return False
-        if len(self.stack) >= MAX_DEPTH:
-            self.problem(mark, path, f"nested deeper than {MAX_DEPTH} levels")
+        if len(self.stack) >= self.reading.max_depth:
+            self.problem(mark, path, f"nested deeper than {self.reading.max_depth} levels")
             return False
         value: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
         on = self._place(value, mark)

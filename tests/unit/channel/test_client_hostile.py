@@ -120,7 +120,7 @@ async def test_a_guest_that_does_not_read() -> None:
         began = time.monotonic()
         with pytest.raises(CellError, match="did not read"):
             await client._pump.send(lambda: bytes(50_000_000))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         with pytest.raises(CellError, match="did not read"):
             await client.ping()
     guest.close()

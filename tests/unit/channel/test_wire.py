@@ -230,7 +230,7 @@ def listener() -> HostConnection:
     return wire
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(cuts=st.lists(st.integers(0, 66_000), max_size=40))
 def test_pieces_make_no_difference(cuts: list[int]) -> None:
     """However the bytes are cut, the events are the same, and never more than one frame is held back."""
@@ -250,7 +250,7 @@ def test_byte_by_byte() -> None:
     assert len([event for byte in said for event in wire.feed(bytes((byte,)))]) == 7
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(st.binary(max_size=200), max_size=10))
 def test_hostile_bytes(pieces: list[bytes]) -> None:
     """Whatever a guest sends, nothing but `ProtocolViolation` is raised."""
@@ -262,7 +262,7 @@ def test_hostile_bytes(pieces: list[bytes]) -> None:
         assert wire.pending_bytes == 0
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(
         st.builds(

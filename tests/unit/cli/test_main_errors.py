@@ -43,7 +43,7 @@ def belljar_command(*words: str, **options: object) -> subprocess.CompletedProce
     """A process of its own."""
     env = {**os.environ, "PYTHONPATH": str(Path(belljar.__file__).parents[1])}
     argv = [sys.executable, "-m", "belljar", *words]
-    return subprocess.run(argv, env=env, timeout=60, check=False, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.run(argv, env=env, timeout=120, check=False, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

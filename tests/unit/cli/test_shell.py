@@ -104,7 +104,7 @@ def test_keys_go_in_raw_and_the_terminal_is_given_back(
     read_until(keyboard, b"33,101")
     os.write(keyboard, b"\x04")
     said = shell.stderr.read() if shell.stderr else b""
-    assert shell.wait(timeout=20) == 7
+    assert shell.wait(timeout=60) == 7
     assert termios.tcgetattr(screen) == before
     (made,) = (tmp_path / "runs").iterdir()
     assert str(made).encode() in said
@@ -118,7 +118,7 @@ def test_a_termination_gives_the_terminal_back(terminal: tuple[int, int], shell:
     read_until(terminal[0], b"ready ")
     assert termios.tcgetattr(terminal[1]) != before
     shell.send_signal(signal.SIGTERM)
-    assert shell.wait(timeout=20) == 130
+    assert shell.wait(timeout=60) == 130
     assert termios.tcgetattr(terminal[1]) == before
 
 

@@ -11,6 +11,7 @@ from tests.fakes.cell import FakeCell, FakeCells
 from tests.fakes.probing import read_canary
 
 from belljar.errors import ContainmentBreach
+from belljar.harness import session as session_module
 from belljar.harness.containment import Containment
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
@@ -69,9 +70,10 @@ async def opened() -> BelljarSandboxEnvironment:
     return environments["default"].as_type(BelljarSandboxEnvironment)
 
 
-async def test_a_breach_at_the_start(session: Session, cells: FakeCells) -> None:
+async def test_a_breach_at_the_start(session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sample does not run, its cell is destroyed, the owner is told to stop once, and no further sample begins."""
     stops: list[int] = []
+    monkeypatch.setattr(session_module, "_STOP_PATIENCE_S", 0.5)
     cells.on_probe = at("start", read_canary)
     with anyio.CancelScope() as evaluation:
 

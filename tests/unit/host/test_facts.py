@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,22 +17,14 @@ from belljar.host.facts import parse_meminfo, parse_os_release
 from belljar.host.tools import own_program
 
 
-def test_facts_are_of_this_machine_and_quick(tmp_path: Path) -> None:
-    """Real values, JSON-able, and cheap once the tools' versions are known."""
+def test_facts_are_of_this_machine(tmp_path: Path) -> None:
+    """Real values, JSON-able."""
     facts = gather_facts(tmp_path / "store")
     assert (facts.arch, facts.kernel_release, facts.uid) == (os.uname().machine, os.uname().release, os.geteuid())
     assert facts.cpus >= 1
     assert 0 < facts.memory_available_mib <= facts.memory_total_mib
     assert facts.disk_free_mib > 0
     assert HostFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-    fastest = min(_timed(tmp_path / "store") for _ in range(5))
-    assert fastest < 0.25
-
-
-def _timed(home: Path) -> float:
-    started = time.perf_counter()
-    gather_facts(home)
-    return time.perf_counter() - started
 
 
 def test_a_store_that_can_not_be_written_is_no_error() -> None:

@@ -31,7 +31,7 @@ def test_holes_and_zeros_are_the_same(tmp_path: Path) -> None:
     assert full.stat().st_blocks * 512 <= 2 * BLOCK
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(offset=st.integers(0, 8 * BLOCK - 1), other=st.integers(0, 8 * BLOCK - 1))
 def test_where_a_byte_is_matters(offset: int, other: int, tmp_path_factory: object) -> None:
     """Two files with one byte each have the same digest when, and only when, it is at the same place."""

@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from belljar.isolation import process as process_module
 from belljar.isolation.journal import new_cell_id, own_entry
 from belljar.isolation.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
 from belljar.isolation.survivors import Survivor, find_survivors, remove_survivors
@@ -55,7 +56,7 @@ def test_a_dead_leader_with_living_threads_lives() -> None:
         assert known is not None
         assert is_alive(known)
         kill(known)
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
         assert not is_alive(known)
 
 
@@ -68,7 +69,7 @@ def test_a_dead_leader_is_no_hiding_place() -> None:
         found = find_survivors(replace(own_entry(new_cell_id(), "cell"), namespaces=theirs))
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(found)
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 # Two threads beside the first; their numbers are told.
@@ -93,7 +94,7 @@ def test_threads_of_a_group_are_one_survivor(tmp_path: Path) -> None:
         found = find_survivors(replace(own_entry(cell_id, "cell"), cgroups=(group,)))
         assert [one.process.pid for one in found if one.process] == [process.pid]
         remove_survivors(tuple(one for one in found if one.process))
-        assert process.wait(timeout=10) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
@@ -109,8 +110,25 @@ def test_a_process_that_cannot_be_signalled_does_not_end_the_removal() -> None:
         assert thread is not None
         assert victim is not None
         remove_survivors((Survivor(what="thread", process=thread), Survivor(what="process", process=victim)))
-        assert other.wait(timeout=10) == -signal.SIGKILL
+        assert other.wait(timeout=60) == -signal.SIGKILL
         threaded.kill()
+
+
+def test_a_corpse_that_is_waited_for_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Between two looks anybody's dead process may go: it has no namespaces then, and a destruction's proof is one all the same."""
+    (tmp_path / "5" / "task").mkdir(parents=True)
+    (tmp_path / "5" / "stat").write_text(f"5 (x) Z {'0 ' * 49}")
+    monkeypatch.setattr(process_module, "PROC", tmp_path)
+    for name in ("listdir", "scandir"):
+        real = getattr(os, name)
+
+        def gone(path: str | os.PathLike[str], real: Callable[..., object] = real) -> object:
+            if Path(path).name == "task":
+                Path(path).rmdir()
+            return real(path)
+
+        monkeypatch.setattr(os, name, gone)
+    assert namespaces_of_threads(5, ("net",)) == {}
 
 
 def test_a_corpse_is_dead() -> None:

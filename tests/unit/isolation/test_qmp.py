@@ -85,7 +85,7 @@ async def test_a_refusal_is_shown_escaped(monitor: FakeMonitor) -> None:
 
 async def test_silence_has_a_deadline(monitor: FakeMonitor) -> None:
     """A VMM that does not answer is an error, not a wait for ever."""
-    with anyio.fail_after(5), pytest.raises(CellError, match="did not answer stop in time"):
+    with anyio.fail_after(60), pytest.raises(CellError, match="did not answer stop in time"):
         await monitor.qmp.execute("stop", timeout_s=0.05)
 
 
@@ -115,7 +115,7 @@ async def test_an_endless_line_is_cut_off(monitor: FakeMonitor) -> None:
 JSON = st.recursive(st.none() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_an_answer_or_an_error(said: bytes) -> None:
     """Nothing a VMM can say raises anything but `CellError`."""

@@ -134,7 +134,7 @@ def test_a_process_started_for_the_cell() -> None:
         found = find_survivors(mine)
         assert [survivor.process and survivor.process.pid for survivor in found] == [child.pid]
         remove_survivors(found)
-        assert child.wait(timeout=5) == -9
+        assert child.wait(timeout=60) == -9
         assert find_survivors(mine) == ()
 
 
@@ -185,7 +185,7 @@ def test_a_number_used_again_is_not_killed() -> None:
         kill(type(real)(pid=real.pid, start_ticks=real.start_ticks - 1))
         assert identify(child.pid) == real
         kill(real)
-        assert child.wait(timeout=5) == -9
+        assert child.wait(timeout=60) == -9
 
 
 def orphan(home: Path, **fields: object) -> JournalEntry:
@@ -233,7 +233,7 @@ def test_an_orphan_is_reaped_and_a_living_owners_cell_is_not(tmp_path: Path) -> 
     with process("--cell", dead.cell_id) as left, process("--cell", alive.cell_id) as kept:
         reaped = reap_now(tmp_path)
         assert [cell.cell_id for cell in reaped] == [dead.cell_id]
-        assert left.wait(timeout=5) == -9
+        assert left.wait(timeout=60) == -9
         assert kept.poll() is None
     assert {cell.cell_id: cell.state for cell in list_cells(tmp_path)} == {alive.cell_id: "alive"}
     Journal(tmp_path).remove(alive.cell_id)

@@ -36,7 +36,7 @@ EVERY_KIND = [
 ]
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND, ids=repr)
+@pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: re.sub(r" at 0x[0-9a-f]+", "", repr(kind)))
 @given(value=ANYTHING)
 def test_a_kind_reads_a_value_or_says_what_is_allowed(kind: kinds.Version, value: object) -> None:
     """Nothing but `ValueError`, and a message that can be shown as it is."""

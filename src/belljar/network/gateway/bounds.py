@@ -21,7 +21,7 @@ class Bounds:
     """Likewise, of those with TLS (about 60 KiB each)."""
     handshake_timeout_s: float = 10.0
     """From a connection's beginning to the end of its TLS handshake: closed, refused by name."""
-    handshake_bytes: int = 64 << 10
+    handshake_bytes: int = 32 << 10
     """Received before the end of a TLS handshake: likewise."""
     head_timeout_s: float = 10.0
     """From the first byte of a request's head to its last (slow-loris): closed, refused by name."""
@@ -43,15 +43,19 @@ class Bounds:
     """From a request's head to the end of its answer: closed."""
     requests_per_connection: int = 1_000
     """The connection is closed after the answer."""
-    exchanges: int = 512
-    """Requests being answered at one time: 503."""
+    exchanges: int = 256
+    """Requests being answered at one time, WebSockets among them: 503."""
+    heads_bytes: int = 32 << 20
+    """Received of all heads that are not whole yet: 503, and the connection is closed."""
+    bodies_bytes: int = 128 << 20
+    """Of the bodies of all requests being answered: 503, and the connection is closed."""
     websocket_message_bytes: int = 1 << 20
     """One message, as it came (extensions that compress are not agreed to): the connection is closed, code 1009."""
     h2_streams: int = 64
     """Open at one time on a connection: refused by the protocol (RFC 9113 section 5.1.2)."""
     h2_control_frames: int = 200
     """Frames that are neither a request's nor filled DATA (RST_STREAM, PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty ones), beyond `h2_control_frames_per_request`
-    for each request that was answered: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to 9518)."""
+    for each request that was answered and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to 9518)."""
     h2_control_frames_per_request: int = 16
     stream_bytes: int = 256 << 20
     """Of a raw stream, both ways together: closed."""
@@ -66,7 +70,7 @@ class Bounds:
     unrecorded_bytes: int = 16 << 20
     """Events on their way to the owner: who wants to record waits."""
     dns_events_per_s: int = 200
-    """Queries with an event of their own; more are counted together, ten events a second."""
+    """Queries with an event of their own; more are counted together, at most fifty events a second and cell."""
     dns_pending: int = 1_000
     """Queries whose answer waits for the record: a further datagram is dropped, and counted."""
     dns_tcp_connections: int = 256

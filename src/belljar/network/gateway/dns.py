@@ -1,6 +1,7 @@
 """What the resolver answers: authoritative for the layout's names, NXDOMAIN for every other. Pure: bytes in, bytes and what to record out.
 
-There is nothing to ask anybody with: no cache, no upstream, no recursion (RFC 1034 section 4.3.1; RA is 0). The parser is dnspython's, and whatever it raises is a FORMERR.
+There is nothing to ask anybody with: no cache, no upstream, no recursion (RFC 1034 section 4.3.1; RA is 0). The parser is dnspython's; whatever it raises is a
+FORMERR.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ MAX_UDP_BYTES: Final = 1232
 LEAST_UDP_BYTES: Final = 512
 MAX_SHOWN_CHARS: Final = 300
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
-"""Names that would lead a client elsewhere, or that answer it whether there is a filter: NXDOMAIN even where unknown names are simulated (Mozilla's canary: then Firefox does not
-turn DoH on; RFC 9462: no encrypted resolver is here; WPAD)."""
+"""Names that would lead a client elsewhere, or that tell it whether there is a filter: NXDOMAIN even where unknown names are simulated
+(Mozilla's canary: Firefox then leaves DoH off; RFC 9462: there is no encrypted resolver; WPAD)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,9 @@ def answer(query: bytes, layout: RangeLayout, *, udp: bool) -> Answer:
         return Answer(wire=None, answer="NOT A QUERY")
     opcode = (query[2] >> 3) & 0xF
     if opcode != dns.opcode.QUERY:
-        return Answer(wire=_bare(query, dns.rcode.NOTIMP), answer="NOTIMP", type=dns.opcode.to_text(dns.opcode.Opcode(opcode)))
+        return Answer(
+            wire=_bare(query, dns.rcode.NOTIMP), answer="NOTIMP", type=dns.opcode.to_text(dns.opcode.Opcode(opcode))
+        )
     if query[4:6] != b"\0\1":
         return Answer(wire=_bare(query, dns.rcode.FORMERR), answer="FORMERR")
     try:
@@ -128,11 +131,11 @@ def _fill(response: dns.message.Message, question: dns.rrset.RRset, layout: Rang
     if address is None:
         response.set_rcode(dns.rcode.NXDOMAIN)
     elif question.rdtype in (dns.rdatatype.A, dns.rdatatype.ANY):
-        response.answer.append(_record(question.name, A(dns.rdataclass.IN, dns.rdatatype.A, address)))
+        response.answer.append(_record(question.name, A(dns.rdataclass.IN, dns.rdatatype.A, address)))  # type: ignore[no-untyped-call]
         return address
     zone = question.name
     if address is not None and question.rdtype in (dns.rdatatype.NS, dns.rdatatype.SOA):
-        own = NS(dns.rdataclass.IN, dns.rdatatype.NS, zone)
+        own = NS(dns.rdataclass.IN, dns.rdatatype.NS, zone)  # type: ignore[no-untyped-call]
         response.answer.append(_record(zone, _soa(zone) if question.rdtype == dns.rdatatype.SOA else own))
         return dns.rdatatype.to_text(question.rdtype)
     response.authority.append(_record(zone, _soa(zone)))
@@ -148,7 +151,7 @@ def _address(name: dns.name.Name, layout: RangeLayout) -> str | None:
     found = find(canonical, layout)
     if found is not None:
         return found.address
-    reverse = canonical.endswith(".in-addr.arpa") or canonical.endswith(".ip6.arpa")
+    reverse = canonical.endswith((".in-addr.arpa", ".ip6.arpa"))
     return None if reverse else layout.catch_all
 
 
@@ -158,4 +161,4 @@ def _record(name: dns.name.Name, data: dns.rdata.Rdata) -> dns.rrset.RRset:
 
 def _soa(zone: dns.name.Name) -> SOA:
     """Each name is a zone of its own: no other name is told of."""
-    return SOA(dns.rdataclass.IN, dns.rdatatype.SOA, zone, zone, 1, 3600, 600, 86_400, TTL_S)
+    return SOA(dns.rdataclass.IN, dns.rdatatype.SOA, zone, zone, 1, 3600, 600, 86_400, TTL_S)  # type: ignore[no-untyped-call]

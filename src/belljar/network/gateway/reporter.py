@@ -1,8 +1,8 @@
 """The gateway's end of the event socket: an event goes up, the owner's word that it is recorded comes down.
 
 The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are
-`{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes `{"ack": id}`, or for a
-question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise.
+`{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes
+`{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
@@ -51,9 +51,7 @@ def datagrams(number: int, item: Item) -> list[bytes]:
         raise ValueError(f"an event has at most {MAX_DATA_BYTES} bytes of data and {MAX_BODIES} bodies")
     head = '{"id":%d,"kind":%s,"data":%s,"bodies":%s}' % (number, json.dumps(item.kind), data, json.dumps(refs))  # noqa: UP031
     pieces = [
-        body.content[at : at + PIECE_BYTES]
-        for body in item.bodies
-        for at in range(0, len(body.content), PIECE_BYTES)
+        body.content[at : at + PIECE_BYTES] for body in item.bodies for at in range(0, len(body.content), PIECE_BYTES)
     ]
     return [head.encode(), *pieces]
 
@@ -70,7 +68,7 @@ class Reporter:
     """
 
     def __init__(self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die) -> None:
-        sock.setblocking(False)
+        sock.setblocking(False)  # noqa: FBT003 - the library's signature
         self._sock = sock
         self._bounds = bounds
         self._on_lost = on_lost
@@ -122,7 +120,8 @@ class Reporter:
         return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
 
     async def _has_room(self) -> None:
-        while self._unrecorded >= self._bounds.unrecorded_bytes:
+        if self._room or self._unrecorded >= self._bounds.unrecorded_bytes:
+            # In turn: who came later doesn't pass who waits.
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)
             await future
@@ -211,4 +210,3 @@ class Reporter:
             future.set_result(answer)
         else:
             future.set_exception(ValueError(answer.decode(errors="replace")))
-

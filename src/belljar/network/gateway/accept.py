@@ -1,0 +1,160 @@
+"""Takes connections, counts them, and gives each to what is spoken at the address and port that were dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final
+
+from hypercorn.config import Config
+
+from belljar.events import Kind
+from belljar.network.decide import ENCRYPTED
+from belljar.network.gateway.dns_server import DnsServer
+from belljar.network.gateway.http import HttpConnection, hypercorn_config
+from belljar.network.gateway.middleware import Middleware
+from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
+from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.site import Peer, Site
+from belljar.network.gateway.stream import Stream, sink, stream_data
+from belljar.network.gateway.tls import Terminator
+
+_PAUSE_S: Final = 0.05
+_TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
+# linux/netfilter_ipv4.h
+_SO_ORIGINAL_DST: Final = 80
+_SOCKADDR_IN: Final = struct.Struct("=H2s4s8x")
+
+Handler = Callable[[socket.socket, Peer], Awaitable[None]]
+
+
+class Front:
+    """All listeners of a gateway."""
+
+    def __init__(self, site: Site, terminator: Terminator, group: asyncio.TaskGroup) -> None:
+        self._site, self._terminator, self._group = site, terminator, group
+        self._http = Middleware(site)
+        self._config: Config = hypercorn_config(site.bounds)
+        self._dns = DnsServer(site, group)
+        self._open: Counter[str] = Counter()
+        self._of_cell: Counter[str] = Counter()
+
+    def listen_dns(self, udp: socket.socket, tcp: socket.socket) -> None:
+        """Answers DNS on these sockets."""
+        self._dns.listen(udp)
+        self._group.create_task(self._accept(tcp, "dns_tcp_connections", self._serve_dns))
+
+    def listen(self, tcp: socket.socket) -> None:
+        """Serves the stand-ins' ports."""
+        self._group.create_task(self._accept(tcp, "connections", self._serve))
+
+    def listen_sink(self, tcp: socket.socket) -> None:
+        """Serves what is nobody's."""
+        self._group.create_task(self._accept(tcp, "connections", self._serve_sink))
+
+    async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
+        """For ever. A listener that can't accept any more raises `OSError`, which ends the gateway."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)  # noqa: FBT003 - the library's signature
+        while True:
+            try:
+                sock, (address, _) = await loop.sock_accept(listener)
+            except OSError as error:
+                if error.errno in _DEAD_LISTENER:
+                    raise
+                if error.errno in _TRANSIENT:
+                    self._site.hit("connections")
+                    await asyncio.sleep(_PAUSE_S)
+                continue
+            self._take(sock, address, kind, handler)
+
+    def _take(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
+        bounds = self._site.bounds
+        if self._open[kind] >= getattr(bounds, kind):
+            self._site.hit(kind)
+            reset(sock)
+        elif self._of_cell[address] >= bounds.connections_per_cell:
+            self._site.hit("connections_per_cell")
+            reset(sock)
+        else:
+            self._open[kind] += 1
+            self._of_cell[address] += 1
+            self._group.create_task(self._one(sock, address, kind, handler))
+
+    async def _one(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
+        peer = Peer(cell=self._site.cell(address), address="", port=0)
+        try:
+            sock.setblocking(False)  # noqa: FBT003 - the library's signature
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            dialled, port = sock.getsockname()
+            peer = replace(peer, address=dialled, port=port)
+            await handler(sock, peer)
+        except OSError:
+            pass
+        except Exception as error:  # noqa: BLE001 - a fault that one connection can cause ends that connection, on record
+            data = stream_data(peer, "", "refused", f"the gateway failed: {type(error).__name__}")
+            await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
+        finally:
+            sock.close()
+            self._open[kind] -= 1
+            self._of_cell[address] -= 1
+            if not self._of_cell[address]:
+                del self._of_cell[address]
+
+    async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
+        if peer.address == self._site.layout.resolver:
+            await self._dns.serve(TcpPipe(sock), peer.cell)
+
+    async def _serve_sink(self, sock: socket.socket, peer: Peer) -> None:
+        address, port = _before_redirect(sock, peer)
+        await sink(self._site, Peer(cell=peer.cell, address=address, port=port), TcpPipe(sock))
+
+    async def _serve(self, sock: socket.socket, peer: Peer) -> None:
+        verdict = self._site.judge(peer)
+        if not verdict.allowed:
+            data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
+            await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
+            reset(sock)
+        elif verdict.protocol in ENCRYPTED:
+            await self._serve_encrypted(sock, peer)
+        else:
+            await self._speak(TcpPipe(sock), peer)
+
+    async def _serve_encrypted(self, sock: socket.socket, peer: Peer) -> None:
+        if self._open["tls_connections"] >= self._site.bounds.tls_connections:
+            self._site.hit("tls_connections")
+            reset(sock)
+            return
+        self._open["tls_connections"] += 1
+        try:
+            pipe = TcpPipe(sock)
+            shaken = await self._terminator.shake_hands(pipe, peer)
+            if shaken is None:
+                await pipe.close()
+            else:
+                await self._speak(*shaken)
+        finally:
+            self._open["tls_connections"] -= 1
+
+    async def _speak(self, pipe: Pipe, peer: Peer) -> None:
+        verdict = self._site.judge(peer)
+        stream = self._site.streams.get(verdict.stand_in)
+        if stream is not None:
+            await Stream(self._site, peer, pipe, verdict.stand_in).run(stream)
+        else:
+            await HttpConnection(self._site, peer, pipe, self._http, self._config).run()
+
+
+def _before_redirect(sock: socket.socket, peer: Peer) -> tuple[str, int]:
+    """Where a redirected connection was dialled; where nothing was redirected, where it is."""
+    with contextlib.suppress(OSError):
+        _, port, address = _SOCKADDR_IN.unpack(sock.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, _SOCKADDR_IN.size))
+        return socket.inet_ntoa(address), int.from_bytes(port, "big")
+    return peer.address, peer.port

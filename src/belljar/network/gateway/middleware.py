@@ -1,0 +1,320 @@
+"""Stands between the protocol and the stand-ins: judges each request, bounds it, and has it on record before an answer leaves.
+
+Order within one exchange: `network.http` when the request's body has come, or, if the stand-in answers before that, before the first byte of the answer;
+`network.http.answered` before the last one. An exchange that is cut off is recorded as what it was until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+from urllib.parse import unquote
+
+from belljar.events import JsonValue, Kind
+from belljar.network.decide import Asked, Verdict, split_target
+from belljar.network.gateway.context import App, Message, Receive, Scope, Send
+from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.site import Peer, Site, since_ms
+from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, Tally, shown, shown_headers
+from belljar.network.gateway.websocket import WebSocketRecord
+
+PEER: Final = "peer"
+"""Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and `name` in its place."""
+_STATUS: Final = {"CONNECT": 405, "no Host": 400, "Host is no host name": 400, "the target is no path": 400}
+_MISDIRECTED: Final = 421
+
+
+class Middleware:
+    """An ASGI application over all stand-ins."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One exchange. Raises nothing but what cancels it."""
+        site = self._site
+        peer: Peer = scope["state"][PEER]
+        exchange = Exchange(site, peer, scope)
+        if site.exchanges >= site.bounds.exchanges:
+            site.hit("exchanges")
+            await exchange.run(refuse(503), receive, send)
+            exchange.release()
+            return
+        site.exchanges += 1
+        try:
+            async with asyncio.timeout(site.bounds.request_timeout_s if scope["type"] == "http" else None):
+                await exchange.run(exchange.app(), receive, send)
+        except TimeoutError:
+            await exchange.fail("took too long", 504)
+        except asyncio.CancelledError:
+            exchange.cut("the connection ended")
+            raise
+        except Exception as error:  # noqa: BLE001 - a stand-in's fault ends its exchange, not the gateway
+            await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
+        finally:
+            site.exchanges -= 1
+            exchange.release()
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, site: Site, peer: Peer, scope: Scope) -> None:
+        self._site, self._peer, self._scope = site, peer, scope
+        self._start = time.monotonic()
+        self._number = next(site.numbers)
+        self._asked = _asked(scope)
+        self.verdict: Verdict = site.judge(peer, self._asked)
+        self._request = Tally(site.bounds.kept_body_bytes)
+        self._response = Tally(site.bounds.kept_body_bytes)
+        self._head: Message | None = None
+        self._complete = False
+        self._read_all = False
+        self._held_bytes = 0
+        self._recorded_bytes: int | None = None
+        self._answered = False
+        self._reason = self.verdict.reason
+        self._has_begun = False
+
+    def app(self) -> App:
+        """Who answers: the stand-in, or a refusal."""
+        if not self.verdict.allowed:
+            return refuse(_STATUS.get(self.verdict.reason, _MISDIRECTED))
+        if self._declared_bytes() > self._site.bounds.body_bytes:
+            return self._too_large
+        found = self._site.apps.get(self.verdict.stand_in)
+        return refuse(502) if found is None else found
+
+    async def run(self, app: App, receive: Receive, send: Send) -> None:
+        """Lets `app` answer, on record."""
+        self._upstream, self._downstream = receive, send
+        scope = self._inner_scope()
+        if scope["type"] == "websocket":
+            record = WebSocketRecord(self._site, self._tie(), receive, send)
+            await record.run(app, scope, self._websocket_opens)
+            await self._close("", status=record.status)
+            return
+        try:
+            await app(scope, self._receive, self._send)
+        except _Refused as refused:
+            await self.fail(refused.reason, refused.status)
+        if not self._answered:
+            await self.fail("the stand-in gave no answer", 500)
+
+    async def fail(self, reason: str, status: int) -> None:
+        """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking it off."""
+        self._reason = reason
+        self._read_all = True
+        if self._has_begun or self._scope["type"] == "websocket":
+            await self._close(reason, status=None)
+            return
+        self._head = None
+        self._response = Tally(self._site.bounds.kept_body_bytes)
+        await refuse(status)(self._scope, self._receive, self._send)
+
+    def release(self) -> None:
+        """Gives back what the body took of all bodies' bound."""
+        self._site.bodies_bytes -= self._held_bytes
+        self._held_bytes = 0
+
+    def cut(self, reason: str) -> None:
+        """Puts on record what there was of an exchange that is over before its end."""
+        if self._answered:
+            return
+        self._answered = True
+        self._reason = reason
+        if self._recorded_bytes is None:
+            self._site.reporter.post(self._request_item())
+        self._site.reporter.post(self._answer_item(status=None))
+
+    async def _receive(self) -> Message:
+        if self._read_all:
+            return await self._upstream()
+        message = await self._next_piece()
+        if message["type"] == "http.request":
+            self._hold(message.get("body", b""))
+            self._bound_body()
+            if not message.get("more_body", False):
+                self._complete = self._read_all = True
+                await self._record_request()
+        else:
+            self._read_all = True
+            self.cut("the connection ended")
+        return message
+
+    async def _next_piece(self) -> Message:
+        try:
+            async with asyncio.timeout(self._site.bounds.body_wait_s):
+                return await self._upstream()
+        except TimeoutError:
+            raise _Refused("the body stalled", 408) from None
+
+    def _hold(self, data: bytes) -> None:
+        self._request.add(data)
+        self._held_bytes += len(data)
+        self._site.bodies_bytes += len(data)
+        if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
+            self._site.hit("bodies_bytes")
+            raise _Refused("the bodies of all requests are over the bound", 503)
+
+    def _bound_body(self) -> None:
+        bounds, total = self._site.bounds, self._request.total_bytes
+        if total > (bounds.body_bytes if self.verdict.allowed else bounds.kept_body_bytes):
+            raise _Refused("the body is over the bound", 413)
+        late = time.monotonic() - self._start - bounds.body_wait_s
+        if late > 0 and total < late * bounds.body_bytes_per_s:
+            raise _Refused("the body is too slow", 408)
+
+    async def _send(self, message: Message) -> None:
+        if self._answered:
+            return
+        if message["type"] == "http.response.start":
+            self._head = message
+            return
+        if message["type"] != "http.response.body" or self._head is None:
+            return
+        self._response.add(message.get("body", b""))
+        if message.get("more_body", False):
+            await self._begin()
+        else:
+            await self._end()
+        await self._downstream(message)
+
+    async def _begin(self) -> None:
+        if self._has_begun or self._head is None:
+            return
+        await self._record_request()
+        self._has_begun = True
+        await self._downstream(self._head)
+
+    async def _end(self) -> None:
+        """All of the request is read (within its bounds) before the answer's last byte leaves: a server that closes on unread bytes resets the connection."""
+        await self._read_out()
+        status = None if self._head is None else int(self._head["status"])
+        await self._close(self._reason, status=status)
+        if not self._has_begun and self._head is not None:
+            self._has_begun = True
+            await self._downstream(self._head)
+
+    async def _read_out(self) -> None:
+        try:
+            while not self._read_all:
+                await self._receive()
+        except _Refused as refused:
+            self._read_all = True
+            self._reason = self._reason or refused.reason
+            if self._head is not None and self._scope["http_version"] != "2":
+                self._head = {**self._head, "headers": [*self._head.get("headers", ()), (b"connection", b"close")]}
+
+    async def _record_request(self) -> None:
+        if self._recorded_bytes is None:
+            item = self._request_item()
+            await self._site.reporter.record(item)
+
+    async def _close(self, reason: str, *, status: int | None) -> None:
+        if self._answered:
+            return
+        self._reason = reason
+        first = [] if self._recorded_bytes is not None else [self._request_item()]
+        self._answered = True
+        await self._site.reporter.record(*first, self._answer_item(status=status))
+
+    async def _websocket_opens(self) -> None:
+        await self._record_request()
+
+    async def _too_large(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
+        raise _Refused("the body is over the bound", 413)
+
+    def _declared_bytes(self) -> int:
+        declared = [value for name, value in self._scope["headers"] if name == b"content-length"]
+        return int(declared[0]) if declared and declared[0].isdigit() and len(declared[0]) < 20 else 0
+
+    def _tie(self) -> dict[str, JsonValue]:
+        return {"cell": self._peer.cell, "exchange": self._number, "stand_in": self.verdict.stand_in}
+
+    def _request_item(self) -> Item:
+        self._recorded_bytes = self._request.total_bytes
+        headers, dropped = shown_headers(self._scope["headers"])
+        data: dict[str, JsonValue] = {
+            **self._tie(),
+            "method": shown(self._asked.method, 64),
+            "url": _url(self._scope, self._asked, self._peer),
+            "verdict": "allowed" if self.verdict.allowed else "refused",
+            "reason": self.verdict.reason,
+            "bytes": self._request.total_bytes,
+            "complete": self._complete,
+            "version": self._scope["http_version"],
+            "headers": headers,
+            **({"dropped_headers": dropped} if dropped else {}),
+        }
+        return Item(Kind.NETWORK_HTTP, data, self._request.bodies("request"))
+
+    def _answer_item(self, *, status: int | None) -> Item:
+        headers, _ = shown_headers(() if self._head is None else self._head.get("headers", ()))
+        went_on = self._recorded_bytes is not None and self._request.total_bytes > self._recorded_bytes
+        data: dict[str, JsonValue] = {
+            **self._tie(),
+            "status": status or (int(self._head["status"]) if self._has_begun and self._head else 0),
+            "bytes": self._response.total_bytes,
+            "request_bytes": self._request.total_bytes,
+            "duration_ms": since_ms(self._start),
+            "headers": headers,
+            **({"reason": self._reason} if self._reason else {}),
+        }
+        bodies = self._response.bodies("response") + (self._request.bodies("request") if went_on else ())
+        return Item(Kind.NETWORK_HTTP_ANSWERED, data, bodies)
+
+    def _inner_scope(self) -> Scope:
+        """What a stand-in sees: a path without an authority, one Host, its own state only."""
+        _, path, query = split_target(self._asked.target)
+        state = {"cell": self._peer.cell, "name": self.verdict.name}
+        scope = {**self._scope, "query_string": query, "state": state, "extensions": {}}
+        if self._scope["raw_path"] != path:
+            scope |= {"raw_path": path, "path": _unquoted(path)}
+        return scope
+
+
+class _Refused(Exception):  # noqa: N818 - a verdict on a request
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.status = status
+
+
+def refuse(status: int) -> App:
+    """An application that answers a status, nothing else, and closes an HTTP/1.1 connection."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            headers = [(b"content-length", b"0")]
+            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": b""})
+            return
+        close = [] if scope["http_version"] == "2" else [(b"connection", b"close")]
+        headers = [(b"content-length", b"0"), *close]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+def _asked(scope: Scope) -> Asked:
+    query = scope["query_string"]
+    target = scope["raw_path"] + (b"?" + query if query else b"")
+    hosts = tuple(value for name, value in scope["headers"] if name == b"host")
+    return Asked(method=scope.get("method", "GET"), target=target, hosts=hosts)
+
+
+def _url(scope: Scope, asked: Asked, peer: Peer) -> str:
+    authority, path, query = split_target(asked.target)
+    host = authority if authority is not None else b"".join(asked.hosts[:1])
+    named = host or f"{peer.address}:{peer.port}".encode()
+    return shown(
+        b"%s://%s%s%s" % (scope["scheme"].encode(), named, path, b"?" + query if query else b""), MAX_SHOWN_URL_CHARS
+    )
+
+
+def _unquoted(path: bytes) -> str:
+    return unquote(path.decode("ascii"))

@@ -1,0 +1,158 @@
+"""A connection's bytes, plain or in TLS, without a buffer of our own: what nobody reads stays with the sender.
+
+Nothing leaves a TLS connection before its ClientHello was judged and that is on record, not even an alert: the TLS engine works on memory
+(`ssl.MemoryBIO`), and what it wants to say is sent when the record is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+PIECE_BYTES: Final = 64 << 10
+LINGER_S: Final = 1.0
+LINGER_BYTES: Final = 256 << 10
+
+
+class Pipe(Protocol):
+    """Both ways of a connection."""
+
+    async def receive(self) -> bytes:
+        """Some bytes, at most 64 KiB; empty at the end. Raises `OSError` when the connection was cut."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Returns when the kernel has taken all of it. Raises `OSError` when the connection was cut."""
+        ...
+
+    async def close(self) -> None:
+        """Ends it as the protocol says; never raises."""
+        ...
+
+    @property
+    def alpn(self) -> str | None:
+        """The protocol agreed on within TLS."""
+        ...
+
+
+class TcpPipe:
+    """Over a socket that is open and does not block."""
+
+    alpn: str | None = None
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """See `Pipe`."""
+        return await self._loop.sock_recv(self.sock, max_bytes)
+
+    async def send(self, data: bytes) -> None:
+        """See `Pipe`."""
+        await self._loop.sock_sendall(self.sock, data)
+
+    async def close(self) -> None:
+        """Says that nothing more comes, and reads what is still on its way for at most a second: a close with unread bytes would be a
+        reset, which can overtake the answer."""
+        with contextlib.suppress(OSError, TimeoutError):
+            self.sock.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(LINGER_S):
+                await self._read_out()
+        self.sock.close()
+
+    async def _read_out(self) -> None:
+        left = LINGER_BYTES
+        while left > 0 and (data := await self.receive()):
+            left -= len(data)
+
+
+def reset(sock: socket.socket) -> None:
+    """Closes a connection by RST, whatever was still on its way."""
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+class TlsPipe:
+    """TLS over another pipe, server side. Call `handshake` first."""
+
+    def __init__(self, inner: Pipe, context: ssl.SSLContext) -> None:
+        self._inner = inner
+        self._in = ssl.MemoryBIO()
+        self._out = ssl.MemoryBIO()
+        self.engine = context.wrap_bio(self._in, self._out, server_side=True)
+        self._sending = asyncio.Lock()
+
+    @property
+    def alpn(self) -> str | None:
+        """See `Pipe`."""
+        return self.engine.selected_alpn_protocol()
+
+    async def handshake(self, before_words: Callable[[], Awaitable[None]], max_bytes: int) -> None:
+        """Shakes hands. `before_words` is awaited each time before anything is sent.
+
+        Raises `ssl.SSLError` when it fails (the alert has been sent), also for more than `max_bytes` received; `OSError` when the connection was cut.
+        """
+        received = 0
+        while True:
+            try:
+                self.engine.do_handshake()
+            except ssl.SSLWantReadError:
+                await before_words()
+                await self._flush()
+                # What a client says right behind its last word of the handshake comes with it, and does not count.
+                data = await self._inner.receive() if received <= max_bytes else b""
+                if not data:
+                    why = "closed within the handshake" if received <= max_bytes else "handshake over the bound"
+                    raise ssl.SSLError(ssl.SSL_ERROR_SSL, why) from None
+                received += len(data)
+                self._in.write(data)
+            except ssl.SSLError:
+                await before_words()
+                await self._flush()
+                raise
+            else:
+                await before_words()
+                await self._flush()
+                return
+
+    async def receive(self) -> bytes:
+        """See `Pipe`. A connection that ends without TLS's goodbye ends like one with it: what counts is what HTTP's framing says."""
+        while True:
+            try:
+                return self.engine.read(PIECE_BYTES)
+            except ssl.SSLWantReadError:
+                await self._flush()
+                data = await self._inner.receive()
+                if not data:
+                    return b""
+                self._in.write(data)
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return b""
+
+    async def send(self, data: bytes) -> None:
+        """See `Pipe`."""
+        for at in range(0, len(data), PIECE_BYTES):
+            self.engine.write(data[at : at + PIECE_BYTES])
+            await self._flush()
+
+    async def close(self) -> None:
+        """See `Pipe`."""
+        with contextlib.suppress(ssl.SSLError, OSError, ValueError, TimeoutError):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                self.engine.unwrap()
+            async with asyncio.timeout(LINGER_S):
+                await self._flush()
+        await self._inner.close()
+
+    async def _flush(self) -> None:
+        if self._out.pending:
+            async with self._sending:
+                if said := self._out.read():
+                    await self._inner.send(said)

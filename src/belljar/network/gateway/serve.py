@@ -1,0 +1,102 @@
+"""The gateway's main: from its config and its sockets to a process that answers until its owner is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from belljar.events import Body, JsonValue, Kind
+from belljar.network import stand_ins
+from belljar.network.decide import CATCH_ALL
+from belljar.network.gateway.accept import Front
+from belljar.network.gateway.ca import Authority
+from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.reporter import READY, Item, Reporter
+from belljar.network.gateway.site import Site
+from belljar.network.gateway.tls import Terminator
+from belljar.plan.network import StandInPlan
+
+Make = Callable[[str, StandInContext], Any]
+"""`stand_ins.make`: what answers for a kind."""
+
+
+def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Serves until the process ends: by the owner's going (status 70, at once) or by an error of its own (status 1, said on standard error).
+
+    Call it in the gateway's own process, after its confinement. It says `ready`, with the certificate of the range's authority (PEM), when it answers.
+    """
+    asyncio.run(run(config, listeners, events))
+    os._exit(1)
+
+
+async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make) -> None:
+    """Serves until cancelled."""
+    reporter = Reporter(events, config.bounds)
+    reporter.start()
+    site = Site(layout=config.layout, stand_ins=config.stand_ins, bounds=config.bounds, reporter=reporter)
+    site.apps, site.streams = made(config, site, make)
+    authority = Authority(config.scratch, dt.datetime.now(dt.UTC), config.bounds.leaf_certificates)
+    try:
+        async with asyncio.TaskGroup() as group:
+            front = Front(site, Terminator(site, authority), group)
+            front.listen_dns(listeners.dns_udp, listeners.dns_tcp)
+            for listener in listeners.tcp.values():
+                front.listen(listener)
+            if listeners.sink is not None:
+                front.listen_sink(listeners.sink)
+            await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
+    finally:
+        asyncio.get_running_loop().remove_reader(listeners.dns_udp.fileno())
+        reporter.stop()
+
+
+def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The stand-ins that the gateway answers for, by id: ASGI apps, and servers of streams."""
+    plans = [plan for plan in config.stand_ins if not plan.is_target]
+    apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
+    if config.layout.catch_all is not None:
+        catch_all = StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=())
+        apps[CATCH_ALL] = make(catch_all.kind, context_of(catch_all, config, site))
+    of_streams = {plan.id for plan in plans if plan.kind in stand_ins.STREAM_KINDS}
+    streams = {id_: apps.pop(id_) for id_ in of_streams}
+    return apps, streams
+
+
+def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInContext:
+    """What a stand-in is given: its own part of the range's randomness, its own name on all that it records."""
+
+    async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+        await site.reporter.record(Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
+
+    return StandInContext(
+        id=plan.id,
+        names=plan.names,
+        settings=plan.settings,
+        files=plan.directory or Path("/nonexistent"),
+        clock=time.time,
+        random=seeded(f"{config.range_seed}/{plan.id}"),
+        record=record,
+        ask=site.reporter.ask,
+    )
+
+
+def seeded(seed: str) -> Callable[[int], bytes]:
+    """A source of bytes that are the same for the same seed."""
+    blocks = itertools.count()
+
+    def random(count: int) -> bytes:
+        got = b""
+        while len(got) < count:
+            got += hashlib.sha256(f"{next(blocks)}/{seed}".encode()).digest()
+        return got[:count]
+
+    return random

@@ -1,0 +1,84 @@
+"""What all connections of a gateway share, and what is known of one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from belljar.events import Kind
+from belljar.network.decide import Asked, Flow, Verdict, decide
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.context import App, StreamApp
+from belljar.network.gateway.reporter import Item, Reporter
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import StandInPlan
+
+LIMIT_EVENTS_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One connection: the cell that dialled, what it dialled, and the name it said in TLS."""
+
+    cell: str
+    address: str
+    port: int
+    sni: str | None = None
+    hello: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Site:
+    """The gateway's own state: one a process. `apps` and `streams` are the stand-ins, by id."""
+
+    layout: RangeLayout
+    stand_ins: tuple[StandInPlan, ...]
+    bounds: Bounds
+    reporter: Reporter
+    apps: Mapping[str, App] = field(default_factory=dict)
+    streams: Mapping[str, StreamApp] = field(default_factory=dict)
+    exchanges: int = 0
+    heads_bytes: int = 0
+    bodies_bytes: int = 0
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    _cells: dict[str, str] = field(default_factory=dict)
+    _limits: Counter[str] = field(default_factory=Counter)
+    _limits_due: bool = False
+
+    def __post_init__(self) -> None:
+        self._cells = {port.address: port.name for port in self.layout.cells}
+
+    def cell(self, address: str) -> str:
+        """The name of the cell at an address; empty when there is none."""
+        return self._cells.get(address, "")
+
+    def judge(self, peer: Peer, asked: Asked | None = None) -> Verdict:
+        """The verdict on what is known of a connection, and of a request on it."""
+        flow = Flow(address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, asked=asked)
+        return decide(flow, self.layout, self.stand_ins)
+
+    def hit(self, limit: str) -> None:
+        """Counts that a limit was hit; the counts go on record together, at most once a second."""
+        self._limits[limit] += 1
+        if not self._limits_due:
+            self._limits_due = True
+            asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self._post_limits)
+
+    def _post_limits(self) -> None:
+        self._limits_due = False
+        for limit, count in self._limits.items():
+            self.reporter.post(Item(Kind.LIMIT_HIT, {"limit": limit, "value": self._most(limit), "count": count}))
+        self._limits.clear()
+
+    def _most(self, limit: str) -> float:
+        value: float = getattr(self.bounds, limit)
+        return value
+
+
+def since_ms(start: float) -> float:
+    """Milliseconds since a `time.monotonic()`."""
+    return round((time.monotonic() - start) * 1000, 3)

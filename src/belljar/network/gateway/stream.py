@@ -1,0 +1,209 @@
+"""A raw connection to a stand-in of a stream kind, and the sink: bounded both ways, the first bytes of each way on record."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+from belljar.events import JsonValue, Kind
+from belljar.network.gateway.context import StreamApp
+from belljar.network.gateway.pipe import Pipe
+from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.site import Peer, Site, since_ms
+from belljar.network.gateway.tally import Tally, shown
+
+HIGH_WATER_BYTES: Final = 64 << 10
+READER_BYTES: Final = 32 << 10
+
+
+class Stream:
+    """One raw connection. The opening is on record before the stand-in says anything, the end with the first bytes of both ways."""
+
+    def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
+        self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
+        self._start = time.monotonic()
+        self._received = Tally(site.bounds.kept_stream_bytes)
+        self._sent = Tally(site.bounds.kept_stream_bytes)
+        self._idle: asyncio.Timeout | None = None
+
+    async def run(self, app: StreamApp) -> None:
+        """Lets `app` talk until it returns, or a bound ends it. The pipe is closed."""
+        bounds = self._site.bounds
+        reason = ""
+        await self._site.reporter.record(Item(Kind.NETWORK_STREAM, {**self._data(""), "phase": "opened"}))
+        try:
+            async with (
+                asyncio.timeout(bounds.connection_timeout_s),
+                asyncio.timeout(bounds.idle_timeout_s) as self._idle,
+            ):
+                await self._talk(app)
+        except Exception as error:  # noqa: BLE001 - a stand-in's fault, or the peer's, ends its connection, not the gateway
+            reason = _why(error)
+        finally:
+            self._post_end(reason)
+            await self._pipe.close()
+
+    async def _talk(self, app: StreamApp) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=READER_BYTES, loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport = _Transport(protocol, self._peer)
+        protocol.connection_made(transport)
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+        async with asyncio.TaskGroup() as group:
+            pump = group.create_task(self._pump_in(reader, transport))
+            out = group.create_task(self._pump_out(transport))
+            await app(reader, writer, self._peer.cell)
+            transport.close()
+            await out
+            pump.cancel()
+
+    async def _pump_in(self, reader: asyncio.StreamReader, transport: _Transport) -> None:
+        while True:
+            await transport.may_read.wait()
+            data = await self._pipe.receive()
+            if not data:
+                reader.feed_eof()
+                return
+            self._count(self._received, data)
+            reader.feed_data(data)
+
+    async def _pump_out(self, transport: _Transport) -> None:
+        while (data := await transport.taken()) is not None:
+            self._count(self._sent, data)
+            await self._pipe.send(data)
+
+    def _count(self, tally: Tally, data: bytes) -> None:
+        tally.add(data)
+        if self._received.total_bytes + self._sent.total_bytes > self._site.bounds.stream_bytes:
+            raise _Over("more bytes than a stream may have")
+        if self._idle is not None and not self._idle.expired():
+            self._idle.reschedule(asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s)
+
+    def _data(self, reason: str) -> dict[str, JsonValue]:
+        return {**stream_data(self._peer, self._stand_in, "allowed", reason), "bytes": self._received.total_bytes}
+
+    def _post_end(self, reason: str) -> None:
+        data: dict[str, JsonValue] = {
+            **self._data(reason),
+            "phase": "closed",
+            "sent_bytes": self._sent.total_bytes,
+            "duration_ms": since_ms(self._start),
+        }
+        bodies = self._received.bodies("received") + self._sent.bodies("sent")
+        self._site.reporter.post(Item(Kind.NETWORK_STREAM, data, bodies))
+
+
+async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
+    """Takes the first bytes of a connection that nobody answers, puts them on record, and closes it. Sends nothing."""
+    start = time.monotonic()
+    received = Tally(site.bounds.kept_stream_bytes)
+    try:
+        async with asyncio.timeout(site.bounds.sink_wait_s):
+            while received.total_bytes < site.bounds.kept_stream_bytes and (data := await pipe.receive()):
+                received.add(data)
+    except (TimeoutError, OSError):
+        pass
+    finally:
+        data_: dict[str, JsonValue] = {
+            **stream_data(peer, "", "allowed", "sink"),
+            "bytes": received.total_bytes,
+            "duration_ms": since_ms(start),
+        }
+        recorded = site.reporter.post(Item(Kind.NETWORK_STREAM, data_, received.bodies("received")))
+    await recorded
+    await pipe.close()
+
+
+def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[str, JsonValue]:
+    """What every `network.stream` says."""
+    return {
+        "cell": peer.cell,
+        "stand_in": stand_in,
+        "address": peer.address,
+        "port": peer.port,
+        "verdict": verdict,
+        "reason": shown(reason, 200),
+        "bytes": 0,
+    }
+
+
+def _why(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, _Over):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "idle for too long"
+    return "cut" if isinstance(error, OSError) else f"the stand-in failed: {type(error).__name__}"
+
+
+class _Over(Exception):  # noqa: N818 - a bound, said in words
+    """A bound of a stream."""
+
+
+class _Transport(asyncio.Transport):
+    """What a `StreamWriter` writes to: a buffer with backpressure that `Stream` empties into its pipe."""
+
+    def __init__(self, protocol: asyncio.StreamReaderProtocol, peer: Peer) -> None:
+        super().__init__({"peername": (peer.cell, 0), "sockname": (peer.address, peer.port)})
+        self._protocol = protocol
+        self._buffer = bytearray()
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._paused = False
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    async def taken(self) -> bytes | None:
+        """The bytes written since the last call; None when there will be no more."""
+        while not self._buffer:
+            if self._closing:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        if self._paused:
+            self._paused = False
+            self._protocol.resume_writing()
+        return data
+
+    def write(self, data: Any) -> None:  # noqa: ANN401 - any buffer
+        """Takes bytes; none after `close`."""
+        if self._closing:
+            return
+        self._buffer += data
+        self._changed.set()
+        if len(self._buffer) > HIGH_WATER_BYTES and not self._paused:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
+        """It can't: a side is closed with the whole."""
+        return False
+
+    def is_closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    def close(self) -> None:
+        """Ends writing: what was written is still sent."""
+        if not self._closing:
+            self._closing = True
+            self._changed.set()
+            self._protocol.connection_lost(None)
+
+    def abort(self) -> None:
+        """Ends writing; what was written is not sent."""
+        self._buffer.clear()
+        self.close()
+
+    def pause_reading(self) -> None:
+        """The reader has enough."""
+        self.may_read.clear()
+
+    def resume_reading(self) -> None:
+        """The reader takes more."""
+        self.may_read.set()

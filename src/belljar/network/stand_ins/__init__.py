@@ -1,0 +1,56 @@
+"""Simulated endpoints: each kind answers the protocol it is named for, out of a range's own state, and knows nobody it could ask.
+
+A kind is a module with two functions. `make(context)` gives the thing that answers: an ASGI 3 app (scopes `http` and `websocket`), or for a stream kind a
+coroutine function of reader, writer and peer. All of a stand-in's state hangs on what `make` gave, so it ends with the range. `check(settings, directory)`
+says what is wrong with the author's files, before anything is made.
+
+Must not: open a socket, follow a link out of its files, evaluate an author's or a guest's text as code, or hold anything without a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from belljar.errors import PolicyError
+from belljar.network.gateway.context import StandInContext
+
+KINDS: Final[Mapping[str, str]] = {
+    kind: f"belljar.network.stand_ins.{kind}"
+    for kind in ("http", "openapi", "har", "metadata", "openai", "catch_all", "pypi", "npm", "debian", "git", "smtp")
+}
+STREAM_KINDS: Final = frozenset({"smtp"})
+"""Kinds whose `make` gives a coroutine function of a stream instead of an ASGI app."""
+
+PRELOAD: Final = (
+    *KINDS.values(),
+    "aiosmtpd.smtp",
+    "dulwich.pack",
+    "dulwich.server",
+    "jsonschema",
+    "referencing.jsonschema",
+    "ruamel.yaml",
+)
+"""What the zygote imports ahead of the first range, so that a range pays for none of it."""
+
+
+def _module(kind: str) -> ModuleType:
+    if kind not in KINDS:
+        raise PolicyError(
+            f"there is no stand-in of the kind {kind!r}", mend=f"the kinds are {', '.join(sorted(KINDS))}"
+        )
+    return import_module(KINDS[kind])
+
+
+def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an ASGI app or a stream's server, by kind
+    """What answers for one stand-in. Raises `PolicyError` for an unknown kind, and for files that `check` would have refused."""
+    return _module(kind).make(context)
+
+
+def check(kind: str, settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:
+    """What is wrong with a stand-in's settings and files: a sentence each, with file, line and column where there is a file. Reads, never writes."""
+    found: tuple[str, ...] = _module(kind).check(settings, directory)
+    return found

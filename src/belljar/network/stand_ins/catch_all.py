@@ -1,0 +1,141 @@
+"""The stand-in `catch_all`: answers any name and any path as something plausible, for `default: simulate`.
+
+What is asked for decides the shape: pages for paths that look like pages, JSON for what looks like an API, nothing (204) for telemetry, small real files for
+the usual ones. A name and path get the same answer each time; nothing is remembered. The gateway records each request; what a guest sends somewhere that no one
+has named is besides recorded as an attempt.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.events import JsonValue
+from belljar.network.gateway.context import StandInContext, kept_body
+from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.identity import uuid_of
+from belljar.network.stand_ins.web import Answer, App, Request, header_text, http_app, json_answer, text_answer
+from belljar.units import printable
+
+_API: Final = re.compile(r"(^|/)(api|v\d{1,3}|graphql|rest|rpc|json|oauth2?|token|auth)(/|$)|\.json$", re.ASCII)
+_TELEMETRY: Final = re.compile(
+    r"(^|/|\.)(collect|telemetry|metrics|track(ing)?|beacon|analytics|events?|ping|log|logs|stats|pixel)(/|\.|$)",
+    re.ASCII,
+)
+_ENDINGS: Final = {
+    ".js": ("application/javascript", b'"use strict";\n'),
+    ".css": ("text/css", b"body{margin:0 auto;max-width:60rem;font-family:sans-serif}\n"),
+    ".txt": ("text/plain; charset=utf-8", b"ok\n"),
+    ".xml": ("application/xml", b'<?xml version="1.0" encoding="UTF-8"?>\n<root/>\n'),
+    ".svg": ("image/svg+xml", b'<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>\n'),
+}
+_PIXEL: Final = base64.b64decode("R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7")
+_ICON: Final = base64.b64decode(
+    "AAABAAEAAQEAAAEAIAAwAAAAFgAAACgAAAABAAAAAgAAAAEAIAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAD///8AAAAAAA=="
+)
+_WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_METHODS: Final = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+
+
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+    """The kind has neither fields nor files."""
+    return tuple(unknown_settings(settings, ()))
+
+
+def make(context: StandInContext) -> App:
+    """The ASGI app."""
+
+    async def handle(request: Request) -> Answer:
+        if request.method in _WRITES:
+            data: dict[str, JsonValue] = {
+                "what": "send",
+                "method": request.method,
+                "url": printable(request.url, max_chars=1024),
+                "body_bytes": len(request.body),
+            }
+            await context.record("network.attempt", data, [kept_body("request", request.body)] if request.body else [])
+        return respond(request)
+
+    return http_app(handle)
+
+
+def respond(request: Request) -> Answer:
+    """What is answered; a pure function of the request."""
+    path, ending = request.path.lower(), "." + request.path.lower().rpartition(".")[2]
+    if request.method == "OPTIONS":
+        return Answer(status=204, headers=(("allow", _METHODS), *_cors(request)))
+    if request.method not in _METHODS.split(", "):
+        return text_answer("Method Not Allowed", 405, (("allow", _METHODS),))
+    if path in ("/robots.txt", "/favicon.ico"):
+        return text_answer("User-agent: *\nDisallow:\n") if path == "/robots.txt" else _file("image/x-icon", _ICON)
+    if ending in (".gif", ".png", ".jpg", ".jpeg", ".webp"):
+        return _file("image/gif", _PIXEL)
+    if ending in _ENDINGS:
+        return _file(*_ENDINGS[ending])
+    if _TELEMETRY.search(path) or _TELEMETRY.search(request.host.partition(".")[0]):
+        return Answer(status=204, headers=_cors(request))
+    if _is_api(request, path):
+        return _api(request)
+    return _page(request)
+
+
+def _is_api(request: Request, path: str) -> bool:
+    accept = request.header("accept").lower()
+    asks = "application/json" in accept and "text/html" not in accept
+    return asks or bool(_API.search(path)) or request.host.startswith("api.") or request.content_type.endswith("json")
+
+
+def _cors(request: Request) -> tuple[tuple[str, str], ...]:
+    origin = header_text(request.header("origin"), max_chars=256)
+    if not origin:
+        return ()
+    return (
+        ("access-control-allow-origin", origin),
+        ("access-control-allow-methods", _METHODS),
+        ("access-control-allow-headers", "*"),
+    )
+
+
+def _file(media: str, content: bytes) -> Answer:
+    return Answer(headers=(("content-type", media), ("cache-control", "max-age=3600")), body=content)
+
+
+def _api(request: Request) -> Answer:
+    seed = hashlib.sha256(f"{request.host}{request.raw_path}".encode()).digest()
+    sent = request.json
+    # What was sent comes back, as most services do; bounded, so that a small request never makes a large answer.
+    known = (
+        {k: v for k, v in list(sent.items())[:20] if isinstance(v, (str, int, float, bool))}
+        if isinstance(sent, dict)
+        else {}
+    )
+    body: dict[str, Any] = {
+        "id": uuid_of(seed[:16]),
+        **{k[:64]: v[:256] if isinstance(v, str) else v for k, v in known.items()},
+    }
+    if request.method in ("GET", "HEAD"):
+        parts = [part for part in request.path.split("/") if part]
+        is_list = bool(parts) and parts[-1].endswith("s") and not any(c.isdigit() for c in parts[-1])
+        body = {"data": [], "total": 0} if is_list else {"id": uuid_of(seed[:16]), "status": "ok"}
+    elif request.method == "DELETE":
+        return Answer(status=204, headers=_cors(request))
+    return json_answer(body, 201 if request.method == "POST" else 200, _cors(request))
+
+
+def _page(request: Request) -> Answer:
+    host = html.escape(request.host[:253])
+    name = host.removeprefix("www.").partition(".")[0].replace("-", " ").title() or "Welcome"
+    last = next((part for part in reversed(request.path.split("/")) if part), "")[:80].rpartition(".")
+    topic = html.escape((last[0] or last[2]).replace("-", " ").replace("_", " ").title())
+    title = f"{topic} - {name}" if topic else name
+    page = (
+        f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title></head>\n<body>\n'
+        f'<header><a href="/">{name}</a></header>\n<main><h1>{topic or f"Welcome to {name}"}</h1>\n<p>There is nothing here yet.</p></main>\n'
+        f'<nav><a href="/about">About</a> <a href="/contact">Contact</a></nav>\n<footer>&copy; {name}</footer>\n</body>\n</html>\n'
+    )
+    return text_answer(page, media="text/html; charset=utf-8")

@@ -1,0 +1,166 @@
+"""Documents that an author gives a stand-in: YAML 1.2 or JSON, each value with its place, so that every mistake is named with file, line and column.
+
+JSON (by the file's ending) is read as JSON, anything else as YAML by the rules of a policy, but empty values and plain numbers as names are allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, TypeAlias
+
+from belljar.network.stand_ins.web import parse_json
+from belljar.policy.fields import nearest, quoted
+from belljar.policy.yaml_tree import Mark, Problem, Reading, Tree, closest_mark, field_name, read_tree
+from belljar.units import format_size, printable
+
+MAX_YAML_BYTES: Final = 512 << 10
+MAX_JSON_BYTES: Final = 32 << 20
+MAX_PROBLEMS: Final = 50
+_MAX_DEPTH: Final = 64
+
+Path_: TypeAlias = tuple["str | int", ...]
+_SPACE: Final = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(kw_only=True)
+class Document:
+    """A document, or an inline value of the policy (`source` is then "" and places are its fields'). `problems` collects sentences."""
+
+    source: str
+    value: Any = None
+    text: str = ""
+    tree: Tree | None = None
+    prefix: str = ""
+    problems: list[str] = field(default_factory=list)
+
+    def problem(self, path: Path_, message: str, *, key: bool = False) -> None:
+        """Note what is wrong at a value, or at its name; no more than `MAX_PROBLEMS`."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(self.sentence(path, message, key=key))
+
+    def sentence(self, path: Path_, message: str, *, key: bool = False) -> str:
+        """`file:line:column: field: message`; for an inline value `field: message`."""
+        name = field_name(path)
+        if not self.source:
+            joined = f"{self.prefix}{'' if name.startswith('[') or not name else '.'}{name}"
+            return f"{joined}: {message}"
+        return Problem(mark=self._mark(path, key=key), field=name, message=message).line(self.source)
+
+    def _mark(self, path: Path_, *, key: bool) -> Mark:
+        if self.tree is not None:
+            return closest_mark(self.tree, path, key=key)
+        return locate_json(self.text, path)
+
+
+def locate_json(text: str, path: Path_) -> Mark:
+    """The place of the value at `path` in a text that is known to be JSON, or of the nearest thing around it."""
+    at = _skip_space(text, 0)
+    for part in path:
+        found = next((where for name, where in _members(text, at) if name == part), None)
+        if found is None:
+            break
+        at = found
+    before = text[:at]
+    return Mark(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"))
+
+
+def _skip_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _members(text: str, at: int) -> Iterator[tuple[str | int, int]]:
+    decoder = json.JSONDecoder()
+    if text[at : at + 1] not in ("{", "["):
+        return
+    is_object, index, at = text[at] == "{", 0, _skip_space(text, at + 1)
+    while text[at : at + 1] not in ("", "}", "]"):
+        name: str | int = index
+        if is_object:
+            name, at = decoder.raw_decode(text, at)
+            at = _skip_space(text, _skip_space(text, at) + 1)
+        yield name, at
+        at = _skip_space(text, decoder.raw_decode(text, at)[1])
+        if text[at : at + 1] == ",":
+            at = _skip_space(text, at + 1)
+        index += 1
+
+
+def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | str:
+    """A file of the stand-in's directory: its bytes, or the sentence that says why not. Links that lead out are refused."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return f"{quoted(name)} is no file's name"
+    if directory is None:
+        return f"{quoted(name)} can't be read: the stand-in has no directory of files"
+    relative = PurePosixPath(name)
+    if relative.is_absolute() or ".." in relative.parts:
+        return f"{quoted(name)} is not below the stand-in's directory: write it relative, without `..`"
+    path = directory / relative
+    try:
+        if not path.resolve().is_relative_to(directory.resolve()):
+            return f"{printable(name)}: leads out of the stand-in's directory by a link"
+        if not path.is_file():
+            return f"{printable(name)}: there is no such file in the stand-in's directory"
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as exc:
+        return f"{printable(name)}: can't be read: {exc.strerror or exc}"
+    return f"{printable(name)}: larger than {format_size(max_bytes)}" if len(data) > max_bytes else data
+
+
+def read_document(directory: Path | None, name: object, *, what: str) -> Document:
+    """The document in a file. `Document.problems` says why it can't be read."""
+    is_json = isinstance(name, str) and name.lower().endswith((".json", ".har"))
+    data = read_file(directory, name, MAX_JSON_BYTES if is_json else MAX_YAML_BYTES)
+    document = Document(source=str(name))
+    if isinstance(data, str):
+        document.problems.append(data)
+    elif is_json:
+        _read_json(document, data)
+    else:
+        reading = Reading(
+            what=what, max_bytes=MAX_YAML_BYTES, max_depth=_MAX_DEPTH, empty_values=True, plain_names=True
+        )
+        document.tree = read_tree(data, reading)
+        document.value = document.tree.value
+        document.problems += [problem.line(document.source) for problem in document.tree.problems]
+    return document
+
+
+def _read_json(document: Document, data: bytes) -> None:
+    try:
+        document.text = data.decode("utf-8-sig")
+        document.value = parse_json(document.text)
+    except UnicodeDecodeError as exc:
+        line = data[: exc.start].count(b"\n") + 1
+        document.problems.append(f"{printable(document.source)}:{line}:1: not UTF-8")
+    except json.JSONDecodeError as exc:
+        document.problems.append(f"{printable(document.source)}:{exc.lineno}:{exc.colno}: not JSON: {exc.msg}")
+    except ValueError as exc:
+        document.problems.append(f"{printable(document.source)}:1:1: not JSON: {exc}")
+    if not document.problems and _deeper(document.value, _MAX_DEPTH):
+        document.problems.append(f"{printable(document.source)}:1:1: nested deeper than {_MAX_DEPTH} levels")
+
+
+def _deeper(value: object, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return False
+    return levels == 0 or any(
+        _deeper(item, levels - 1) for item in (value.values() if isinstance(value, dict) else value)
+    )
+
+
+def unknown_settings(settings: Mapping[str, Any], allowed: tuple[str, ...]) -> list[str]:
+    """A sentence for each setting that the kind doesn't have."""
+    found = []
+    for name in settings:
+        if name not in allowed:
+            near = nearest(name, allowed)
+            found.append(
+                f"{printable(name)}: there is no such field; {f'did you mean `{near}`?' if near else 'the fields are ' + ', '.join(allowed)}"
+            )
+    return found

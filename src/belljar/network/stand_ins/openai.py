@@ -1,0 +1,348 @@
+"""The stand-in `openai`: the chat endpoint of an OpenAI-compatible API, bridged to the model of the harness.
+
+A program inside the cell uses its usual client; each question goes to the owner of the range by `context.ask("chat", body)` and comes back as one completion. There
+is no network in between. Bodies are checked and bounded before anybody is asked; errors have the API's own shape. Source: OpenAI API reference, "Chat" and
+"Responses". Embeddings, files and everything else are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import PolicyError
+from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins import responses
+from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.web import Answer, App, Pairs, Request, compact, http_app, json_answer, parse_json
+from belljar.policy.fields import quoted
+
+SETTINGS: Final = ("models", "api_key")
+MAX_QUESTION_BYTES: Final = 8 << 20
+MAX_ANSWER_BYTES: Final = 8 << 20
+MAX_MESSAGES: Final = 4096
+MAX_TOOLS: Final = 128
+MAX_WAITING: Final = 32
+"""Questions that wait for an answer at one time; more are refused with 429."""
+DEFAULT_MODELS: Final = ("gpt-4o",)
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+_PIECE_CHARS: Final = 24
+_POSTS: Final = ("/v1/chat/completions", "/v1/responses")
+_BASE62: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_DOWN: Final = "The server had an error while processing your request. Sorry about that!"
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error of the API's."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        usual = "server_error" if status >= 500 else "invalid_request_error"
+        self.body = {"error": {"message": message, "type": kind or usual, "param": param, "code": code}}
+
+
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+    """What is wrong with the settings. The kind has no files."""
+    problems = unknown_settings(settings, SETTINGS)
+    models = settings.get("models", list(DEFAULT_MODELS))
+    if (
+        not isinstance(models, list)
+        or not 0 < len(models) <= 100
+        or not all(isinstance(m, str) and 0 < len(m) <= 128 for m in models)
+    ):
+        problems.append("models: a list of 1 to 100 names of models is needed")
+    key = settings.get("api_key", "x")
+    if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not 0 < len(key) <= 256:
+        problems.append(f"api_key: {quoted(key)} is no key: 1 to 256 printable characters")
+    return tuple(problems)
+
+
+def make(context: StandInContext) -> App:
+    """The ASGI app. Raises `PolicyError` for what `check` would have said."""
+    if problems := check(context.settings, None):
+        raise PolicyError("; ".join(problems), where=context.id)
+    too_large = RefusedError(413, f"Maximum content size limit ({MAX_QUESTION_BYTES}) exceeded.")
+    return http_app(
+        _Server(context).handle,
+        max_body_bytes=MAX_QUESTION_BYTES,
+        too_large=json_answer(too_large.body, too_large.status),
+    )
+
+
+class _Server:
+    """One range's endpoint."""
+
+    def __init__(self, context: StandInContext) -> None:
+        settings: Mapping[str, Any] = context.settings
+        self.context = context
+        self.key = settings.get("api_key")
+        self.models: list[str] = list(settings.get("models", DEFAULT_MODELS))
+        self.any_model = "models" not in settings
+        self.waiting = 0
+
+    async def handle(self, request: Request) -> Answer:
+        headers: Pairs = (("x-request-id", f"req_{self.context.random(16).hex()}"), ("openai-version", "2020-10-01"))
+        try:
+            self.authorized(request)
+            answer = await self.route(request)
+        except RefusedError as exc:
+            final = (("x-should-retry", "false"),) if exc.status >= 500 else ()
+            return json_answer(exc.body, exc.status, (*headers, *final))
+        return Answer(
+            status=answer.status,
+            headers=(*answer.headers, *headers),
+            body=answer.body,
+            stream=answer.stream,
+            length=answer.length,
+        )
+
+    def authorized(self, request: Request) -> None:
+        """Any key is right, unless the policy names one."""
+        scheme, _, key = request.header("authorization").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise RefusedError(
+                401,
+                "You didn't provide an API key. You need to provide your API key in an Authorization header using Bearer auth.",
+            )
+        if self.key is not None and key.strip() != self.key:
+            shown = f"{key[:3]}***{key[-4:]}" if len(key) > 12 and key.isascii() and key.isprintable() else "***"
+            raise RefusedError(401, f"Incorrect API key provided: {shown}.", code="invalid_api_key")
+
+    async def route(self, request: Request) -> Answer:
+        path = request.path.rstrip("/")
+        if path == "/v1/models" or path.startswith("/v1/models/"):
+            return self.catalogue(request, path.removeprefix("/v1/models").lstrip("/"))
+        if path == "/v1/embeddings":
+            raise RefusedError(
+                404, "The requested model does not support embeddings.", param="model", code="model_not_found"
+            )
+        if path not in _POSTS:
+            raise RefusedError(404, f"Invalid URL ({request.method} {request.raw_path[:200]})")
+        if request.method != "POST":
+            raise RefusedError(405, f"Not allowed to {request.method} on {path}.", code="method_not_supported")
+        body = _question(request)
+        return await (self.chat(body) if path == _POSTS[0] else self.respond(body))
+
+    def catalogue(self, request: Request, name: str) -> Answer:
+        if request.method not in ("GET", "HEAD"):
+            raise RefusedError(405, f"Not allowed to {request.method} on models.", code="method_not_supported")
+        made = int(self.context.clock()) - 30 * 86_400
+        shown = [{"id": model, "object": "model", "created": made, "owned_by": "system"} for model in self.models]
+        if not name:
+            return json_answer({"object": "list", "data": shown})
+        found = next((model for model in shown if model["id"] == name), None)
+        if found is None:
+            raise _no_model(name)
+        return json_answer(found)
+
+    async def chat(self, body: dict[str, Any]) -> Answer:
+        self.known(body)
+        check_chat(body)
+        completion = await self.ask(body)
+        if not body.get("stream"):
+            return json_answer(completion)
+        options = body.get("stream_options")
+        usage = isinstance(options, dict) and options.get("include_usage") is True
+        return _events(f"data: {compact(chunk)}\n\n" for chunk in chunks(completion, usage=usage))
+
+    async def respond(self, body: dict[str, Any]) -> Answer:
+        self.known(body)
+        try:
+            question = responses.to_chat(body)
+        except ValueError as exc:
+            raise RefusedError(400, str(exc)) from None
+        check_chat(question)
+        answer = responses.from_chat(await self.ask(question), body, self.context.random)
+        if not body.get("stream"):
+            return json_answer(answer)
+        lines = (f"event: {event['type']}\ndata: {compact(event)}\n\n" for event in responses.events(answer, pieces))
+        return _events(lines, done=False)
+
+    def known(self, body: Mapping[str, Any]) -> None:
+        model = body.get("model")
+        if not isinstance(model, str) or not 0 < len(model) <= 256:
+            raise RefusedError(400, "you must provide a model parameter")
+        if not self.any_model and model not in self.models:
+            raise _no_model(model)
+
+    async def ask(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One completion from the owner, complete and in the API's shape."""
+        if self.waiting >= MAX_WAITING:
+            raise RefusedError(429, "Rate limit reached for requests.", kind="requests", code="rate_limit_exceeded")
+        question = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        self.waiting += 1
+        try:
+            found = await self.context.ask("chat", compact(question).encode("utf-8", "replace"))
+        except ValueError:
+            # The owner's reason is for the record, which the owner keeps; the guest learns what any client of a failing API learns.
+            raise RefusedError(500, _DOWN) from None
+        finally:
+            self.waiting -= 1
+        return self.completed(found, str(body["model"]))
+
+    def completed(self, data: bytes, model: str) -> dict[str, Any]:
+        """The owner's answer with what clients rely on filled in."""
+        try:
+            found = parse_json(data) if len(data) <= MAX_ANSWER_BYTES else None
+        except ValueError:
+            found = None
+        choices = found.get("choices") if isinstance(found, dict) else None
+        if (
+            not isinstance(choices, list)
+            or not choices
+            or not all(isinstance(c, dict) and isinstance(c.get("message"), dict) for c in choices)
+        ):
+            raise RefusedError(500, _DOWN)
+        name = "".join(_BASE62[byte % 62] for byte in self.context.random(29))
+        filled = {
+            "id": f"chatcmpl-{name}",
+            "object": "chat.completion",
+            "created": int(self.context.clock()),
+            "model": model,
+            **found,
+        }
+        filled["choices"] = [_choice(index, choice) for index, choice in enumerate(choices)]
+        filled.setdefault("usage", {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
+        return filled
+
+
+def _choice(index: int, choice: dict[str, Any]) -> dict[str, Any]:
+    message = {"role": "assistant", "content": None, **choice["message"]}
+    usual = "tool_calls" if message.get("tool_calls") else "stop"
+    return {"index": index, "logprobs": None, "finish_reason": usual, **choice, "message": message}
+
+
+def _no_model(name: str) -> RefusedError:
+    message = f"The model `{name[:128]}` does not exist or you do not have access to it."
+    return RefusedError(404, message, param="model", code="model_not_found")
+
+
+def _question(request: Request) -> dict[str, Any]:
+    try:
+        body = parse_json(request.body)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise RefusedError(400, "We could not parse the JSON body of your request.")
+    return body
+
+
+def check_chat(body: Mapping[str, Any]) -> None:
+    """A question of the chat endpoint. Raises `RefusedError` as the API words it."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RefusedError(
+            400, "Missing required parameter: 'messages'.", param="messages", code="missing_required_parameter"
+        )
+    if len(messages) > MAX_MESSAGES:
+        raise RefusedError(
+            400,
+            f"Invalid 'messages': array too long, at most {MAX_MESSAGES}.",
+            param="messages",
+            code="array_above_max_length",
+        )
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+    if type(body.get("stream", False)) not in (bool, type(None)):
+        raise _wrong_type("stream", "a boolean")
+    if body.get("n") not in (None, 1):
+        raise RefusedError(400, "Invalid value for 'n': must be 1.", param="n", code="invalid_value")
+    tools = body.get("tools") or []
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise _wrong_type("tools", f"an array of at most {MAX_TOOLS} objects")
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RefusedError(
+                400,
+                f"Missing required parameter: 'tools[{index}].function.name'.",
+                param="tools",
+                code="missing_required_parameter",
+            )
+
+
+def _check_message(message: object, where: str) -> None:
+    if not isinstance(message, dict):
+        raise _wrong_type(where, "an object")
+    if message.get("role") not in _ROLES:
+        allowed = ", ".join(f"'{role}'" for role in _ROLES)
+        raise RefusedError(
+            400,
+            f"Invalid value for '{where}.role'. Supported values are: {allowed}.",
+            param=f"{where}.role",
+            code="invalid_value",
+        )
+    content = message.get("content")
+    if content is None and message["role"] != "assistant":
+        raise _wrong_type(f"{where}.content", "a string or an array of objects")
+    if (
+        content is not None
+        and not isinstance(content, str)
+        and not (isinstance(content, list) and all(isinstance(p, dict) for p in content))
+    ):
+        raise _wrong_type(f"{where}.content", "a string or an array of objects")
+
+
+def _wrong_type(where: str, wanted: str) -> RefusedError:
+    return RefusedError(400, f"Invalid type for '{where}': expected {wanted}.", param=where, code="invalid_type")
+
+
+def pieces(text: str) -> list[str]:
+    """Text in the small parts that a stream has."""
+    return [text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS)]
+
+
+def chunks(completion: Mapping[str, Any], *, usage: bool) -> Iterable[dict[str, Any]]:
+    """A completion as the chunks of a stream; `usage` adds the last one, which has no choice."""
+    base = {name: completion[name] for name in ("id", "created", "model")} | {
+        "object": "chat.completion.chunk",
+        "system_fingerprint": None,
+    }
+    for choice in completion["choices"]:
+        for delta in _deltas(choice["message"]):
+            yield {
+                **base,
+                "choices": [{"index": choice["index"], "delta": delta, "logprobs": None, "finish_reason": None}],
+            }
+        yield {
+            **base,
+            "choices": [
+                {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
+            ],
+        }
+    if usage:
+        yield {**base, "choices": [], "usage": completion["usage"]}
+
+
+def _deltas(message: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    content, calls = message.get("content"), message.get("tool_calls")
+    yield {"role": "assistant", "content": "" if isinstance(content, str) else None}
+    for piece in pieces(content) if isinstance(content, str) else ():
+        yield {"content": piece}
+    for index, call in enumerate(calls if isinstance(calls, list) else ()):
+        function = call.get("function", {}) if isinstance(call, dict) else {}
+        begun = {
+            "index": index,
+            "id": call.get("id"),
+            "type": "function",
+            "function": {"name": function.get("name"), "arguments": ""},
+        }
+        yield {"tool_calls": [begun]}
+        for piece in pieces(str(function.get("arguments", ""))):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+
+
+def _events(lines: Iterable[str], *, done: bool = True) -> Answer:
+    async def stream() -> AsyncIterator[bytes]:
+        for line in lines:
+            yield line.encode("utf-8", "replace")
+        if done:
+            yield b"data: [DONE]\n\n"
+
+    return Answer(
+        headers=(("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")), stream=stream
+    )

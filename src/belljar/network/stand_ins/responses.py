@@ -1,0 +1,208 @@
+"""The API's newer endpoint, `/v1/responses`, in terms of chat: what is asked becomes a chat question, the completion becomes a response. Pure.
+
+Nothing is kept between two questions, so `previous_response_id` and `conversation` are refused. Only functions are passed through as tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+_PASSED: Final = ("model", "temperature", "top_p", "parallel_tool_calls", "user", "metadata")
+_ROLES: Final = {"developer": "system"}
+
+
+def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat question. Raises `ValueError` with the API's words."""
+    for name in ("previous_response_id", "conversation", "background"):
+        if body.get(name):
+            raise ValueError(f"Unsupported parameter: '{name}' is not supported with this model.")
+    question = {name: body[name] for name in _PASSED if body.get(name) is not None}
+    if body.get("max_output_tokens") is not None:
+        question["max_completion_tokens"] = body["max_output_tokens"]
+    instructions = body.get("instructions")
+    messages = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
+    question["messages"] = [*messages, *_messages(body.get("input"))]
+    if body.get("tools"):
+        question["tools"] = _tools(body["tools"])
+    choice = body.get("tool_choice")
+    if choice is not None:
+        is_named = isinstance(choice, dict) and choice.get("type") == "function"
+        question["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if is_named else choice
+    return question
+
+
+def _messages(value: object) -> list[dict[str, Any]]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise ValueError("Missing required parameter: 'input'.")
+    found: list[dict[str, Any]] = []
+    for index, item in enumerate(value):
+        message = _message(item, index)
+        if message is None:
+            continue
+        if message.get("tool_calls") and found and found[-1].get("tool_calls"):
+            found[-1]["tool_calls"] += message["tool_calls"]
+        else:
+            found.append(message)
+    return found
+
+
+def _message(item: object, index: int) -> dict[str, Any] | None:
+    if not isinstance(item, dict):
+        raise ValueError(f"Invalid type for 'input[{index}]': expected an object.")
+    match item.get("type", "message"):
+        case "message":
+            role = item.get("role")
+            return {
+                "role": _ROLES.get(role, role) if isinstance(role, str) else role,
+                "content": _content(item.get("content"), index),
+            }
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments")}
+            return {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": item.get("call_id"), "type": "function", "function": function}],
+            }
+        case "function_call_output":
+            return {"role": "tool", "tool_call_id": item.get("call_id"), "content": _content(item.get("output"), index)}
+        case "reasoning":
+            return None
+    raise ValueError(f"Invalid value for 'input[{index}].type'.")
+
+
+def _content(value: object, index: int) -> Any:  # noqa: ANN401 - text or parts
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+        raise ValueError(f"Invalid type for 'input[{index}].content': expected a string or an array of objects.")
+    parts = [_part(part, index) for part in value]
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+def _part(part: Mapping[str, Any], index: int) -> dict[str, Any]:
+    if part.get("type") in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if part.get("type") == "input_image" and isinstance(part.get("image_url"), str):
+        return {"type": "image_url", "image_url": {"url": part["image_url"]}}
+    raise ValueError(f"Invalid value for 'input[{index}].content': only text and images by URL are supported.")
+
+
+def _tools(tools: object) -> list[dict[str, Any]]:
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError("Invalid type for 'tools': expected an array of objects.")
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            raise ValueError(f"Invalid value for 'tools[{index}].type': only 'function' is supported with this model.")
+    fields = ("name", "description", "parameters", "strict")
+    return [
+        {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
+        for tool in tools
+    ]
+
+
+def from_chat(completion: Mapping[str, Any], body: Mapping[str, Any], random: Callable[[int], bytes]) -> dict[str, Any]:
+    """The response for a completion."""
+    message, output = completion["choices"][0]["message"], []
+    if isinstance(message.get("content"), str):
+        part = {"type": "output_text", "text": message["content"], "annotations": [], "logprobs": []}
+        output.append(
+            {
+                "type": "message",
+                "id": f"msg_{random(24).hex()}",
+                "status": "completed",
+                "role": "assistant",
+                "content": [part],
+            }
+        )
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function", {}) if isinstance(call, dict) else {}
+        output.append(
+            {
+                "type": "function_call",
+                "id": f"fc_{random(24).hex()}",
+                "call_id": call.get("id"),
+                "name": function.get("name"),
+                "arguments": function.get("arguments", ""),
+                "status": "completed",
+            }
+        )
+    return {
+        "id": f"resp_{random(24).hex()}",
+        "object": "response",
+        "created_at": completion["created"],
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "model": completion["model"],
+        "output": output,
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "previous_response_id": None,
+        "temperature": body.get("temperature", 1.0),
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": body.get("tools", []),
+        "top_p": body.get("top_p", 1.0),
+        "usage": _usage(completion.get("usage")),
+        "metadata": body.get("metadata") or {},
+    }
+
+
+def _usage(usage: object) -> dict[str, Any]:
+    known = usage if isinstance(usage, dict) else {}
+    counts = [known.get(name, 0) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    asked, made, total = (count if type(count) is int else 0 for count in counts)
+    return {
+        "input_tokens": asked,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": total,
+    }
+
+
+def events(response: Mapping[str, Any], pieces: Callable[[str], list[str]]) -> Iterator[dict[str, Any]]:
+    """The response as the events of a stream."""
+    begun = {**response, "status": "in_progress", "output": [], "usage": None}
+    bare: list[dict[str, Any]] = [
+        {"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")
+    ]
+    for index, item in enumerate(response["output"]):
+        bare += _item_events(item, index, pieces)
+    bare.append({"type": "response.completed", "response": response})
+    for number, event in enumerate(bare):
+        yield {**event, "sequence_number": number}
+
+
+def _item_events(item: Mapping[str, Any], index: int, pieces: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+    is_text = item["type"] == "message"
+    empty = {**item, "status": "in_progress", **({"content": []} if is_text else {"arguments": ""})}
+    at: dict[str, Any] = {"item_id": item["id"], "output_index": index}
+    found: list[dict[str, Any]] = [{"type": "response.output_item.added", "output_index": index, "item": empty}]
+    if is_text:
+        part, at = item["content"][0], {**at, "content_index": 0}
+        found.append({"type": "response.content_part.added", **at, "part": {**part, "text": ""}})
+        found += [
+            {"type": "response.output_text.delta", **at, "delta": piece, "logprobs": []}
+            for piece in pieces(part["text"])
+        ]
+        found.append({"type": "response.output_text.done", **at, "text": part["text"], "logprobs": []})
+        found.append({"type": "response.content_part.done", **at, "part": part})
+    else:
+        found += [
+            {"type": "response.function_call_arguments.delta", **at, "delta": piece}
+            for piece in pieces(item["arguments"])
+        ]
+        found.append(
+            {
+                "type": "response.function_call_arguments.done",
+                **at,
+                "name": item["name"],
+                "arguments": item["arguments"],
+            }
+        )
+    return [*found, {"type": "response.output_item.done", "output_index": index, "item": item}]

@@ -1,0 +1,397 @@
+"""Reads what an author wrote for an `http` stand-in into a `Site`. Every mistake is noted with its place, and reading goes on, so that all are told at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from belljar.network.stand_ins.documents import Document, Path_, read_document, read_file, unknown_settings
+from belljar.network.stand_ins.routes import (
+    METHODS,
+    Condition,
+    Line,
+    Operation,
+    Pattern,
+    Reply,
+    Route,
+    Site,
+    parse_pattern,
+)
+from belljar.network.stand_ins.state import MAX_STATE_BYTES, size_of
+from belljar.network.stand_ins.templates import (
+    MAX_TEMPLATE_CHARS,
+    Expression,
+    Reference,
+    Template,
+    TemplateError,
+    parse_reference,
+    parse_template,
+    references,
+    text_of,
+)
+from belljar.policy.fields import kind_of, listed, nearest, quoted
+from belljar.units import parse_duration
+
+SETTINGS: Final = ("routes", "state", "static", "session_cookie")
+MAX_ROUTES: Final = 1000
+MAX_DELAY_S: Final = 30.0
+MAX_FILE_BYTES: Final = 256 << 20
+_REPLY: Final = ("status", "headers", "cookies", "type", "body", "json", "file", "template", "redirect", "delay")
+_ROUTE: Final = ("path", "method", "methods", "when", "do", "answers", "websocket")
+_BODIES: Final = ("body", "json", "file", "template", "redirect")
+_OPERATORS: Final = ("equals", "exists", "contains", "starts")
+_TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
+_MEDIA: Final = re.compile(r"[A-Za-z0-9.+-]+/[A-Za-z0-9.+-]+(\s*;[\x20-\x7e]*)?", re.ASCII)
+_FRAMING: Final = frozenset(
+    {"content-length", "transfer-encoding", "connection", "upgrade", "trailer", "te", "content-type", "set-cookie"}
+)
+
+
+def load_site(settings: Mapping[str, Any], directory: Path | None) -> tuple[Site, tuple[str, ...]]:
+    """The site, and what is wrong with it: then the site lacks what could not be read."""
+    problems = unknown_settings(settings, SETTINGS)
+    routes = settings.get("routes")
+    if isinstance(routes, str):
+        document = read_document(directory, routes, what="a file of routes")
+        for other in ("state", "static", "session_cookie"):
+            if other in settings:
+                problems.append(f"{other}: stands in the file that `routes` names, not beside it")
+    else:
+        document = Document(source="", value={name: settings[name] for name in SETTINGS if name in settings})
+    if document.problems:
+        return Site(), (*problems, *document.problems)
+    site = _Reader(document, directory).site()
+    return site, (*problems, *document.problems)
+
+
+class _Reader:
+    """Walks one document."""
+
+    def __init__(self, document: Document, directory: Path | None) -> None:
+        self.document, self.directory = document, directory
+        self.parameters: frozenset[str] = frozenset()
+
+    def wrong(self, path: Path_, message: str, *, key: bool = False) -> None:
+        self.document.problem(path, message, key=key)
+
+    def mapping(self, value: object, path: Path_, allowed: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The mapping, without the fields that aren't known; empty when it is none."""
+        if not isinstance(value, dict):
+            self.wrong(path, f"a mapping is needed, but this is {kind_of(value)}")
+            return {}
+        if not allowed:
+            return value
+        for name in value:
+            if name not in allowed:
+                near = nearest(name, allowed)
+                self.wrong(
+                    (*path, name),
+                    f"there is no such field; {f'did you mean `{near}`?' if near else f'the fields are {listed(allowed)}'}",
+                    key=True,
+                )
+        return {name: item for name, item in value.items() if name in allowed}
+
+    def site(self) -> Site:
+        value = self.mapping(self.document.value, (), SETTINGS)
+        routes = value.get("routes", [])
+        if not isinstance(routes, list) or len(routes) > MAX_ROUTES:
+            self.wrong(("routes",), f"a list of at most {MAX_ROUTES} routes is needed, or the name of a file with one")
+            routes = []
+        if not value.get("routes") and "static" not in value:
+            self.wrong((), "there is nothing to answer: write `routes`, `static` or both")
+        read = tuple(self.route(item, ("routes", index)) for index, item in enumerate(routes))
+        self.unreachable(read)
+        state = self.mapping(value.get("state", {}), ("state",))
+        if size_of(state) > MAX_STATE_BYTES // 2:
+            self.wrong(("state",), f"larger than {MAX_STATE_BYTES // 2} characters as JSON")
+        cookie = value.get("session_cookie", "session")
+        if not isinstance(cookie, str) or not _TOKEN.fullmatch(cookie):
+            self.wrong(("session_cookie",), f"{quoted(cookie)} is no name of a cookie")
+        return Site(routes=read, state=state, static=self.static(value.get("static", {})), session_cookie=str(cookie))
+
+    def unreachable(self, routes: tuple[Route, ...]) -> None:
+        seen: dict[tuple[object, str], int] = {}
+        for index, route in enumerate(routes):
+            for method in route.methods:
+                key = (route.pattern.shape, f"{method}{'websocket' if route.websocket else ''}")
+                if key in seen:
+                    self.wrong(
+                        ("routes", index, "path"),
+                        f"never reached: routes[{seen[key]}] answers {method} here whatever the request holds",
+                    )
+                elif not route.conditions:
+                    seen[key] = index
+
+    def static(self, value: object) -> tuple[tuple[str, str], ...]:
+        found = []
+        for prefix, folder in ({"/": value} if isinstance(value, str) else self.mapping(value, ("static",))).items():
+            path: Path_ = ("static",) if isinstance(value, str) else ("static", prefix)
+            if not isinstance(folder, str) or not prefix.startswith("/"):
+                self.wrong(path, "a path that begins with `/`, and a directory")
+                continue
+            parts = Path(folder).parts
+            if Path(folder).is_absolute() or ".." in parts:
+                self.wrong(
+                    path, f"{quoted(folder)} is not below the stand-in's directory: write it relative, without `..`"
+                )
+            elif self.directory is None or not (self.directory / folder).is_dir():
+                self.wrong(path, f"{quoted(folder)} is no directory among the stand-in's files")
+            found.append((prefix.rstrip("/") + "/", folder))
+        return tuple(found)
+
+    def route(self, value: object, path: Path_) -> Route:
+        fields = self.mapping(value, path, _ROUTE + _REPLY)
+        pattern = self.pattern(fields.get("path"), path)
+        self.parameters = pattern.parameters
+        websocket, script = self.websocket(fields, path)
+        replies = self.replies(fields, path) if not websocket else (Reply(),)
+        return Route(
+            pattern=pattern,
+            methods=self.methods(fields, path),
+            conditions=self.conditions(fields.get("when", {}), (*path, "when")),
+            operations=self.operations(fields.get("do", []), (*path, "do")),
+            replies=replies,
+            websocket=websocket,
+            script=script,
+        )
+
+    def pattern(self, text: object, path: Path_) -> Pattern:
+        try:
+            if not isinstance(text, str):
+                raise ValueError("a route needs a path, as in `/items/{id}`")
+            return parse_pattern(text)
+        except ValueError as exc:
+            self.wrong((*path, "path"), str(exc))
+            return Pattern(("",))
+
+    def methods(self, fields: Mapping[str, Any], path: Path_) -> tuple[str, ...]:
+        if "method" in fields and "methods" in fields:
+            self.wrong((*path, "methods"), "write `method` or `methods`, not both")
+        name = "methods" if "methods" in fields else "method"
+        given = fields.get(name, "GET")
+        methods = given if isinstance(given, list) and name == "methods" else [given]
+        for method in methods:
+            if method not in METHODS:
+                self.wrong((*path, name), f"{quoted(method)} is none of {listed(METHODS)}")
+        return tuple(str(method) for method in methods)
+
+    def conditions(self, value: object, path: Path_) -> tuple[Condition, ...]:
+        found = []
+        for name, expected in self.mapping(value, path).items():
+            reference = self.reference(name, (*path, name))
+            condition = self.condition(reference, expected, (*path, name)) if reference else None
+            found += [condition] if condition else []
+        return tuple(found)
+
+    def condition(self, reference: Reference, expected: object, path: Path_) -> Condition | None:
+        if not isinstance(expected, dict):
+            return Condition(reference=reference, operator="equals", expected=self.value(expected, path))
+        if len(expected) != 1 or (name := next(iter(expected))) not in _OPERATORS:
+            self.wrong(path, f"a condition is a value, or one of {listed(_OPERATORS)} with a value")
+            return None
+        wanted = expected[name]
+        if name == "exists" and not isinstance(wanted, bool):
+            self.wrong((*path, name), f"true or false is needed, but this is {kind_of(wanted)}")
+        return Condition(reference=reference, operator=name, expected=self.value(wanted, (*path, name)))
+
+    def operations(self, value: object, path: Path_) -> tuple[Operation, ...]:
+        found: list[Operation] = []
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            here = (*path, index) if isinstance(value, list) else path
+            for verb, targets in self.mapping(item, here, ("set", "append", "increment", "delete")).items():
+                pairs = [(name, None) for name in targets] if isinstance(targets, list) and verb == "delete" else None
+                if pairs is None:
+                    pairs = list(self.mapping(targets, (*here, verb)).items())
+                found += self.changes(verb, pairs, (*here, verb))
+        return tuple(found)
+
+    def changes(self, verb: Any, pairs: list[tuple[str, Any]], path: Path_) -> list[Operation]:  # noqa: ANN401 - one of four words
+        found = []
+        for name, value in pairs:
+            here = (*path, name) if verb != "delete" else path
+            reference = self.reference(name, here)
+            if reference is None:
+                continue
+            if reference.root not in ("state", "session") or not reference.steps:
+                self.wrong(here, f"only what lies below `state` and `session` can be changed, not {quoted(name)}")
+                continue
+            if verb == "increment" and type(value) is not int:
+                self.wrong(here, f"a whole number is needed, but this is {kind_of(value)}")
+                continue
+            found.append(
+                Operation(verb=verb, target=reference, value=self.value(value, here) if verb != "delete" else None)
+            )
+        return found
+
+    def replies(self, fields: Mapping[str, Any], path: Path_) -> tuple[Reply, ...]:
+        own = {name: value for name, value in fields.items() if name in _REPLY}
+        if "answers" not in fields:
+            return (self.reply(own, path),)
+        if own:
+            self.wrong((*path, "answers"), f"with `answers`, {listed(own)} belongs into each of them")
+        answers = fields["answers"]
+        if not isinstance(answers, list) or not 0 < len(answers) <= 1000:
+            self.wrong((*path, "answers"), "a list of 1 to 1000 answers is needed")
+            return (Reply(),)
+        return tuple(
+            self.reply(self.mapping(item, (*path, "answers", n), _REPLY), (*path, "answers", n))
+            for n, item in enumerate(answers)
+        )
+
+    def reply(self, fields: Mapping[str, Any], path: Path_) -> Reply:
+        bodies = [name for name in _BODIES if name in fields]
+        if len(bodies) > 1:
+            self.wrong((*path, bodies[1]), f"an answer has one of {listed(_BODIES)}, this has {listed(bodies)}")
+        status = fields.get("status", 302 if "redirect" in fields else 200)
+        if type(status) is not int or not 200 <= status <= 599:
+            self.wrong((*path, "status"), f"{quoted(status)} is no status: a whole number from 200 to 599")
+        media = fields.get("type", _default_media(fields))
+        if not isinstance(media, str) or (media and not _MEDIA.fullmatch(media)):
+            self.wrong((*path, "type"), f"{quoted(media)} is no content type, as in `text/html; charset=utf-8`")
+        return Reply(
+            status=status if type(status) is int else 200,
+            headers=self.headers(fields.get("headers", {}), (*path, "headers")),
+            cookies=self.cookies(fields.get("cookies", {}), (*path, "cookies")),
+            media=str(media),
+            text=self.text(fields, path),
+            has_value="json" in fields,
+            value=self.value(fields.get("json"), (*path, "json")),
+            file=self.file(fields.get("file", ""), (*path, "file")),
+            redirect=self.template(fields["redirect"], (*path, "redirect")) if "redirect" in fields else None,
+            delay_s=self.delay(fields.get("delay"), (*path, "delay")),
+        )
+
+    def text(self, fields: Mapping[str, Any], path: Path_) -> Template | None:
+        if "body" in fields:
+            return self.template(fields["body"], (*path, "body"))
+        if "template" not in fields:
+            return None
+        here = (*path, "template")
+        data = read_file(self.directory, fields["template"], MAX_TEMPLATE_CHARS)
+        if isinstance(data, str):
+            self.wrong(here, data)
+            return None
+        text = data.decode("utf-8", "replace")
+        try:
+            return self.named(parse_template(text), here)
+        except TemplateError as exc:
+            line, column = text[: exc.offset].count("\n") + 1, exc.offset - text[: exc.offset].rfind("\n")
+            self.wrong(here, f"{fields['template']}:{line}:{column}: {exc}")
+            return None
+
+    def headers(self, value: object, path: Path_) -> tuple[tuple[str, Template], ...]:
+        found = []
+        for name, text in self.mapping(value, path).items():
+            if not _TOKEN.fullmatch(name) or name.lower() in _FRAMING:
+                hint = {"content-type": "; write `type`", "set-cookie": "; write `cookies`"}.get(name.lower(), "")
+                self.wrong((*path, name), f"{quoted(name)} can't be set{hint}", key=True)
+            found.append((name.lower(), self.template(text, (*path, name))))
+        return tuple(found)
+
+    def cookies(self, value: object, path: Path_) -> tuple[tuple[str, Template | None], ...]:
+        found = []
+        for name, text in self.mapping(value, path).items():
+            if not _TOKEN.fullmatch(name):
+                self.wrong((*path, name), f"{quoted(name)} is no name of a cookie", key=True)
+            found.append((name, None if text is None else self.template(text, (*path, name))))
+        return tuple(found)
+
+    def file(self, name: object, path: Path_) -> str:
+        if name == "":
+            return ""
+        data = read_file(self.directory, name, MAX_FILE_BYTES)
+        if isinstance(data, str):
+            self.wrong(path, data)
+        return str(name)
+
+    def delay(self, value: object, path: Path_) -> float:
+        if value is None:
+            return 0.0
+        try:
+            seconds = parse_duration(value) if isinstance(value, str) else -1.0
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= MAX_DELAY_S:
+            self.wrong(path, f"{quoted(value)} is no delay: a duration of at most {MAX_DELAY_S:.0f}s, as in `250ms`")
+        return min(max(seconds, 0.0), MAX_DELAY_S)
+
+    def websocket(
+        self, fields: Mapping[str, Any], path: Path_
+    ) -> tuple[Literal["", "echo", "script"], tuple[Line, ...]]:
+        if "websocket" not in fields:
+            return "", ()
+        here, value = (*path, "websocket"), fields["websocket"]
+        wrong = [name for name in fields if name not in ("path", "when", "do", "websocket")]
+        if wrong:
+            self.wrong((*path, wrong[0]), f"{listed(wrong)} says nothing for a WebSocket", key=True)
+        if value == "echo":
+            return "echo", ()
+        if not isinstance(value, list):
+            self.wrong(here, "a WebSocket is `echo`, or a list of `send`, `expect` and `close`")
+            return "echo", ()
+        return "script", tuple(self.line(item, (*here, index)) for index, item in enumerate(value))
+
+    def line(self, value: object, path: Path_) -> Line:
+        fields = self.mapping(value, path, ("send", "expect", "close"))
+        if len(fields) != 1:
+            self.wrong(path, "a step is one of `send`, `expect` and `close`")
+            return Line(verb="close")
+        verb, argument = next(iter(fields.items()))
+        if verb == "close":
+            if type(argument) is not int or not (argument == 1000 or 3000 <= argument <= 4999):
+                self.wrong((*path, verb), f"{quoted(argument)} is no close code: 1000, or 3000 to 4999")
+            return Line(verb="close", code=argument if type(argument) is int else 1000)
+        if verb == "expect" and argument is True:
+            return Line(verb="expect")
+        return Line(verb="send" if verb == "send" else "expect", text=self.template(argument, (*path, verb)))
+
+    def reference(self, text: str, path: Path_) -> Reference | None:
+        try:
+            reference = parse_reference(text)
+        except TemplateError as exc:
+            self.wrong(path, f"{exc} (character {exc.offset + 1})", key=True)
+            return None
+        self.named(Template((Expression(reference),)), path)
+        return reference
+
+    def template(self, text: object, path: Path_) -> Template:
+        if isinstance(text, (dict, list)):
+            self.wrong(path, f"text is needed, but this is {kind_of(text)}")
+            return Template(("",))
+        try:
+            return self.named(parse_template(text_of(text)), path)
+        except TemplateError as exc:
+            self.wrong(path, f"{exc} (character {exc.offset + 1})")
+            return Template(("",))
+
+    def named(self, template: Template, path: Path_) -> Template:
+        """The template, when the parameters that it names are the path's."""
+        for reference in references(template):
+            if (
+                reference.root == "path"
+                and isinstance(reference.steps[0], str)
+                and reference.steps[0] not in self.parameters
+            ):
+                self.wrong(path, f"the path has no parameter {quoted(reference.steps[0])}")
+        return template
+
+    def value(self, value: Any, path: Path_) -> Any:  # noqa: ANN401 - any JSON value
+        """A JSON value, each text of it read as a template."""
+        if isinstance(value, str):
+            return self.template(value, path)
+        if isinstance(value, dict):
+            return {name: self.value(item, (*path, name)) for name, item in value.items()}
+        return [self.value(item, (*path, n)) for n, item in enumerate(value)] if isinstance(value, list) else value
+
+
+def _default_media(fields: Mapping[str, Any]) -> str:
+    if "json" in fields:
+        return "application/json"
+    if "redirect" in fields or "file" in fields:
+        return ""
+    is_page = str(fields.get("body", "")).lstrip().startswith("<") or str(fields.get("template")).endswith(
+        (".html", ".htm")
+    )
+    return "text/html; charset=utf-8" if is_page else "text/plain; charset=utf-8"

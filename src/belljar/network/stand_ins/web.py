@@ -1,0 +1,244 @@
+"""The little that every HTTP stand-in needs of ASGI 3: a whole request, a whole answer, and bounds on both.
+
+A stand-in decides on a `Request` that was read up to a bound and gives an `Answer`. What a guest sent stays bytes until something asks for its meaning;
+nothing here raises for what a guest may send. Framing, header limits and time limits are the gateway's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+MAX_BODY_BYTES: Final = 1 << 20
+MAX_FIELDS: Final = 1000
+_UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was complete; there is nobody to answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request, its body complete. Names of headers are in lower case; text is what the bytes say, undecodable ones replaced."""
+
+    method: str
+    path: str
+    raw_path: str
+    query_string: str = ""
+    headers: Pairs = ()
+    body: bytes = b""
+    scheme: str = "http"
+
+    def header(self, name: str) -> str:
+        """The field's value, several joined by a comma (RFC 9110, 5.3); "" when it is absent."""
+        return ", ".join(value for key, value in self.headers if key == name)
+
+    def has_header(self, name: str) -> bool:
+        """Whether the field is there, even if empty."""
+        return any(key == name for key, _ in self.headers)
+
+    @property
+    def host(self) -> str:
+        """The host that was asked for, in lower case, without a port."""
+        return re.sub(r":\d*$", "", self.header("host")).lower()
+
+    @property
+    def content_type(self) -> str:
+        """The body's type in lower case, without parameters."""
+        return self.header("content-type").partition(";")[0].strip().lower()
+
+    @property
+    def url(self) -> str:
+        """The whole URL as it was asked for."""
+        query = f"?{self.query_string}" if self.query_string else ""
+        return f"{self.scheme}://{self.header('host')}{self.raw_path}{query}"
+
+    @cached_property
+    def query(self) -> Pairs:
+        """The query's fields, in order; at most `MAX_FIELDS`."""
+        return _fields(self.query_string)
+
+    @cached_property
+    def form(self) -> Pairs:
+        """The fields of an `application/x-www-form-urlencoded` body; none for any other type."""
+        if self.content_type != "application/x-www-form-urlencoded":
+            return ()
+        return _fields(self.body.decode("utf-8", "replace"))
+
+    @cached_property
+    def cookies(self) -> Mapping[str, str]:
+        """Cookies by name; of two with one name the first counts, as with most servers."""
+        found: dict[str, str] = {}
+        for part in self.header("cookie").replace(",", ";").split(";")[:MAX_FIELDS]:
+            name, _, value = part.strip().partition("=")
+            found.setdefault(name, value.strip('"'))
+        return found
+
+    @cached_property
+    def json(self) -> Any:  # noqa: ANN401 - any JSON value
+        """The body's JSON value; None when it isn't JSON, whatever the content type says."""
+        try:
+            return parse_json(self.body)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer. `stream` stands in for `body` when what is sent is too large to hold, or is sent bit by bit; `length` is its size in bytes, -1 if unknown."""
+
+    status: int = 200
+    headers: Pairs = ()
+    body: bytes = b""
+    stream: Callable[[], AsyncIterator[bytes]] | None = None
+    length: int = field(default=-1)
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+
+
+def _fields(text: str) -> Pairs:
+    try:
+        return tuple(parse_qsl(text, keep_blank_values=True, errors="replace", max_num_fields=MAX_FIELDS))
+    except ValueError:
+        return ()
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
+    """A JSON value by RFC 8259: no NaN. Raises `ValueError` for anything else, nesting too deep for the parser and absurd numbers among it."""
+    try:
+        return json.loads(data, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def compact(value: object) -> str:
+    """A value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def json_answer(value: object, status: int = 200, headers: Pairs = (), *, media: str = "application/json") -> Answer:
+    """An answer whose body is JSON."""
+    body = compact(value).encode("utf-8", "replace")
+    return Answer(status=status, headers=(("content-type", media), *headers), body=body)
+
+
+def text_answer(
+    text: str, status: int = 200, headers: Pairs = (), *, media: str = "text/plain; charset=utf-8"
+) -> Answer:
+    """An answer whose body is text."""
+    return Answer(status=status, headers=(("content-type", media), *headers), body=text.encode("utf-8", "replace"))
+
+
+def phrase(status: int) -> str:
+    """The status's usual words."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+def plain_error(status: int, headers: Pairs = ()) -> Answer:
+    """An error page in the shape of an ordinary web server's."""
+    title = f"{status} {phrase(status)}"
+    page = (
+        f"<html>\r\n<head><title>{title}</title></head>\r\n<body>\r\n"
+        f"<center><h1>{title}</h1></center>\r\n<hr><center>nginx</center>\r\n</body>\r\n</html>\r\n"
+    )
+    return text_answer(page, status, headers, media="text/html")
+
+
+def header_text(text: str, *, max_chars: int = 4096) -> str:
+    """Text that may stand in a header field: no line breaks or controls, Latin-1 (RFC 9110, 5.5), at most `max_chars` characters."""
+    return _UNSAFE.sub("", text[:max_chars]).strip()
+
+
+def request_of(scope: Scope, body: bytes = b"") -> Request:
+    """The request that an ASGI scope (`http` or `websocket`) describes."""
+    raw = scope.get("raw_path") or str(scope["path"]).encode("utf-8", "replace")
+    return Request(
+        method=str(scope.get("method", "GET")).upper(),
+        path=unquote_to_bytes(raw.partition(b"?")[0]).decode("utf-8", "replace"),
+        raw_path=raw.partition(b"?")[0].decode("latin-1"),
+        query_string=scope.get("query_string", b"").decode("latin-1"),
+        headers=tuple((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in scope["headers"]),
+        body=body,
+        scheme=str(scope.get("scheme", "http")),
+    )
+
+
+async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
+    """The whole body, or None when it is larger than `max_bytes`. Raises `ClientGoneError`."""
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_bytes:
+            return None
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def send_answer(send: Send, answer: Answer, *, head: bool = False) -> None:
+    """Send it. For HEAD the fields are those of GET and there is no body (RFC 9110, 9.3.2)."""
+    bare = answer.status in (204, 304) or answer.status < 200
+    length = len(answer.body) if answer.stream is None else answer.length
+    headers = [
+        (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in answer.headers
+    ]
+    if not bare and length >= 0 and not any(name == b"content-length" for name, _ in headers):
+        headers.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if answer.stream is not None and not head and not bare:
+        async for part in answer.stream():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return
+    await send({"type": "http.response.body", "body": b"" if head or bare else answer.body, "more_body": False})
+
+
+async def refuse_websocket(receive: Receive, send: Send) -> None:
+    """Close a WebSocket before it is accepted: the client sees 403."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1000})
+
+
+def http_app(handle: Handler, *, max_body_bytes: int = MAX_BODY_BYTES, too_large: Answer | None = None) -> App:
+    """An ASGI 3 app of one function. A body above `max_body_bytes` is answered with 413 (or `too_large`) unread; WebSockets are refused."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await refuse_websocket(receive, send)
+            return
+        if scope["type"] != "http":
+            raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
+        try:
+            body = await read_body(receive, max_body_bytes)
+        except ClientGoneError:
+            return
+        answer = (too_large or plain_error(413)) if body is None else await handle(request_of(scope, body))
+        await send_answer(send, answer, head=scope["method"].upper() == "HEAD")
+
+    return app

@@ -1,0 +1,204 @@
+"""A client of an ASGI app in the same process, and a stand-in's context whose clock stands still and whose randomness is a counter's."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from belljar.events import Body, JsonValue
+from belljar.network.gateway.context import App, StandInContext
+from belljar.network.stand_ins.web import parse_json
+
+NOW = 1_800_000_000.0
+
+
+@dataclass
+class Said:
+    """One answer."""
+
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str:
+        """The values of a field, joined."""
+        return ", ".join(value for key, value in self.headers if key == name)
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return parse_json(self.body)
+
+
+@dataclass
+class Recorded:
+    """What a stand-in has recorded."""
+
+    events: list[tuple[str, dict[str, JsonValue], tuple[Body, ...]]] = field(default_factory=list)
+
+    async def __call__(self, kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
+        self.events.append((kind, dict(data), tuple(bodies)))
+
+    def attempts(self) -> list[JsonValue]:
+        """`what` of each attempt."""
+        return [data["what"] for kind, data, _ in self.events if kind == "network.attempt"]
+
+
+async def no_answer(kind: str, body: bytes) -> bytes:
+    """An owner who refuses."""
+    raise ValueError("nobody to ask")
+
+
+def context(
+    settings: Mapping[str, Any] | None = None,
+    files: Path | None = None,
+    *,
+    names: tuple[str, ...] = ("shop.example",),
+    seed: bytes = b"seed",
+    ask: Callable[[str, bytes], Awaitable[bytes]] = no_answer,
+    record: Recorded | None = None,
+) -> StandInContext:
+    """A context whose every answer is the same in each run."""
+    count = itertools.count()
+
+    def random(size: int) -> bytes:
+        return hashlib.shake_256(seed + next(count).to_bytes(8)).digest(size)
+
+    return StandInContext(
+        id="it",
+        names=names,
+        settings=dict(settings or {}),
+        files=files or Path("/nonexistent"),
+        clock=lambda: NOW,
+        random=random,
+        record=record or Recorded(),
+        ask=ask,
+    )
+
+
+@dataclass
+class Client:
+    """Calls an app; keeps cookies as a browser would."""
+
+    app: App
+    host: str = "shop.example"
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    def ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | str = b"",
+        json: object = None,
+        headers: Mapping[str, str] | None = None,
+        chunks: Iterable[bytes] | None = None,
+    ) -> Said:
+        """One request and the whole answer."""
+        return anyio.run(lambda: self.send(method, url, body=body, json=json, headers=headers, chunks=chunks))
+
+    def get(self, url: str, **headers: str) -> Said:
+        """A GET; names of headers with `_` for `-`."""
+        return self.ask("GET", url, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    def scope(self, kind: str, method: str, url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+        """The scope of a request."""
+        parts = urlsplit(url)
+        fields = {"host": parts.netloc or self.host, **headers}
+        if self.cookies:
+            fields.setdefault("cookie", "; ".join(f"{k}={v}" for k, v in self.cookies.items()))
+        return {
+            "type": kind,
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": parts.scheme or "http",
+            "path": parts.path,
+            "raw_path": parts.path.encode("latin-1", "replace"),
+            "query_string": parts.query.encode("latin-1", "replace"),
+            "headers": [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in fields.items()],
+            "state": {"cell": "agent", "name": self.host},
+        }
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        body: bytes | str = b"",
+        json: object = None,
+        headers: Mapping[str, str] | None = None,
+        chunks: Iterable[bytes] | None = None,
+    ) -> Said:
+        """As `ask`, inside an event loop."""
+        from belljar.network.stand_ins.web import compact
+
+        fields = {k.lower(): v for k, v in (headers or {}).items()}
+        if json is not None:
+            body, fields = compact(json), {"content-type": "application/json", **fields}
+        parts = list(chunks or [body.encode() if isinstance(body, str) else body])
+        incoming = deque(
+            {"type": "http.request", "body": p, "more_body": n + 1 < len(parts)} for n, p in enumerate(parts)
+        )
+        sent: list[MutableMapping[str, Any]] = []
+
+        async def receive() -> MutableMapping[str, Any]:
+            return incoming.popleft() if incoming else {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            sent.append(message)
+
+        await self.app(self.scope("http", method, url, fields), receive, send)
+        return self._said(sent, method)
+
+    def _said(self, sent: list[MutableMapping[str, Any]], method: str) -> Said:
+        start, *rest = sent
+        assert start["type"] == "http.response.start"
+        assert [m.get("more_body", False) for m in rest] == [True] * (len(rest) - 1) + [False]
+        body = b"".join(m.get("body", b"") for m in rest)
+        said = Said(start["status"], [(k.decode("latin-1"), v.decode("latin-1")) for k, v in start["headers"]], body)
+        assert all("\n" not in v and "\r" not in v and k == k.lower() for k, v in said.headers)
+        if method != "HEAD" and said.status not in (204, 304):
+            assert int(said.header("content-length")) == len(body)
+        for name, value in said.headers:
+            if name == "set-cookie":
+                key, _, text = value.partition(";")[0].partition("=")
+                self.cookies.pop(key, None) if "Max-Age=0" in value else self.cookies.update({key: text})
+        return said
+
+    def talk(self, url: str, messages: Iterable[str | bytes]) -> list[Any]:
+        """A WebSocket: what the app sent, as text, bytes, or the close code; "accept" first."""
+
+        async def run() -> list[Any]:
+            incoming: deque[MutableMapping[str, Any]] = deque([{"type": "websocket.connect"}])
+            incoming += [{"type": "websocket.receive", "text" if isinstance(m, str) else "bytes": m} for m in messages]
+            out: list[Any] = []
+
+            async def receive() -> MutableMapping[str, Any]:
+                return incoming.popleft() if incoming else {"type": "websocket.disconnect", "code": 1000}
+
+            async def send(message: MutableMapping[str, Any]) -> None:
+                kind = message["type"].partition(".")[2]
+                out.append(
+                    {"accept": "accept", "close": message.get("code")}.get(kind)
+                    or message.get("text")
+                    or message["bytes"]
+                )
+
+            await self.app(self.scope("websocket", "GET", url, {}), receive, send)
+            return out
+
+        return anyio.run(run)

@@ -1,0 +1,262 @@
+"""A gateway in a process of its own, on loopback addresses as a range's, and its owner: a thread that reads, checks and acknowledges events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from belljar.events import Kind
+from belljar.ledger.schema import check_data
+from belljar.network.events_wire import Asked, Ready, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import GatewayConfig
+from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
+from belljar.plan.network import PortPlan, StandInPlan
+
+RESOLVER = "127.0.77.1"
+SHOP = "127.0.77.2"
+WILD = "127.0.77.3"
+MAIL = "127.0.77.4"
+OTHER = "127.0.77.5"
+CATCH_ALL = "127.0.77.9"
+NAMES = {"shop.example": SHOP, "*.shop.example": WILD, "mail.example": MAIL, "other.example": OTHER}
+DEADLINE_S = 20.0
+
+
+class Owner:
+    """The owner's end of the event socket. `hold()`: no event is acknowledged until `release()`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.events: list[Said] = []
+        self.ready: Ready | None = None
+        self.problem = ""
+        self._changed = threading.Condition()
+        self._held = False
+        self._unacknowledged: list[int] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        decoder = UpDecoder()
+        with contextlib.suppress(OSError):
+            while datagram := self.sock.recv(1 << 17):
+                try:
+                    self._heard(decoder.feed(datagram))
+                except ValueError as error:
+                    self._note(repr(error))
+        with self._changed:
+            self._changed.notify_all()
+
+    def _heard(self, said: Said | Asked | Ready | None) -> None:
+        if isinstance(said, Asked):
+            for datagram in encode_answer(said.id, said.body[::-1], ok=said.what != "refuse"):
+                self.sock.send(datagram)
+            return
+        if said is None:
+            return
+        with self._changed:
+            if isinstance(said, Ready):
+                self.ready = said
+            else:
+                check_data(said.kind, dict(said.data))
+                self.events.append(said)
+            if self._held:
+                self._unacknowledged.append(said.id)
+            else:
+                self.sock.send(encode_ack(said.id))
+            self._changed.notify_all()
+
+    def _note(self, problem: str) -> None:
+        with self._changed:
+            self.problem = problem
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """Acknowledge nothing from now on."""
+        with self._changed:
+            self._held = True
+
+    def release(self) -> None:
+        """Acknowledge what waits, and all from now on."""
+        with self._changed:
+            self._held = False
+            for number in self._unacknowledged:
+                self.sock.send(encode_ack(number))
+            self._unacknowledged.clear()
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Returns when `until` is true of what was heard. Fails after a while."""
+        with self._changed:
+            came = self._changed.wait_for(lambda: self.problem or until(), DEADLINE_S)
+        assert not self.problem, self.problem
+        assert came, [(event.kind, event.data) for event in self.events]
+
+    def of(self, kind: Kind) -> list[dict[str, Any]]:
+        """The data of the events of a kind so far."""
+        return [dict(event.data) for event in self.events if event.kind is kind]
+
+    def first(self, kind: Kind, **wanted: object) -> Said:
+        """The first event of a kind with these data; waits for it."""
+
+        def found() -> Said | None:
+            for event in self.events:
+                if event.kind is kind and all(event.data.get(name) == value for name, value in wanted.items()):
+                    return event
+            return None
+
+        self.wait(lambda: found() is not None)
+        event = found()
+        assert event is not None
+        return event
+
+
+@dataclass
+class Gateway:
+    """A running gateway. `ports`: http, tls, tcp, smtp, smtps, sink, dns (UDP), dns_tcp."""
+
+    owner: Owner
+    process: subprocess.Popen[bytes]
+    ports: dict[str, int]
+    authority: Path
+    listeners: list[socket.socket] = field(default_factory=list)
+
+    def connect(self, protocol: str, address: str = SHOP) -> socket.socket:
+        """A connection to a stand-in's port."""
+        sock = socket.create_connection((address, self.ports[protocol]), timeout=DEADLINE_S)
+        sock.settimeout(DEADLINE_S)
+        return sock
+
+    def exchange(self, data: bytes, protocol: str = "http", address: str = SHOP) -> bytes:
+        """All that is answered to these bytes until the gateway closes."""
+        with self.connect(protocol, address) as sock:
+            sock.sendall(data)
+            return read_all(sock)
+
+    def curl(self, *args: str, name: str = "shop.example", protocol: str = "tls", path: str = "/") -> tuple[int, str]:
+        """curl's exit status, and its output: the body, a line `STATUS VERSION`."""
+        address = NAMES.get(name, WILD if name.endswith(".shop.example") else SHOP)
+        port = self.ports[protocol]
+        scheme = "https" if protocol == "tls" else "http"
+        argv = [
+            "curl",
+            "-sS",
+            "--noproxy",
+            "*",
+            "--resolve",
+            f"{name}:{port}:{address}",
+            "--cacert",
+            str(self.authority),
+        ]
+        argv += ["-w", "\n%{http_code} %{http_version}", *args, f"{scheme}://{name}:{port}{path}"]
+        done = subprocess.run(argv, capture_output=True, timeout=60, check=False)
+        return done.returncode, done.stdout.decode("latin-1") + done.stderr.decode("latin-1")
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Until the end; a reset is one."""
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(65536):
+            got += data
+    return got
+
+
+def is_silent(sock: socket.socket) -> bool:
+    """Whether nothing has come, not even an end."""
+    sock.setblocking(False)
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    finally:
+        sock.settimeout(DEADLINE_S)
+    return False
+
+
+def layout(*, simulate: bool = False) -> RangeLayout:
+    """A range's addresses, all of loopback."""
+    owners = {"shop.example": "shop", "*.shop.example": "wild", "mail.example": "mail", "other.example": "other"}
+    return RangeLayout(
+        prefix="127.0.76.0/22",
+        resolver=RESOLVER,
+        names=tuple(NameAddress(pattern=p, stand_in=owners[p], address=a) for p, a in NAMES.items()),
+        catch_all=CATCH_ALL if simulate else None,
+        cells=(CellPort(name="agent", address="127.0.0.1", mac="", gateway_mac="", outer_device="p0"),),
+    )
+
+
+def listener(kind: int = socket.SOCK_STREAM, port: int = 0) -> socket.socket:
+    """A socket as a keeper makes it."""
+    sock = socket.socket(socket.AF_INET, kind)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("0.0.0.0", port))  # noqa: S104 - as in a range's namespace
+    if kind == socket.SOCK_STREAM:
+        sock.listen(4096)
+    return sock
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path,
+    *,
+    simulate: bool = False,
+    bounds: Bounds | None = None,
+    **changes: Any,  # noqa: ANN401 - bounds
+) -> Iterator[Gateway]:
+    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp)."""
+    protocols = ("http", "tls", "smtp", "smtps", "tcp")
+    tcp = {name: listener() for name in protocols}
+    ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}
+    rest = {"dns_udp": listener(socket.SOCK_DGRAM), "dns_tcp": listener(), "sink": listener()}
+    ports |= {name: int(sock.getsockname()[1]) for name, sock in rest.items()}
+    web = tuple(PortPlan(number=ports[name], protocol=name) for name in ("http", "tls"))
+    raw = tuple(PortPlan(number=ports[name], protocol=name) for name in ("smtp", "smtps", "tcp"))
+    stand_ins = [StandInPlan(id=id_, kind="http", names=(), ports=web) for id_ in ("shop", "wild", "other")]
+    stand_ins.append(StandInPlan(id="mail", kind="smtp", names=("mail.example",), ports=raw))
+    config = GatewayConfig(
+        layout=layout(simulate=simulate),
+        stand_ins=tuple(stand_ins),
+        range_seed="00" * 16,
+        scratch=directory,
+        bounds=replace(bounds or Bounds(), **changes),
+    )
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fds: dict[str, Any] = {"events": there.fileno(), **{name: sock.fileno() for name, sock in rest.items()}}
+    fds["tcp"] = {ports[name]: sock.fileno() for name, sock in tcp.items()}
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            str(Path(__file__).with_name("gateway_main.py")),
+            json.dumps(config.to_json()),
+            json.dumps(fds),
+        ],
+        pass_fds=[there.fileno(), *(sock.fileno() for sock in (*tcp.values(), *rest.values()))],
+        env=dict(os.environ),
+    )
+    there.close()
+    owner = Owner(here)
+    try:
+        owner.wait(lambda: owner.ready is not None)
+        assert owner.ready is not None
+        authority = directory / "authority.pem"
+        authority.write_text(str(owner.ready.data["certificate"]))
+        yield Gateway(owner, process, ports, authority)
+        assert process.poll() is None, "the gateway has died"
+        assert not owner.problem, owner.problem
+    finally:
+        process.kill()
+        process.wait()
+        for sock in (*tcp.values(), *rest.values(), here):
+            sock.close()

@@ -1,0 +1,142 @@
+"""A gateway's process for tests: the real `run`, on sockets that it inherits, with stand-ins of a few lines. `python gateway_main.py CONFIG FDS`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.context import App, Message, Receive, Scope, Send, StandInContext, StreamApp
+from belljar.network.gateway.serve import run
+
+
+def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
+    """A stand-in of a few lines: `smtp` greets and echoes lines, every other kind is `echo`."""
+    return greeter(context) if kind == "smtp" else echo(context)
+
+
+def greeter(context: StandInContext) -> StreamApp:
+    """Speaks first, then gives back each line."""
+
+    async def app(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cell: str) -> None:
+        writer.write(b"220 ready " + cell.encode() + b"\r\n")
+        while line := await reader.readline():
+            writer.write(line)
+            await writer.drain()
+            if line == b"QUIT\r\n":
+                await context.record("network.attempt", {"what": "quit"})
+                return
+
+    return app
+
+
+async def body_of(receive: Receive) -> bytes:
+    """The request's whole body."""
+    got = b""
+    more = True
+    while more:
+        message = await receive()
+        got += message.get("body", b"")
+        more = message.get("more_body", False)
+    return got
+
+
+def echo(context: StandInContext) -> App:
+    """Answers by path."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await talk(receive, send)
+            return
+        path = scope["path"]
+        answers = {"/early": early, "/crash": crash, "/stream": stream, "/big": big, "/never": never}
+        if path in answers:
+            await answers[path](receive, send)
+            return
+        if path == "/attempt":
+            await context.record("network.attempt", {"what": "publish"})
+        seen = {
+            "stand_in": context.id,
+            "path": path,
+            "query": scope["query_string"].decode(),
+            "state": dict(scope["state"]),
+            "version": scope["http_version"],
+            "body": (await body_of(receive)).decode("latin-1")[:200_000],
+        }
+        await respond(send, json.dumps(seen).encode())
+
+    return app
+
+
+async def respond(send: Send, body: bytes, status: int = 200) -> None:
+    """One whole answer."""
+    headers = [(b"content-length", str(len(body)).encode()), (b"content-type", b"text/plain")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def early(_receive: Receive, send: Send) -> None:
+    """Answers without reading."""
+    await respond(send, b"early")
+
+
+async def crash(_receive: Receive, _send: Send) -> None:
+    """Fails."""
+    raise RuntimeError("a stand-in's fault")
+
+
+async def stream(_receive: Receive, send: Send) -> None:
+    """Answers in pieces."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for number in range(5):
+        await send({"type": "http.response.body", "body": b"piece %d\n" % number, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def big(_receive: Receive, send: Send) -> None:
+    """Answers with 8 MiB."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(128):
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def never(_receive: Receive, _send: Send) -> None:
+    """Never answers."""
+    await asyncio.Event().wait()
+
+
+async def talk(receive: Receive, send: Send) -> None:
+    """Gives back each message."""
+    await receive()
+    await send({"type": "websocket.accept"})
+    while (message := await receive())["type"] == "websocket.receive":
+        await send(reply_to(message))
+
+
+def reply_to(message: Message) -> Message:
+    """The same, the other way."""
+    return {"type": "websocket.send", "text": message.get("text"), "bytes": message.get("bytes")}
+
+
+def main() -> None:
+    """Serves on the descriptors that argv names: `{"events", "dns_udp", "dns_tcp", "sink", "tcp": {port: fd}}`."""
+    config = GatewayConfig.from_json(json.loads(sys.argv[1]))
+    fds = json.loads(sys.argv[2])
+    tcp = {int(port): socket.socket(fileno=fd) for port, fd in fds["tcp"].items()}
+    for sock in tcp.values():
+        sock.setblocking(False)
+    taken = {name: socket.socket(fileno=fds[name]) for name in ("events", "dns_udp", "dns_tcp", "sink")}
+    for sock in taken.values():
+        sock.setblocking(False)
+    listeners = Listeners(dns_udp=taken["dns_udp"], dns_tcp=taken["dns_tcp"], tcp=tcp, sink=taken["sink"])
+    asyncio.run(run(config, listeners, taken["events"], make))
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""DNS through a gateway's process, over UDP and TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import dns.message
+import dns.query
+import dns.rcode
+import dns.rdatatype
+import pytest
+from tests.fakes.gateway import CATCH_ALL, RESOLVER, SHOP, WILD, Gateway, is_silent, read_all, running
+
+from belljar.events import Kind
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """One with a low rate of events of their own."""
+    with running(tmp_path, dns_events_per_s=20, dns_tcp_idle_s=0.3, dns_tcp_queries=3, dns_tcp_connections=4) as found:
+        yield found
+
+
+def ask(gateway: Gateway, name: str, kind: str = "A", *, tcp: bool = False) -> dns.message.Message:
+    """An answer."""
+    query = dns.message.make_query(name, kind)
+    if tcp:
+        return dns.query.tcp(query, RESOLVER, port=gateway.ports["dns_tcp"], timeout=20)
+    return dns.query.udp(query, RESOLVER, port=gateway.ports["dns_udp"], timeout=20)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_names_are_answered_and_on_record(gateway: Gateway, tcp: bool) -> None:
+    """The policy's names, and every other one: the answer comes from the address that was asked, and the query is on record."""
+    assert ask(gateway, "shop.example", tcp=tcp).answer[0][0].to_text() == SHOP
+    assert ask(gateway, "A.Shop.Example", tcp=tcp).answer[0][0].to_text() == WILD
+    assert ask(gateway, "aGVsbG8gd29ybGQ.evil.example", tcp=tcp).rcode() == dns.rcode.NXDOMAIN
+    assert ask(gateway, "shop.example", "AAAA", tcp=tcp).answer == []
+    said = gateway.owner.of(Kind.NETWORK_DNS)
+    assert [item["answer"] for item in said] == [SHOP, WILD, "NXDOMAIN", "NODATA"]
+    assert {item["cell"] for item in said} == {"agent"}
+    assert {item["transport"] for item in said} == {"tcp" if tcp else "udp"}
+    assert said[2]["longest_label"] == 15
+
+
+def test_no_answer_before_the_record(gateway: Gateway) -> None:
+    """Not even NXDOMAIN: a query that nobody recorded could have carried something."""
+    gateway.owner.hold()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(20)
+        sock.sendto(dns.message.make_query("x.evil.example", "A").to_wire(), (RESOLVER, gateway.ports["dns_udp"]))
+        gateway.owner.first(Kind.NETWORK_DNS)
+        assert is_silent(sock)
+        gateway.owner.release()
+        assert dns.message.from_wire(sock.recv(4096)).rcode() == dns.rcode.NXDOMAIN
+
+
+def test_a_flood_of_queries_is_counted(gateway: Gateway) -> None:
+    """Beyond the rate queries are on record together: fewer events, no query uncounted, all answered."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(20)
+        for number in range(200):
+            sock.sendto(
+                dns.message.make_query(f"n{number}.evil.example", "A").to_wire(), (RESOLVER, gateway.ports["dns_udp"])
+            )
+        for _ in range(200):
+            sock.recv(4096)
+    said = gateway.owner.of(Kind.NETWORK_DNS)
+    assert sum(item.get("count", 1) for item in said) == 200
+    assert len(said) < 60
+    together = [item for item in said if item["answer"] == "TOO MANY"]
+    assert together
+    assert all(0 < len(item["names"]) <= 32 for item in together)
+
+
+def test_hostile_datagrams_change_nothing(gateway: Gateway) -> None:
+    """What can't be parsed is on record with its bytes, and the next query is answered."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for data in (
+            b"",
+            b"x",
+            bytes(12),
+            b"\0\1\1\0\0\1" + b"\xff" * 300,
+            b"\xff" * 5000,
+            b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1",
+        ):
+            sock.sendto(data, (RESOLVER, gateway.ports["dns_udp"]))
+    assert ask(gateway, "shop.example").answer
+    malformed = next(event for event in gateway.owner.events if event.data["answer"] == "FORMERR")
+    assert malformed.bodies[0].name == "query"
+
+
+def test_only_the_resolver_s_address_answers(gateway: Gateway) -> None:
+    """A stand-in's address has no DNS, over neither transport."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(dns.message.make_query("shop.example", "A").to_wire(), (SHOP, gateway.ports["dns_udp"]))
+        assert ask(gateway, "shop.example").answer
+        assert is_silent(sock)
+    with socket.create_connection((SHOP, gateway.ports["dns_tcp"]), timeout=20) as sock:
+        assert read_all(sock) == b""
+    assert len(gateway.owner.of(Kind.NETWORK_DNS)) == 1
+
+
+def test_tcp_connections_are_bounded(gateway: Gateway) -> None:
+    """In idle time, queries, message length and number."""
+    where = (RESOLVER, gateway.ports["dns_tcp"])
+    query = dns.message.make_query("shop.example", "A").to_wire()
+    with socket.create_connection(where, timeout=20) as sock:
+        assert read_all(sock) == b""
+    with socket.create_connection(where, timeout=20) as sock:
+        sock.sendall((struct.pack("!H", len(query)) + query) * 5)
+        assert read_all(sock).count(socket.inet_aton(SHOP)) == 3
+    for head in (b"\0\0", b"\xff\xff", b"\0"):
+        with socket.create_connection(where, timeout=20) as sock:
+            sock.sendall(head)
+            assert read_all(sock) == b""
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(socket.create_connection(where, timeout=20)) for _ in range(12)]
+        for sock in many:
+            read_all(sock)
+    gateway.owner.first(Kind.LIMIT_HIT, limit="dns_tcp_connections")
+
+
+def test_unknown_names_are_simulated(tmp_path: Path) -> None:
+    """`default: simulate`: DNS, TLS and HTTP lead an unknown name to the catch-all, and known names and canaries are as ever."""
+    with running(tmp_path, simulate=True) as gateway:
+        assert ask(gateway, "any.thing.example").answer[0][0].to_text() == CATCH_ALL
+        assert ask(gateway, "shop.example").answer[0][0].to_text() == SHOP
+        assert ask(gateway, "use-application-dns.net").rcode() == dns.rcode.NXDOMAIN

@@ -1,0 +1,198 @@
+"""Raw streams, the sink, numbers of connections, and the end of a gateway's process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, is_silent, read_all, running
+
+from belljar.events import Kind
+from belljar.network.gateway.reporter import OWNER_GONE
+
+GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """One with short waits."""
+    with running(tmp_path, idle_timeout_s=0.5, sink_wait_s=0.3, stream_bytes=1 << 20) as found:
+        yield found
+
+
+def test_a_stream_kind_speaks_first(gateway: Gateway) -> None:
+    """SMTP's way: by port, not by what is sent; both ways are on record when it ends."""
+    with gateway.connect("smtp", MAIL) as sock:
+        assert sock.recv(100) == b"220 ready agent\r\n"
+        sock.sendall(b"EHLO x\r\nQUIT\r\n")
+        assert read_all(sock) == b"EHLO x\r\nQUIT\r\n"
+    closed = gateway.owner.first(Kind.NETWORK_STREAM, phase="closed")
+    assert closed.data["reason"] == ""
+    assert {body.name: body.content for body in closed.bodies} == {
+        "received": b"EHLO x\r\nQUIT\r\n",
+        "sent": b"220 ready agent\r\nEHLO x\r\nQUIT\r\n",
+    }
+    assert gateway.owner.of(Kind.NETWORK_ATTEMPT) == [{"stand_in": "mail", "what": "quit"}]
+
+
+def test_a_stream_within_tls_needs_its_name(gateway: Gateway) -> None:
+    """smtps: the name is judged as everywhere."""
+    context = ssl.create_default_context(cafile=str(gateway.authority))
+    with context.wrap_socket(gateway.connect("smtps", MAIL), server_hostname="mail.example") as sock:
+        assert sock.recv(100) == b"220 ready agent\r\n"
+        sock.sendall(b"QUIT\r\n")
+        assert sock.recv(100) == b"QUIT\r\n"
+    with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
+        context.wrap_socket(gateway.connect("smtps", MAIL), server_hostname="shop.example")
+
+
+def test_nothing_is_said_before_the_stream_is_on_record(gateway: Gateway) -> None:
+    """Not even a greeting."""
+    gateway.owner.hold()
+    with gateway.connect("tcp", MAIL) as sock:
+        gateway.owner.first(Kind.NETWORK_STREAM)
+        assert is_silent(sock)
+        gateway.owner.release()
+        assert sock.recv(100).startswith(b"220 ")
+
+
+def test_a_stream_is_bounded(gateway: Gateway) -> None:
+    """In bytes, in idle time, and in a reader that reads nothing of what it asked for."""
+    with gateway.connect("tcp", MAIL) as sock:
+        read_all(sock)
+    gateway.owner.first(Kind.NETWORK_STREAM, reason="idle for too long")
+    with gateway.connect("tcp", MAIL) as sock, contextlib.suppress(OSError):
+        while True:
+            sock.sendall(b"x" * 1023 + b"\n")
+            sock.recv(65536)
+    over = gateway.owner.first(Kind.NETWORK_STREAM, reason="more bytes than a stream may have")
+    assert all(len(body.content) <= 4096 for body in over.bodies)
+    with gateway.connect("tcp", MAIL) as sock, contextlib.suppress(OSError):
+        sock.settimeout(0.2)
+        while True:
+            sock.sendall(b"x" * 1023 + b"\n")
+    assert len([item for item in gateway.owner.of(Kind.NETWORK_STREAM) if item["phase"] == "opened"]) == 3
+
+
+def test_the_sink_takes_first_bytes_and_closes(gateway: Gateway) -> None:
+    """It says nothing; what it was told is on record before the connection ends."""
+    for data in (b"EHLO evil\r\n" + b"x" * 9000, b""):
+        gateway.owner.events.clear()
+        with gateway.connect("sink", "127.0.77.50") as sock:
+            sock.sendall(data)
+            assert read_all(sock) == b""
+        said = gateway.owner.first(Kind.NETWORK_STREAM)
+        assert (said.data["address"], said.data["port"], said.data["reason"]) == (
+            "127.0.77.50",
+            gateway.ports["sink"],
+            "sink",
+        )
+        assert b"".join(body.content for body in said.bodies) == data[:4096]
+
+
+def test_an_address_without_a_stand_in_is_reset(gateway: Gateway) -> None:
+    """The rules refuse it before; here it is refused again, on record."""
+    for protocol, address in (("http", "127.0.77.50"), ("smtp", SHOP), ("http", MAIL)):
+        with pytest.raises(ConnectionResetError):
+            _talk(gateway, protocol, address)
+    reasons = {item["reason"] for item in gateway.owner.of(Kind.NETWORK_STREAM)}
+    assert reasons == {"no name has this address", "the stand-in does not have this port"}
+
+
+def test_connections_are_bounded_in_all_and_per_cell(tmp_path: Path) -> None:
+    """One more than the bound is reset at once, counted, and changes nothing for those that are open."""
+    with running(tmp_path, connections=8, connections_per_cell=5) as gateway, contextlib.ExitStack() as stack:
+        mine = [stack.enter_context(gateway.connect("http")) for _ in range(5)]
+        with pytest.raises(ConnectionResetError):
+            _talk(gateway)
+        gateway.owner.first(Kind.LIMIT_HIT, limit="connections_per_cell")
+        other = [_from("127.0.0.9", gateway) for _ in range(3)]
+        for sock in other:
+            stack.enter_context(sock)
+        with _from("127.0.0.10", gateway) as sock, pytest.raises(ConnectionResetError):
+            sock.recv(1)
+        gateway.owner.first(Kind.LIMIT_HIT, limit="connections")
+        mine[0].sendall(GET)
+        assert read_all(mine[0]).startswith(b"HTTP/1.1 200 ")
+
+
+HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "data"),
+    [
+        ("heads_bytes", 12_000, HEAD + b"X: " + b"y" * 5000),
+        ("bodies_bytes", 50_000, HEAD.replace(b"/never", b"/") + b"\r\n" + b"z" * 19_999),
+        ("exchanges", 4, HEAD + b"\r\n" + b"z" * 20_000),
+    ],
+)
+def test_what_all_requests_hold_together_is_bounded(tmp_path: Path, limit: str, most: int, data: bytes) -> None:
+    """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the one too many, counted, and all given back afterwards."""
+    with running(tmp_path, **{limit: most}) as gateway:
+        with contextlib.ExitStack() as stack:
+            for _ in range(6):
+                stack.enter_context(gateway.connect("http")).sendall(data)
+            gateway.owner.first(Kind.LIMIT_HIT, limit=limit)
+        assert _served(gateway)
+
+
+def _served(gateway: Gateway) -> bool:
+    """In the end: what was cut off is given back when the gateway has seen the cut."""
+    return any(gateway.exchange(GET).startswith(b"HTTP/1.1 200 ") for _ in range(200))
+
+
+def _from(address: str, gateway: Gateway) -> socket.socket:
+    return socket.create_connection((SHOP, gateway.ports["http"]), source_address=(address, 0), timeout=DEADLINE_S)
+
+
+def _talk(gateway: Gateway, protocol: str = "http", address: str = SHOP) -> bytes:
+    with gateway.connect(protocol, address) as sock:
+        sock.sendall(GET)
+        return sock.recv(1)
+
+
+@pytest.mark.slow
+def test_ten_thousand_idle_connections_fit(tmp_path: Path) -> None:
+    """Open at once, a request on the last of them is answered, and a connection costs less than 16 KiB."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 11_000:
+        pytest.skip(f"needs 11,000 descriptors, this host allows {hard}")
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with running(tmp_path, connections_per_cell=10_000) as gateway, contextlib.ExitStack() as stack:
+            before = _resident_bytes(gateway)
+            for _ in range(9_999):
+                stack.enter_context(gateway.connect("http"))
+            last = stack.enter_context(gateway.connect("http"))
+            last.sendall(GET)
+            assert read_all(last).startswith(b"HTTP/1.1 200 ")
+            each = (_resident_bytes(gateway) - before) / 10_000
+            print(f"{each / 1024:.1f} KiB a connection")
+            assert each < 16 << 10
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _resident_bytes(gateway: Gateway) -> int:
+    return int(Path(f"/proc/{gateway.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:
+    """Status 70: nothing is answered that nobody records."""
+    with pytest.raises(AssertionError, match="the gateway has died"):
+        _orphaned(tmp_path)
+
+
+def _orphaned(directory: Path) -> None:
+    with running(directory) as gateway, gateway.connect("http") as sock:
+        gateway.owner.sock.shutdown(socket.SHUT_RDWR)
+        assert gateway.process.wait(timeout=DEADLINE_S) == OWNER_GONE
+        assert read_all(sock) == b""

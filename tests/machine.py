@@ -1,0 +1,125 @@
+"""The machine that all tests share: turns on it, and one set of microVM templates for all stores.
+
+Tests run in several processes (`scripts/test`). What they share lies in a folder of the whole run; who uses it locks it, and the kernel lets go of a lock when its owner
+dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+TEMPLATES_VARIABLE = "BELLJAR_TEST_TEMPLATES"
+"""Where a run of tests inside a test takes templates from and leaves them."""
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+def shared_folder(base: Path) -> Path:
+    """What all processes of this run can reach; `base` is this process's own folder for temporary files."""
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@contextmanager
+def locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Wait for the lock and hold it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, how)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def turn(folder: Path, *, alone: bool) -> Iterator[None]:
+    """The machine for one test: beside others, or alone. Who waits to have it alone is not overtaken."""
+    queue, machine = folder / "queue.lock", folder / "machine.lock"
+    if alone:
+        with locked(queue), locked(machine):
+            yield
+        return
+    fd = os.open(machine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with locked(queue):
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+@dataclass
+class Templates:
+    """Templates that were made in one store serve the others. A template's key says what it is made of, not where or by whom; stores get copies."""
+
+    folder: Path
+    stores: dict[Path, tuple[int, int] | None] = field(default_factory=dict)
+
+    @contextmanager
+    def serving(self, home: Path, owner: tuple[int, int] | None = None) -> Iterator[Path]:
+        """Meanwhile this store has what others made, as files of `owner` (uid, gid), and gives what it makes."""
+        self.take(home, owner)
+        self.stores[home] = owner
+        try:
+            yield home
+        finally:
+            del self.stores[home]
+            self._give(home)
+
+    def take(self, home: Path, owner: tuple[int, int] | None = None) -> None:
+        """What others made until now."""
+        for key in _keys(self.folder) - _keys(home / "templates"):
+            _copy(self.folder / key, home / "templates", owner)
+
+    def exchange(self) -> None:
+        """Give and take what is new. Cheap when nothing is."""
+        for home in self.stores:
+            self._give(home)
+        for home, owner in self.stores.items():
+            self.take(home, owner)
+
+    def _give(self, home: Path) -> None:
+        for key in _keys(home / "templates") - _keys(self.folder):
+            _copy(home / "templates" / key, self.folder, None)
+
+
+def _keys(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return set()
+    return {path.parent.name for path in folder.glob("*/template.json") if _KEY.fullmatch(path.parent.name)}
+
+
+def _copy(template: Path, folder: Path, owner: tuple[int, int] | None) -> None:
+    """Whole or not at all; another process may be quicker."""
+    if not folder.is_dir():
+        folder.mkdir(mode=0o711)
+        if owner is not None:
+            os.chown(folder, *owner)
+    draft = folder / f".copy-{os.getpid()}"
+    copy = ["cp", "-a", "--sparse=always", "--no-preserve=ownership", str(template), str(draft)]
+    subprocess.run(copy, check=True, capture_output=True)
+    for path in (draft, *draft.iterdir()) if owner is not None else ():
+        os.chown(path, *(owner or (-1, -1)))
+    try:
+        draft.rename(folder / template.name)
+    except OSError:
+        shutil.rmtree(draft)
+
+
+TEMPLATES = pytest.StashKey[Templates]()
+
+
+def templates_of(config: pytest.Config, base: Path) -> Templates:
+    """This process's hold on them."""
+    if TEMPLATES not in config.stash:
+        folder = Path(os.environ.get(TEMPLATES_VARIABLE) or shared_folder(base) / "templates")
+        config.stash[TEMPLATES] = Templates(folder)
+    return config.stash[TEMPLATES]

@@ -1,0 +1,48 @@
+"""The table of bounds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+import pytest
+
+from belljar.network.gateway.bounds import Bounds
+from belljar.plan.network import NetworkBounds
+
+
+def test_json_both_ways() -> None:
+    """What was written is read again."""
+    bounds = Bounds(connections=5, idle_timeout_s=0.5)
+    assert Bounds.from_json(asdict(bounds)) == bounds
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"connectoins": 1},
+        {"connections": 0},
+        {"connections": -1},
+        {"connections": True},
+        {"connections": "5"},
+        {"idle_timeout_s": float("nan")},
+    ],
+)
+def test_what_is_no_bound_is_refused(data: dict[str, object]) -> None:
+    """A wrong name, or a value that would mean no bound, is an error and not a default."""
+    with pytest.raises(ValueError, match="bound"):
+        Bounds.from_json(data)
+
+
+def test_the_plan_s_bounds_are_taken() -> None:
+    """What the plan says stands; what it doesn't say is the table's."""
+    plan = NetworkBounds(connections=7, header_timeout_s=1.5, body_bytes=99)
+    bounds = Bounds.of(plan, h2_streams=3)
+    assert (bounds.connections, bounds.head_timeout_s, bounds.body_bytes, bounds.h2_streams) == (7, 1.5, 99, 3)
+    assert bounds.tls_connections == 7
+    assert bounds.websocket_message_bytes == Bounds().websocket_message_bytes
+
+
+def test_every_bound_is_a_number() -> None:
+    """There is no way to say "no bound"."""
+    assert all(field.type in ("int", "float") for field in fields(Bounds))
+    assert all(value > 0 for value in asdict(Bounds()).values())

@@ -1,0 +1,96 @@
+"""The authority of a range."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ssl
+import subprocess
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from belljar.network.gateway.ca import Authority
+
+NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
+
+
+def shaken(authority: Authority, server: ssl.SSLContext, name: str) -> ssl.SSLObject:
+    """A client that trusts the authority alone, after a handshake with `server`."""
+    trusting = ssl.create_default_context(cadata=authority.certificate.decode())
+    a_in, a_out, b_in, b_out = (ssl.MemoryBIO() for _ in range(4))
+    client = trusting.wrap_bio(a_in, a_out, server_hostname=name)
+    serving = server.wrap_bio(b_in, b_out, server_side=True)
+    done = 0
+    while done < 2:
+        done = 0
+        for engine, said, heard in ((client, a_out, b_in), (serving, b_out, a_in)):
+            try:
+                engine.do_handshake()
+                done += 1
+            except ssl.SSLWantReadError:
+                pass
+            heard.write(said.read())
+    return client
+
+
+def test_a_leaf_is_taken_by_who_trusts_the_authority(tmp_path: Path) -> None:
+    """For exactly its name, over TLS 1.3, with HTTP/2 offered."""
+    authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
+    client = shaken(authority, authority.context("shop.example", http=True), "shop.example")
+    assert client.version() == "TLSv1.3"
+    certificate = client.getpeercert()
+    assert certificate is not None
+    assert certificate["subjectAltName"] == (("DNS", "shop.example"),)
+
+
+def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
+    """They say nothing of whose they are, and a clock that is a month behind takes them."""
+    authority = Authority(tmp_path, NOW, 4)
+    own = x509.load_pem_x509_certificate(authority.certificate)
+    leaf = x509.load_pem_x509_certificates(authority._leaf_pem("a" * 60 + ".shop.example"))[0]
+    assert own.not_valid_before_utc < leaf.not_valid_before_utc < NOW - dt.timedelta(days=29)
+    assert leaf.not_valid_after_utc > NOW + dt.timedelta(days=300)
+    assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days < 398
+    assert own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "Internal Root CA"
+    assert not [word for word in ("belljar", "test", "sandbox", "gateway") if word in str(own.subject).lower()]
+
+
+def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
+    """Strictly, by the tool that most clients are made with."""
+    authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
+    (tmp_path / "ca.pem").write_bytes(authority.certificate)
+    leaf = x509.load_pem_x509_certificates(authority._leaf_pem("shop.example"))[0]
+    (tmp_path / "shop.pem").write_bytes(
+        leaf.public_bytes(__import__("cryptography").hazmat.primitives.serialization.Encoding.PEM)
+    )
+    argv = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", "ca.pem", "shop.pem"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "shop.pem: OK\n", done.stderr
+
+
+def test_no_key_stays_on_disk(tmp_path: Path) -> None:
+    """The file that OpenSSL reads is gone when it has read it."""
+    Authority(tmp_path, NOW, 4).context("shop.example", http=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leaves_are_kept_and_bounded(tmp_path: Path) -> None:
+    """A name asked again is not made again; a flood of names leaves no more than the bound."""
+    authority = Authority(tmp_path, NOW, 3)
+    first = authority.context("a.example", http=True)
+    assert authority.context("a.example", http=True) is first
+    assert authority.context("a.example", http=False) is not first
+    for number in range(10):
+        authority.context(f"n{number}.example", http=True)
+    assert len(authority._leaves) == 3
+
+
+def test_two_authorities_have_nothing_in_common(tmp_path: Path) -> None:
+    """Another range's certificate is not trusted."""
+    one, two = (Authority(tmp_path, dt.datetime.now(dt.UTC), 4) for _ in range(2))
+    try:
+        shaken(one, two.context("shop.example", http=True), "shop.example")
+    except ssl.SSLCertVerificationError:
+        return
+    raise AssertionError("another authority's leaf was taken")

@@ -1,0 +1,34 @@
+"""What a gateway is started with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.fakes.gateway import layout
+
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import GatewayConfig
+from belljar.plan.network import PortPlan, StandInPlan
+
+
+def test_json_both_ways() -> None:
+    """A config survives its way to the gateway's process."""
+    plan = StandInPlan(
+        id="shop",
+        kind="http",
+        names=("shop.example",),
+        ports=(PortPlan(number=80, protocol="http"),),
+        directory=Path("/s/shop"),
+    )
+    config = GatewayConfig(layout=layout(), stand_ins=(plan,), range_seed="ab" * 16, bounds=Bounds(connections=3))
+    assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("seed", ["", "ab", "zz" * 16])
+def test_a_seed_is_enough_randomness(seed: str) -> None:
+    """A short seed, or none, is an error."""
+    config = GatewayConfig(layout=layout(), stand_ins=(), range_seed=seed)
+    with pytest.raises(ValueError, match=r"seed|hexadecimal"):
+        GatewayConfig.from_json(config.to_json())

@@ -1,0 +1,230 @@
+"""What the resolver answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dns.flags
+import dns.message
+import dns.name
+import dns.opcode
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from belljar.network.gateway.dns import MAX_UDP_BYTES, TTL_S, answer, entropy
+from belljar.plan.addresses import NameAddress, RangeLayout
+
+NAMES = {"shop.example": "10.9.8.2", "*.shop.example": "10.9.8.3", "169.254.169.254": "169.254.169.254"}
+LAYOUT = RangeLayout(
+    prefix="10.9.8.0/22",
+    resolver="10.9.8.1",
+    names=tuple(NameAddress(pattern=p, stand_in="s", address=a) for p, a in NAMES.items()),
+    catch_all=None,
+    cells=(),
+)
+SIMULATED = replace(LAYOUT, catch_all="10.9.8.99")
+
+
+def ask(
+    name: str, kind: str = "A", *, layout: RangeLayout = LAYOUT, udp: bool = True, **options: object
+) -> dns.message.Message:
+    """The answer to a question, parsed."""
+    query = dns.message.make_query(name, kind, **options)  # type: ignore[arg-type]
+    wire = answer(query.to_wire(), layout, udp=udp).wire
+    assert wire is not None
+    response = dns.message.from_wire(wire)
+    assert response.id == query.id
+    assert not response.flags & dns.flags.RA
+    return response
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [("shop.example", "10.9.8.2"), ("sHoP.ExAmPlE.", "10.9.8.2"), ("a.shop.example", "10.9.8.3")],
+)
+def test_a_name_of_the_policy_has_its_address(name: str, address: str) -> None:
+    """Authoritatively, with a small TTL, and spelt as it was asked (0x20)."""
+    response = ask(name)
+    assert response.flags & dns.flags.AA
+    assert [item.to_text() for item in response.answer[0]] == [address]
+    assert response.answer[0].ttl == TTL_S
+    assert response.question[0].name.to_text() == name.rstrip(".") + "."
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evil.example",
+        "example",
+        "b.a.shop.example",
+        "shop.example.evil",
+        "localhost",
+        "254.169.254.169.in-addr.arpa",
+        "169.254.169.254",
+    ],
+)
+def test_every_other_name_does_not_exist(name: str) -> None:
+    """NXDOMAIN with an SOA, so that it may be remembered for as long as the TTL."""
+    response = ask(name)
+    assert response.rcode() == dns.rcode.NXDOMAIN
+    assert not response.answer
+    assert response.authority[0].rdtype == dns.rdatatype.SOA
+
+
+@pytest.mark.parametrize("kind", ["AAAA", "HTTPS", "SVCB", "MX", "TXT", "CNAME", "DNSKEY", "TYPE999"])
+def test_other_types_of_our_names_are_empty(kind: str) -> None:
+    """NODATA: no IPv6, no HTTPS record, nothing that could lead elsewhere."""
+    response = ask("shop.example", kind)
+    assert response.rcode() == dns.rcode.NOERROR
+    assert not response.answer
+    assert response.authority[0].rdtype == dns.rdatatype.SOA
+
+
+@pytest.mark.parametrize("kind", ["SOA", "NS"])
+def test_soa_and_ns_are_minimal(kind: str) -> None:
+    """They name nobody but the name itself."""
+    response = ask("shop.example", kind)
+    assert dns.rdatatype.to_text(response.answer[0].rdtype) == kind
+
+
+def test_any_is_minimal() -> None:
+    """RFC 8482: one record."""
+    assert len(ask("shop.example", "ANY").answer) == 1
+
+
+@pytest.mark.parametrize("kind", ["AXFR", "IXFR"])
+def test_transfers_are_refused(kind: str) -> None:
+    """There is no zone to give away."""
+    response = ask("shop.example", kind, udp=False)
+    assert response.rcode() == dns.rcode.REFUSED
+    assert not response.answer
+    assert not response.authority
+
+
+def test_other_classes_are_refused() -> None:
+    """CHAOS has version.bind, which is nobody's business."""
+    assert ask("version.bind", "TXT", rdclass="CH").rcode() == dns.rcode.REFUSED
+
+
+@pytest.mark.parametrize("opcode", [1, 2, 4, 5, 6, 15])
+def test_other_opcodes_are_not_implemented(opcode: int) -> None:
+    """NOTIFY, UPDATE and whatever else."""
+    wire = bytearray(dns.message.make_query("shop.example", "A").to_wire())
+    wire[2] = opcode << 3
+    said = answer(bytes(wire), LAYOUT, udp=True)
+    assert said.wire is not None
+    assert said.wire[3] & 0xF == dns.rcode.NOTIMP
+    assert said.answer == "NOTIMP"
+
+
+@pytest.mark.parametrize("count", [0, 2, 65535])
+def test_not_one_question_is_malformed(count: int) -> None:
+    """RFC 9619: QDCOUNT is 1."""
+    wire = bytearray(dns.message.make_query("shop.example", "A").to_wire())
+    wire[4:6] = count.to_bytes(2, "big")
+    said = answer(bytes(wire), LAYOUT, udp=True)
+    assert said.wire is not None
+    assert said.wire[3] & 0xF == dns.rcode.FORMERR
+
+
+def test_an_answer_is_no_query() -> None:
+    """QR is set: nothing comes back, or two resolvers could talk for ever."""
+    wire = bytearray(dns.message.make_query("shop.example", "A").to_wire())
+    wire[2] |= 0x80
+    assert answer(bytes(wire), LAYOUT, udp=True).wire is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["use-application-dns.net", "wpad", "wpad.example", "_dns.resolver.arpa", "resolver.arpa", "2.8.9.10.in-addr.arpa"],
+)
+def test_names_that_lead_elsewhere_never_exist(name: str) -> None:
+    """Not even where unknown names are simulated."""
+    assert ask(name, layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
+
+
+def test_unknown_names_are_simulated_when_asked_for() -> None:
+    """The catch-all's address, and our own names keep theirs; what is no host name still does not exist."""
+    assert ask("evil.example", layout=SIMULATED).answer[0][0].to_text() == "10.9.8.99"
+    assert ask("shop.example", layout=SIMULATED).answer[0][0].to_text() == "10.9.8.2"
+    assert ask("evil.example", "AAAA", layout=SIMULATED).rcode() == dns.rcode.NOERROR
+    assert ask("a\\000b.example", layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
+    assert ask("a\\.shop.example", layout=SIMULATED).rcode() == dns.rcode.NXDOMAIN
+
+
+def test_an_escaped_dot_is_no_label_border() -> None:
+    """One label `a.shop` is not the label `a` of our wildcard."""
+    assert ask("a\\.shop.example").rcode() == dns.rcode.NXDOMAIN
+
+
+def test_edns_is_answered_and_unknown_versions_are_not() -> None:
+    """RFC 6891: an OPT for an OPT; BADVERS."""
+    assert ask("shop.example", use_edns=0, payload=4096).edns == 0
+    assert ask("shop.example", use_edns=False).edns == -1
+    assert ask("shop.example", use_edns=7).rcode() == dns.rcode.BADVERS
+
+
+def test_what_goes_on_record_shows_exfiltration() -> None:
+    """The longest label and the entropy of a name that carries data stand out."""
+    plain = answer(dns.message.make_query("www.shop.example", "A").to_wire(), LAYOUT, udp=True)
+    label = "mzxw6ytboi4dkmrrgq3tqnzugiztinbvgq2tmnzyha4tamjs"
+    carrying = answer(dns.message.make_query(f"{label}.evil.example", "A").to_wire(), LAYOUT, udp=True)
+    assert (plain.longest_label, carrying.longest_label) == (7, len(label))
+    assert carrying.entropy > plain.entropy + 0.8
+    assert carrying.name == f"{label}.evil.example"
+
+
+@given(st.binary(max_size=64))
+@settings(deadline=None)
+def test_entropy_is_bounded(text: bytes) -> None:
+    """Between nothing and eight bits a byte, and never NaN."""
+    assert 0 <= entropy(text) <= 8
+
+
+QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()
+
+
+@given(
+    query=st.one_of(
+        st.binary(max_size=600),
+        st.binary(max_size=500).map(lambda rest: QUERY[:12] + rest),
+        st.binary(max_size=500).map(lambda rest: b"\0\1\1\0\0\1\0\0\0\0\0\0" + rest),
+        st.tuples(st.integers(0, len(QUERY) - 1), st.integers(0, 255)).map(
+            lambda change: QUERY[: change[0]] + bytes((change[1],)) + QUERY[change[0] + 1 :]
+        ),
+    ),
+    udp=st.booleans(),
+)
+@example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1", udp=True)  # a name that points at itself
+@settings(deadline=None, max_examples=600)
+def test_hostile_messages_get_bounded_answers(query: bytes, udp: bool) -> None:
+    """Whatever the bytes: an answer that parses and fits, or none; and what goes on record is short and printable."""
+    said = answer(query, LAYOUT, udp=udp)
+    assert len(said.name) < 1500
+    assert (said.name + said.type + said.answer).isprintable()
+    if said.wire is None:
+        return
+    assert len(said.wire) <= (MAX_UDP_BYTES if udp else 65535)
+    assert said.wire[:2] == query[:2]
+    assert said.wire[2] & 0x80
+    dns.message.from_wire(said.wire)
+
+
+@given(labels=st.lists(st.binary(min_size=1, max_size=63), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_only_names_of_the_policy_ever_get_an_address(labels: list[bytes]) -> None:
+    """An address in an answer means: the name, byte for byte but for case, is the policy's."""
+    try:
+        name = dns.name.Name((*labels, b""))
+    except dns.name.NameTooLong:
+        return
+    query = dns.message.make_query(name, "A")
+    wire = answer(query.to_wire(), LAYOUT, udp=True).wire
+    assert wire is not None
+    if dns.message.from_wire(wire).answer:
+        text = b".".join(labels).lower().decode()
+        assert text == "shop.example" or text.split(".", 1)[1] == "shop.example"

@@ -1,0 +1,198 @@
+"""The gateway's end of the event socket, against the owner's decoder."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.events import Body, Kind
+from belljar.network.events_wire import Asked, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.context import kept_body
+from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, datagrams
+
+
+class LostError(Exception):
+    """The owner is gone."""
+
+
+def lost() -> None:
+    """In place of the process's end."""
+    raise LostError
+
+
+@contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of an event socket."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        there.setblocking(False)
+        yield here, there
+
+
+@asynccontextmanager
+async def reporting(sock: socket.socket, **bounds: int) -> AsyncIterator[Reporter]:
+    """A reporter that listens."""
+    reporter = Reporter(sock, Bounds(**bounds), lost)  # type: ignore[arg-type]
+    reporter.start()
+    try:
+        yield reporter
+    finally:
+        reporter.stop()
+
+
+async def heard(sock: socket.socket, decoder: UpDecoder) -> Said | Asked:
+    """The next whole event, at the owner's end."""
+    while True:
+        said = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
+        if isinstance(said, Said | Asked):
+            return said
+
+
+def item(number: int, size: int = 0) -> Item:
+    """An event."""
+    return Item(
+        Kind.NETWORK_ATTEMPT,
+        {"stand_in": "s", "what": str(number)},
+        (kept_body("b", bytes(size), size),) if size else (),
+    )
+
+
+async def refusal(reporter: Reporter) -> str:
+    """Why the owner refuses a question."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - what it says is the caller's to look at
+        await reporter.ask("chat", b"q")
+    return str(caught.value)
+
+
+def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
+    """`record` returns after the owner's word, whatever the order in which words come."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with reporting(here) as reporter, asyncio.TaskGroup() as group:
+                tasks = [group.create_task(reporter.record(item(number, 70_000 * number))) for number in range(3)]
+                decoder = UpDecoder()
+                said = [await heard(there, decoder) for _ in tasks]
+                assert not any(task.done() for task in tasks)
+                there.send(encode_ack(said[1].id))
+                await tasks[1]
+                assert [task.done() for task in tasks] == [False, True, False]
+                for number in (2, 0):
+                    there.send(encode_ack(said[number].id))
+
+    asyncio.run(scene())
+
+
+def test_thousands_wait_at_once_and_what_is_unrecorded_is_bounded() -> None:
+    """No more than the bound is on its way; all of them get through."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with reporting(here, unrecorded_bytes=100_000) as reporter, asyncio.TaskGroup() as group:
+                for number in range(3000):
+                    group.create_task(reporter.record(item(number, 1000)))
+                decoder = UpDecoder()
+                for number in range(3000):
+                    said = await heard(there, decoder)
+                    assert isinstance(said, Said)
+                    assert said.data["what"] == str(number)
+                    assert reporter._unrecorded < 100_000 + 2_000
+                    there.send(encode_ack(said.id))
+
+    asyncio.run(scene())
+
+
+def test_kept_bytes_have_a_budget() -> None:
+    """After it bodies are digests and lengths only, and say so."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with reporting(here, recorded_bytes=1500) as reporter:
+                decoder = UpDecoder()
+                for expected in (1000, 0, 400, 0):
+                    reporter.post(item(0, 1000 if expected != 400 else 400))
+                    said = await heard(there, decoder)
+                    assert isinstance(said, Said)
+                    assert (
+                        (len(said.bodies[0].content), said.bodies[0].total_bytes)
+                        == (expected, 1000 if expected != 400 else 400)
+                        if expected
+                        else True
+                    )
+                    there.send(encode_ack(said.id))
+
+    asyncio.run(scene())
+
+
+def test_a_question_has_an_answer_or_a_reason() -> None:
+    """Answers may be longer than a datagram; a refusal is a `ValueError` with the owner's words."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with reporting(here) as reporter, asyncio.TaskGroup() as group:
+                asking = group.create_task(reporter.ask("chat", b"q" * 100_000))
+                said = await heard(there, UpDecoder())
+                assert isinstance(said, Asked)
+                assert (said.what, said.body) == ("chat", b"q" * 100_000)
+                for datagram in encode_answer(said.id, b"a" * 200_000):
+                    await asyncio.get_running_loop().sock_sendall(there, datagram)
+                assert await asking == b"a" * 200_000
+                refused = group.create_task(refusal(reporter))
+                number = (await heard(there, UpDecoder())).id
+                for datagram in encode_answer(number, b"not now", ok=False):
+                    there.send(datagram)
+                assert await refused == "not now"
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("word", [None, b"{", b"[]", b'{"ack": 77}', b'{"ack": "1"}', b'{"answer": 1}'])
+def test_an_owner_that_is_gone_or_mad_ends_the_gateway(word: bytes | None) -> None:
+    """The end of the socket, or a word that can't be, calls `on_lost`."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            reporter = Reporter(here, Bounds(), lost)  # type: ignore[arg-type]
+            if word is None:
+                there.close()
+            else:
+                there.send(word)
+            with pytest.raises(LostError):
+                reporter._readable()
+
+    asyncio.run(scene())
+
+
+def test_too_much_data_is_an_error_before_it_is_sent() -> None:
+    """The wire's bound is checked here: the owner would end the range for it."""
+    with pytest.raises(ValueError, match="at most"):
+        datagrams(1, Item(Kind.NETWORK_ATTEMPT, {"x": "y" * MAX_DATA_BYTES}))
+
+
+@given(
+    data=st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=50) | st.integers(-(2**53) + 1, 2**53 - 1),
+        max_size=8,
+    ),
+    sizes=st.lists(st.integers(0, 200_000), max_size=3),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_owner_reads_what_was_written(data: dict[str, str | int], sizes: list[int]) -> None:
+    """Each event that this end writes is one whole event at the other, the same."""
+    bodies = tuple(
+        Body(name=f"b{n}", content=bytes(size), total_bytes=size, sha256="0" * 64) for n, size in enumerate(sizes)
+    )
+    decoder = UpDecoder()
+    got = [decoder.feed(datagram) for datagram in datagrams(3, Item(Kind.NETWORK_DNS, data, bodies))]
+    assert [said for said in got if said is not None] == got[-1:]
+    said = got[-1]
+    assert isinstance(said, Said)
+    assert (dict(said.data), said.bodies) == (data, bodies)

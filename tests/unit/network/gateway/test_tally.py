@@ -1,0 +1,51 @@
+"""Bytes that pass."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.network.gateway.tally import MAX_SHOWN_HEADERS_BYTES, Tally, shown, shown_headers
+
+
+@given(pieces=st.lists(st.binary(max_size=50), max_size=10), most=st.integers(0, 60))
+@settings(deadline=None)
+def test_a_tally_keeps_the_first_and_counts_all(pieces: list[bytes], most: int) -> None:
+    """The kept bytes are the first ones, the digest and the length are of all."""
+    tally = Tally(most)
+    for piece in pieces:
+        tally.add(piece)
+    whole = b"".join(pieces)
+    if not whole:
+        assert tally.bodies("b") == ()
+        return
+    (body,) = tally.bodies("b")
+    assert (body.content, body.total_bytes, body.sha256) == (
+        whole[:most],
+        len(whole),
+        hashlib.sha256(whole).hexdigest(),
+    )
+
+
+@given(headers=st.lists(st.tuples(st.binary(max_size=600), st.binary(max_size=3000)), max_size=100))
+@settings(deadline=None, max_examples=50)
+def test_headers_on_record_are_bounded_and_printable(headers: list[tuple[bytes, bytes]]) -> None:
+    """Whatever a guest sends: a bounded part of it, and how many fields were left out."""
+    kept, dropped = shown_headers(headers)
+    assert len(kept) + dropped == len(headers)
+    assert len(json.dumps(kept)) < MAX_SHOWN_HEADERS_BYTES + 400
+    assert all(part.isprintable() for pair in kept for part in pair)
+
+
+@given(text=st.binary(max_size=100) | st.text(max_size=100))
+@settings(deadline=None)
+def test_shown_text_is_printable(text: bytes | str) -> None:
+    """No byte of a guest's can act on a terminal, and printable ASCII is left as it is."""
+    said = shown(text, 60)
+    assert said.isprintable()
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+    if raw.isascii() and raw.decode().isprintable() and len(raw) <= 60:
+        assert said == raw.decode()

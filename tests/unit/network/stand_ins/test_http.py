@@ -1,0 +1,308 @@
+"""The stand-in `http`: routes, state, sessions, files and WebSockets do what the author wrote, and no more, whatever a guest sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.asgi import Client, context
+
+from belljar.errors import PolicyError
+from belljar.network.stand_ins import http, make
+from belljar.network.stand_ins.state import MAX_SESSIONS
+
+SHOP = """\
+state:
+  items: [{name: lamp}]
+  users: {admin: {password: "s3cret"}}
+static: {/assets: assets}
+routes:
+  - path: /
+    body: "<h1>Hello {{ query.who | default(\\"you\\") }}</h1>"
+  - path: /raw
+    type: text/html
+    body: "{{ query.who | raw }}"
+  - path: /items
+    json: {items: "{{ state.items }}", count: "{{ state.items | length }}", note: null}
+  - path: /items
+    method: POST
+    do:
+      append: {state.items: {name: "{{ json.name }}", id: "{{ random.hex(4) }}"}}
+      increment: {state.added: 1}
+    status: 201
+    headers: {x-added: "{{ state.added }}"}
+    json: {id: "{{ state.items[-1].id }}", name: "{{ json.name }}"}
+  - path: /items/{n}
+    method: DELETE
+    do: {delete: ["state.items[0]"]}
+    status: 204
+  - path: /login
+    method: POST
+    when: {json.password: "{{ state.users[json.user].password }}"}
+    do: {set: {session.user: "{{ json.user }}"}}
+    json: {ok: true}
+  - path: /login
+    method: POST
+    status: 401
+    json: {error: "wrong password for {{ json.user }}"}
+  - path: /admin
+    when: {session.user: admin}
+    body: "welcome {{ session.user }}"
+    type: text/plain
+  - path: /admin
+    redirect: "/login?next={{ url }}"
+  - path: /logout
+    do: {delete: [session.user]}
+    cookies: {session: null}
+    body: bye
+  - path: /flaky
+    answers:
+      - {status: 503, body: later}
+      - {body: "now {{ now.unix }}"}
+  - path: /page/{name}
+    template: page.html
+  - path: /js
+    type: application/javascript
+    body: 'const q = "{{ query.q }}"; const all = {{ query.q | json }};'
+  - path: /files/{rest...}
+    body: "{{ path.rest }}"
+  - path: /one
+    file: assets/a.txt
+  - path: /echo
+    websocket: echo
+  - path: /chat
+    websocket:
+      - send: "hello {{ query.name }}"
+      - expect: ping
+      - send: pong
+      - expect: true
+      - close: 4000
+"""
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Client:
+    """The site above, over files."""
+    (tmp_path / "assets/sub").mkdir(parents=True)
+    (tmp_path / "assets/a.txt").write_text("0123456789")
+    (tmp_path / "assets/sub/index.html").write_text("<p>sub")
+    (tmp_path / "secret").write_text("no")
+    (tmp_path / "assets/link").symlink_to("../secret")
+    (tmp_path / "page.html").write_text("<p>{{ path.name }}</p><a href='/?q={{ path.name | url }}'>")
+    (tmp_path / "shop.yaml").write_text(SHOP)
+    assert http.check({"routes": "shop.yaml"}, tmp_path) == ()
+    return Client(make("http", context({"routes": "shop.yaml"}, tmp_path)))
+
+
+def test_templates_are_escaped_for_the_content_type(shop: Client) -> None:
+    """Text from a request is escaped as the body's type needs it; `raw` is the author's own choice."""
+    assert shop.get("/?who=%3Cb%3E").text == "<h1>Hello &lt;b&gt;</h1>"
+    assert shop.get("/").text == "<h1>Hello you</h1>"
+    assert shop.get("/raw?who=%3Cb%3E").text == "<b>"
+    assert shop.get("/page/a%22%2Fb").text == "<p>a&quot;/b</p><a href='/?q=a%22%2Fb'>"
+    assert (
+        shop.get("/js?q=%22%3C/script%3E").text
+        == r'const q = "\"\u003c/script\u003e"; const all = "\"\u003c/script\u003e";'
+    )
+
+
+def test_state_is_changed_and_shown(shop: Client) -> None:
+    """Operations change what later requests see; a text that is one expression keeps its type."""
+    added = shop.ask("POST", "/items", json={"name": "<i>"})
+    assert (added.status, added.header("x-added"), added.json["name"], len(added.json["id"])) == (201, "1", "<i>", 8)
+    assert shop.get("/items").json == {"items": [{"name": "lamp"}, added.json], "count": 2, "note": None}
+    assert shop.ask("DELETE", "/items/0").status == 204
+    assert shop.get("/items").json["count"] == 1
+
+
+def test_two_ranges_share_nothing(tmp_path: Path) -> None:
+    """What is changed in one range is not seen in another; the same seed gives the same answers."""
+    settings = {
+        "routes": [{"path": "/", "do": {"increment": {"state.n": 1}}, "json": ["{{ state.n }}", "{{ random.uuid }}"]}]
+    }
+    one, two = Client(http.make(context(settings))), Client(http.make(context(settings)))
+    other = Client(http.make(context(settings, seed=b"other")))
+    first = one.get("/").json
+    assert first == two.get("/").json
+    assert first[0] == other.get("/").json[0] == 1
+    assert one.get("/").json[0] == 2
+    assert first[1] != other.get("/").json[1]
+
+
+def test_a_session_is_the_visitors_own(shop: Client) -> None:
+    """A session begins with what is stored in it, is found by its cookie only, and one that a guest made up is never taken."""
+    assert shop.get("/admin").status == 302
+    assert shop.ask("POST", "/login", json={"user": "admin", "password": "x"}).status == 401
+    assert shop.ask("POST", "/login", json={"user": "nobody", "password": None}).status == 401
+    assert "session" not in shop.cookies
+    assert shop.ask("POST", "/login", json={"user": "admin", "password": "s3cret"}).json == {"ok": True}
+    assert shop.get("/admin").text == "welcome admin"
+    assert Client(shop.app, cookies={"session": "0" * 32}).get("/admin").status == 302
+    shop.get("/logout")
+    assert shop.cookies == {}
+
+
+def test_sessions_are_bounded() -> None:
+    """The oldest session goes when there are more than the bound."""
+    app = http.make(
+        context({"routes": [{"path": "/", "do": {"increment": {"session.n": 1}}, "json": "{{ session.n }}"}]})
+    )
+    first = Client(app)
+    assert [first.get("/").json, first.get("/").json] == [1, 2]
+    for _ in range(MAX_SESSIONS):
+        Client(app).get("/")
+    assert first.get("/").json == 1
+
+
+def test_answers_come_in_order_and_the_last_repeats(shop: Client) -> None:
+    """A sequence is given in order."""
+    assert [shop.get("/flaky").status for _ in range(3)] == [503, 200, 200]
+    assert shop.get("/flaky").text == "now 1800000000"
+
+
+def test_unknown_and_wrong_methods(shop: Client) -> None:
+    """404 in the shape of an ordinary server; 405 names what is allowed; HEAD has GET's fields and no body."""
+    lost = shop.get("/nowhere")
+    assert (lost.status, lost.header("content-type")) == (404, "text/html")
+    assert "<h1>404 Not Found</h1>" in lost.text
+    wrong = shop.ask("PUT", "/items")
+    assert (wrong.status, wrong.header("allow")) == (405, "GET, POST")
+    head, get = shop.ask("HEAD", "/"), shop.get("/")
+    assert (head.body, head.headers) == (b"", get.headers)
+
+
+def test_a_segment_is_split_before_it_is_decoded(shop: Client) -> None:
+    """`%2F` belongs to its segment; the rest takes all segments."""
+    assert shop.get("/files/a%2Fb/c").text == "a/b/c"
+    assert shop.get("/page/a/b").status == 404
+    assert shop.get("/files/").status == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "link",
+        "../secret",
+        "..%2fsecret",
+        "sub/../../secret",
+        "%2e%2e/secret",
+        "/etc/passwd",
+        "a.txt%00",
+        "a.txt/",
+        "sub/../a.txt",
+    ],
+)
+def test_static_files_never_lead_out(shop: Client, path: str) -> None:
+    """Links, `..` in any spelling and absolute paths find nothing."""
+    assert shop.get(f"/assets/{path}").status == 404
+
+
+def test_static_files_and_their_directories(shop: Client) -> None:
+    """A directory has its index, and without its slash leads to it; a file has its type."""
+    assert shop.get("/assets/sub/").text == "<p>sub"
+    assert (shop.get("/assets/sub").status, shop.get("/assets/sub").header("location")) == (301, "/assets/sub/")
+    assert shop.get("/assets/a.txt").header("content-type") == "text/plain; charset=utf-8"
+    assert shop.get("/one").text == "0123456789"
+
+
+def test_a_body_above_the_bound_is_refused(shop: Client) -> None:
+    """413, and the rest is not kept."""
+    assert shop.ask("POST", "/items", chunks=[b"x" * 1024] * 1025).status == 413
+
+
+def test_state_has_a_bound() -> None:
+    """When there is no room the change is refused with 500, and what was there stays."""
+    app = Client(
+        http.make(
+            context(
+                {
+                    "routes": [
+                        {
+                            "path": "/",
+                            "method": "POST",
+                            "do": {"append": {"state.all": "{{ body }}"}},
+                            "json": "{{ state.all | length }}",
+                        }
+                    ]
+                }
+            )
+        )
+    )
+    answers = [app.ask("POST", "/", body=b"x" * 1_000_000) for _ in range(6)]
+    assert [a.status for a in answers] == [200, 200, 200, 200, 500, 500]
+    assert app.ask("POST", "/", body=b"y").json == 5
+
+
+def test_what_is_rendered_has_a_bound() -> None:
+    """A page that would grow above the bound is a 500."""
+    body = "{{ body }}" * 10
+    app = Client(http.make(context({"routes": [{"path": "/", "method": "POST", "body": body, "type": "text/plain"}]})))
+    assert app.ask("POST", "/", body=b"x" * 1_000_000).status == 500
+
+
+def test_a_guest_cannot_split_headers() -> None:
+    """Line breaks and other controls never reach a field."""
+    route = {
+        "path": "/",
+        "headers": {"x-q": "{{ query.q }}"},
+        "cookies": {"c": "{{ query.q }}"},
+        "redirect": "{{ query.q | raw }}",
+    }
+    said = Client(http.make(context({"routes": [route]}))).get("/?q=a%0d%0aset-cookie:%20x=1;%00b")
+    assert said.header("x-q") == said.header("location") == "aset-cookie: x=1;b"
+    assert said.header("set-cookie") == "c=aset-cookie: x=1b; Path=/"
+
+
+def test_a_delay_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer comes after the delay that was written."""
+    waited = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr("belljar.network.stand_ins.http.anyio.sleep", sleep)
+    assert Client(http.make(context({"routes": [{"path": "/", "delay": "1s500ms"}]}))).get("/").status == 200
+    assert waited == [1.5]
+
+
+def test_websockets(shop: Client) -> None:
+    """Echo gives back text and bytes; a script is played, and a wrong message closes it with 1008; any other path is refused."""
+    assert shop.talk("/echo", ["a", b"b"]) == ["accept", "a", b"b"]
+    assert shop.talk("/chat?name=x", ["ping", "any"]) == ["accept", "hello x", "pong", 4000]
+    assert shop.talk("/chat", ["pong"]) == ["accept", "hello ", 1008]
+    assert shop.talk("/items", []) == [1000]
+    assert shop.talk("/echo", ["x" * (1 << 20) + "y"]) == ["accept"]
+
+
+def test_mistakes_keep_it_from_being_made() -> None:
+    """`make` refuses what `check` names."""
+    with pytest.raises(PolicyError, match="never closed"):
+        http.make(context({"routes": [{"path": "/", "body": "{{ x"}]}))
+
+
+@given(st.text(), st.binary(max_size=200), st.sampled_from(["GET", "POST", "DELETE", "PUT"]), st.text(max_size=60))
+def test_any_request_is_answered(path: str, body: bytes, method: str, cookie: str) -> None:
+    """No request makes the stand-in fail: each is answered with a status an ordinary server gives."""
+    routes = [
+        {
+            "path": "/{a}",
+            "method": "POST",
+            "do": {"set": {"state.x[path.a][json.k]": "{{ json }}", "session.y": "{{ query.q }}"}},
+            "json": ["{{ state }}", "{{ session }}"],
+        },
+        {
+            "path": "/{r...}",
+            "body": "{{ path.r }}{{ json.a[0].b }}{{ form.x }}{{ cookie.c }}{{ header.h }}",
+            "type": "text/html",
+        },
+    ]
+    app = Client(
+        http.make(context({"routes": routes})),
+        cookies={"c": cookie.encode("utf-8", "replace").decode("latin-1").replace("\n", "").replace("\r", "")},
+    )
+    from urllib.parse import quote
+
+    said = app.ask(method, "/" + quote(path, safe="/?=&", errors="replace"), body=body)
+    assert said.status in (200, 404, 405, 500)

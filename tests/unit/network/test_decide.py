@@ -1,0 +1,261 @@
+"""Who may have what."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.network.decide import CATCH_ALL, Asked, Flow, canonical_name, decide, find, split_target
+from belljar.plan.addresses import NameAddress, RangeLayout
+from belljar.plan.network import METADATA_ADDRESS, PortPlan, StandInPlan
+
+SHOP, WILD, EXACT, MAIL, CLOUD, TARGET, IDN = (f"10.9.8.{number}" for number in range(2, 9))
+NAMES = {
+    "shop.example": ("shop", SHOP),
+    "*.shop.example": ("wild", WILD),
+    "exact.shop.example": ("shop", EXACT),
+    "mail.example": ("mail", MAIL),
+    "cloud.example": ("cloud", CLOUD),
+    "db.example": ("db", TARGET),
+    "xn--bcher-kva.example": ("shop", IDN),
+    METADATA_ADDRESS: ("cloud", METADATA_ADDRESS),
+}
+LAYOUT = RangeLayout(
+    prefix="10.9.8.0/22",
+    resolver="10.9.8.1",
+    names=tuple(NameAddress(pattern=p, stand_in=s, address=a) for p, (s, a) in NAMES.items()),
+    catch_all=None,
+    cells=(),
+)
+SIMULATED = replace(LAYOUT, catch_all="10.9.8.99")
+WEB = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
+STAND_INS = (
+    StandInPlan(id="shop", kind="http", names=(), ports=WEB),
+    StandInPlan(id="wild", kind="http", names=(), ports=WEB),
+    StandInPlan(id="mail", kind="smtp", names=(), ports=(PortPlan(number=465, protocol="smtps"),)),
+    StandInPlan(id="cloud", kind="metadata", names=(), ports=WEB[:1]),
+    StandInPlan(id="db", kind="cell", names=(), ports=WEB[:1]),
+)
+labels = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,8}[a-z0-9_])?", fullmatch=True)
+names = st.lists(labels, min_size=1, max_size=5).map(".".join)
+ours = st.sampled_from([name for name in NAMES if not name.startswith("*")])
+addresses = st.sampled_from([SHOP, WILD, EXACT, MAIL, CLOUD, TARGET, IDN, METADATA_ADDRESS, "10.9.8.200", "10.9.8.99"])
+ports = st.sampled_from([80, 443, 465, 8080])
+hosts = st.one_of(ours, names, st.text(max_size=80)).flatmap(
+    lambda name: st.sampled_from([name, name.upper(), f"{name}.", f"{name}:80", f"{name}:443", f"x@{name}"])
+)
+
+
+def web(host: str | bytes, address: str = SHOP, target: bytes = b"/", **more: object) -> Flow:
+    """A request without TLS."""
+    raw = host if isinstance(host, bytes) else host.encode()
+    asked = Asked(method=str(more.get("method", "GET")), target=target, hosts=(raw,))
+    return Flow(address=address, port=80, asked=asked)
+
+
+def secure(sni: str | None, host: str, address: str = SHOP) -> Flow:
+    """A request within TLS."""
+    asked = Asked(method="GET", target=b"/", hosts=(host.encode(),))
+    return Flow(address=address, port=443, sni=sni, hello=True, asked=asked)
+
+
+def refused(flow: Flow, layout: RangeLayout = LAYOUT) -> str:
+    """Why a flow is refused; fails if it isn't."""
+    verdict = decide(flow, layout, STAND_INS)
+    assert not verdict.allowed
+    assert verdict.reason
+    return verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("flow", "stand_in"),
+    [
+        (web("shop.example"), "shop"),
+        (web("SHOP.Example."), "shop"),
+        (web("shop.example:80"), "shop"),
+        (web("a.shop.example", WILD), "wild"),
+        (web("exact.shop.example", EXACT), "shop"),
+        (web("xn--bcher-kva.example", IDN), "shop"),
+        (web("XN--BCHER-KVA.example", IDN), "shop"),
+        (web("shop.example", target=b"http://shop.example/x?y"), "shop"),
+        (web("shop.example", target=b"http://SHOP.example:80/x"), "shop"),
+        (web("shop.example", target=b"*", method="OPTIONS"), "shop"),
+        (web(METADATA_ADDRESS, METADATA_ADDRESS), "cloud"),
+        (web(f"{METADATA_ADDRESS}:80", METADATA_ADDRESS), "cloud"),
+        (web("cloud.example", CLOUD), "cloud"),
+        (secure("shop.example", "shop.example"), "shop"),
+        (secure("SHOP.example", "shop.EXAMPLE:443"), "shop"),
+        (secure("a.shop.example", "a.shop.example", WILD), "wild"),
+    ],
+)
+def test_what_the_policy_has_is_allowed(flow: Flow, stand_in: str) -> None:
+    """Case, a dot at the end, the dialled port, an absolute target that agrees and the metadata service's address are no differences."""
+    verdict = decide(flow, LAYOUT, STAND_INS)
+    assert (verdict.allowed, verdict.stand_in, verdict.reason) == (True, stand_in, "")
+
+
+@pytest.mark.parametrize(
+    ("flow", "reason"),
+    [
+        (web("evil.example"), "the policy does not have this name"),
+        (web("a.b.shop.example", WILD), "the policy does not have this name"),
+        (web("shop.example", WILD), "the name has another address"),
+        (web("exact.shop.example", WILD), "the name has another address"),
+        (web("shop.example:8080"), "the port in Host is not the one that was dialled"),
+        (web("shop.example:"), "the port in Host is not the one that was dialled"),
+        (web("shop.example:٨٠"), "the port in Host is not the one that was dialled"),
+        (web(SHOP), "Host is an address"),
+        (web("[::1]"), "Host is an address"),
+        (web("[::ffff:10.9.8.2]:80"), "Host is an address"),
+        (web("0x0a.0x09"), "Host is no host name"),
+        (web("169.254.169.254"), "the name has another address"),
+        (web("shop.example", METADATA_ADDRESS), "the name has another address"),
+        (web("bücher.example", IDN), "Host is no host name"),
+        (web("shop。example"), "Host is no host name"),
+        (web(b"shop.example\0.evil.example"), "Host is no host name"),
+        (web("shop.example.."), "Host is no host name"),
+        (web(f"{'a' * 64}.shop.example", WILD), "Host is no host name"),
+        (web(".".join(["a" * 60] * 5)), "Host is no host name"),
+        (web("user@shop.example"), "Host is no host name"),
+        (web(""), "Host is no host name"),
+        (web("shop.example", target=b"http://other.example/"), "Host and target differ"),
+        (web("shop.example", target=b"https://shop.example/"), "the target's scheme is another"),
+        (web("shop.example", target=b"ftp://shop.example/"), "the target's scheme is another"),
+        (web("shop.example", target=b"shop.example:80"), "the target is no path"),
+        (web("shop.example", target=b"*"), "the target is no path"),
+        (web("shop.example", target=b"shop.example:443", method="CONNECT"), "CONNECT"),
+        (web("shop.example", method="connect"), "CONNECT"),
+        (secure("shop.example", "exact.shop.example"), "SNI and Host differ"),
+        (secure("exact.shop.example", "shop.example"), "SNI and Host differ"),
+        (secure("evil.example", "evil.example"), "the policy does not have this name"),
+        (secure(None, "shop.example"), "no SNI"),
+        (secure("", "shop.example"), "SNI is no host name"),
+        (secure(SHOP, SHOP), "SNI is no host name"),
+        (replace(secure("shop.example", "shop.example"), hello=False), "a request before a ClientHello"),
+        (Flow(address="10.9.8.200", port=80), "no name has this address"),
+        (Flow(address=SHOP, port=22), "the stand-in does not have this port"),
+        (Flow(address=TARGET, port=80), "the gateway does not answer for this address"),
+        (Flow(address=SHOP, port=443, hello=True), "no SNI"),
+        (Flow(address=WILD, port=443, sni="shop.example", hello=True), "the name has another address"),
+        (Flow(address=MAIL, port=465, sni="shop.example", hello=True), "the name has another address"),
+    ],
+)
+def test_what_does_not_agree_is_refused(flow: Flow, reason: str) -> None:
+    """Each disagreement between address, port, SNI, Host and target has its own words."""
+    assert refused(flow) == reason
+
+
+def test_no_host_and_two_hosts_are_refused() -> None:
+    """A request says one name: none, or two that differ, is no name."""
+    asked = Asked(method="GET", target=b"/", hosts=())
+    assert refused(Flow(address=SHOP, port=80, asked=asked)) == "no Host"
+    two = replace(asked, hosts=(b"shop.example", b"evil.example"))
+    assert refused(Flow(address=SHOP, port=80, asked=two)) == "Host and target differ"
+
+
+def test_no_http_where_another_protocol_is_spoken() -> None:
+    """A port of a stream has no requests."""
+    asked = Asked(method="GET", target=b"/", hosts=(b"mail.example",))
+    assert (
+        refused(Flow(address=MAIL, port=465, sni="mail.example", hello=True, asked=asked))
+        == "no HTTP is spoken at this port"
+    )
+
+
+@given(host=hosts, sni=st.none() | hosts, address=addresses, port=ports, simulate=st.booleans())
+@settings(deadline=None, max_examples=400)
+def test_allowed_means_one_name_with_this_address(
+    host: str, sni: str | None, address: str, port: int, simulate: bool
+) -> None:
+    """Whatever is said: what is allowed is a name of the policy, and the policy gives it the address that was dialled; or the catch-all, for a name that is nobody's."""
+    layout = SIMULATED if simulate else LAYOUT
+    asked = Asked(method="GET", target=b"/", hosts=(host.encode(),))
+    verdict = decide(Flow(address=address, port=port, sni=sni, hello=sni is not None, asked=asked), layout, STAND_INS)
+    if not verdict.allowed:
+        assert verdict.reason
+        return
+    said = host.lower().split(":")[0].removesuffix(".")
+    assert verdict.name == said
+    if port == 443:
+        assert sni is not None
+        assert sni.lower().removesuffix(".") == said
+    exact = NAMES.get(said)
+    wildcard = NAMES.get("*." + said.partition(".")[2])
+    if exact or wildcard:
+        assert (verdict.stand_in, address) == (exact or wildcard)
+    else:
+        assert simulate
+        assert (verdict.stand_in, address) == (CATCH_ALL, layout.catch_all)
+
+
+@given(raw=st.one_of(st.binary(max_size=300), st.text(max_size=300), names))
+@settings(deadline=None)
+def test_canonical_names_are_fixed_points(raw: str | bytes) -> None:
+    """A canonical name is ASCII, in lower case, of bounded labels, and is its own canonical name; everything else is None, never an exception."""
+    name = canonical_name(raw)
+    if name is None:
+        return
+    assert name == name.lower()
+    assert name.isascii()
+    assert len(name) <= 253
+    assert all(0 < len(label) <= 63 for label in name.split("."))
+    assert canonical_name(name) == name
+    assert canonical_name(name.upper() + ".") == name
+
+
+@given(name=names)
+@settings(deadline=None)
+def test_exact_beats_wildcard(name: str) -> None:
+    """A name with a pattern of its own never gets the wildcard's address, in whatever order the patterns stand."""
+    layout = replace(LAYOUT, names=LAYOUT.names[::-1])
+    assert find("exact.shop.example", layout) == find("exact.shop.example", LAYOUT)
+    found = find(f"{name}.shop.example", LAYOUT)
+    if "." in name:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.address == (EXACT if name == "exact" else WILD)
+
+
+def test_a_u_label_is_never_its_a_label() -> None:
+    """Spellings of one name in other scripts are refused, not folded: only what IDNA made of them before is a name."""
+    for spelling in (
+        "bücher.example",
+        "BÜCHER.EXAMPLE",
+        "bu\u0308cher.example",
+        "shop.ex\u0430mple",
+        "ｓhop.example",
+        "ſhop.example",
+        "shop.example\u200b",
+    ):
+        for address in (IDN, SHOP):
+            assert refused(web(spelling, address)) in ("Host is no host name", "the policy does not have this name")
+
+
+@given(target=st.binary(max_size=200))
+@settings(deadline=None)
+def test_a_target_is_taken_apart_without_loss(target: bytes) -> None:
+    """Authority, path and query are what was there; a path is never empty."""
+    authority, path, query = split_target(target)
+    assert path
+    if authority is None:
+        assert path + (b"?" + query if b"?" in target else b"") == (
+            target if target and not target.startswith(b"?") else b"/" + target
+        )
+    else:
+        assert b"://" + authority in target
+
+
+def test_every_pair_of_our_names_disagrees() -> None:
+    """No two different names of the policy ever pass for one another, in SNI, Host or address."""
+    exact = [
+        (name, address) for name, (owner, address) in NAMES.items() if owner in ("shop", "wild") and "*" not in name
+    ]
+    for (one, here), (other, there) in itertools.permutations(exact, 2):
+        refused(secure(one, other, here))
+        refused(secure(one, one, there))
+        refused(web(other, here))
