@@ -50,6 +50,18 @@ def capable_host() -> HostFacts:
                 needed_min="8.2",
                 ok=True,
             ),
+            *(
+                ToolFact(
+                    name=name,
+                    use="networks",
+                    needed=False,
+                    path=f"/usr/sbin/{name}",
+                    version="6.1",
+                    ok=True,
+                    tier="network",
+                )
+                for name in ("nft", "ip")
+            ),
             ToolFact(name="skopeo", use="importing images", needed=False, mend="install skopeo"),
         ),
         runtimes=(_runtime("container", "runc", "1.1.5"), _runtime("gvisor", "runsc", "20240729")),

@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
-from belljar.policy.model import Resources
+from belljar.policy import Resources
 from belljar.probe.model import Outcome, Probe, Side, Witness
 
 PROBES: tuple[Probe, ...] = (

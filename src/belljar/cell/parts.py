@@ -49,10 +49,10 @@ def gather_parts(loaded: LoadedPolicy, home: Path) -> Parts:
     # What no plan of this policy needs isn't proven: a proof can take seconds.
     machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM
     facts = _facts(home, kernel if machine else None, runtimes=not machine)
-    plan = make_plan(loaded.policy, facts, image_facts)
+    plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base)
     if plan.vm is not None and not machine:  # no container is possible here
         facts = _facts(home, kernel, runtimes=True)
-        plan = make_plan(loaded.policy, facts, image_facts)
+        plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base)
     if plan.vm is not None and kernel is None:
         kernel = current_kernel(home)  # its error says what to do
     return Parts(plan=plan, facts=facts, image=image, kernel=kernel)

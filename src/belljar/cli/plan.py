@@ -33,8 +33,10 @@ def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) ->
     from belljar.policy import resolve_policy, with_tier
 
     loaded, home = with_tier(resolve_policy(policy), tier), belljar_home()
-    made = make_plan(loaded.policy, host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image))
-    click.echo(json.dumps(made.to_json(), indent=2) if as_json else "\n".join(render_plan(made)))
+    facts, image = host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image)
+    made = make_plan(loaded.policy, facts, image, base=loaded.base)
+    lines = render_plan(made, real=lambda line: click.style(line, fg="red", bold=True))
+    click.echo(json.dumps(made.to_json(), indent=2) if as_json else "\n".join(lines))
 
 
 def image_facts(home: Path, ref: str) -> ImageFacts | None:

@@ -53,7 +53,23 @@ def _summary(policy: Policy) -> str:
     from belljar.policy import demanded_tier
 
     tier = demanded_tier(policy.risk, policy.tier)
-    return f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, network {policy.network}"
+    return (
+        f"`{policy.name}`, risk {policy.risk}, at least tier {tier}, image {policy.image}, network {_network(policy)}"
+    )
+
+
+def _network(policy: Policy) -> str:
+    network = policy.network
+    if network is None:
+        return "none"
+    real = ", ".join(upstream.host for upstream in network.upstreams)
+    said = (
+        f"{len(network.stand_ins)} stand-ins",
+        "unknown names simulated" if network.default.value == "simulate" else "unknown names don't exist",
+        *(("a sink",) if network.sink else ()),
+        *((click.style(f"REAL: {real}", fg="red", bold=True),) if real else ()),
+    )
+    return f"({', '.join(said)})"
 
 
 def _check_json(file: Path) -> int:

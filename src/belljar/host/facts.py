@@ -6,6 +6,8 @@ import os
 import platform
 import resource
 import subprocess
+import sys
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Final
 
@@ -84,6 +86,8 @@ def gather_facts(
         ids=ids_fact(is_root=is_root),
         open_files_max=_open_files_max(proc),
         cores=_cores(proc),
+        network_namespaces=(proc / "self/ns/net").exists(),
+        routes=parse_routes(_text(proc / "net/route")),
     )
 
 
@@ -103,6 +107,25 @@ def parse_meminfo(text: str) -> dict[str, int]:
         if words and words[0].isdigit():
             amounts[name] = int(words[0]) * (1024 if words[1:] == ["kB"] else 1)
     return amounts
+
+
+def parse_routes(text: str) -> tuple[str, ...]:
+    """The networks of /proc/net/route (proc(5)), sorted, each once, default routes left out. Lines that can't be read are left out."""
+    found = set()
+    for line in text.splitlines()[1:]:
+        words = line.split("\t")
+        if len(words) > 7 and (network := _network(words[1], words[7])) is not None:
+            found.add(network)
+    return tuple(str(network) for network in sorted(found) if network.prefixlen)
+
+
+def _network(address: str, mask: str) -> IPv4Network | None:
+    """From the kernel's hexadecimal words, which are in this machine's byte order."""
+    try:
+        shown = [str(IPv4Address(int(word, 16).to_bytes(4, sys.byteorder))) for word in (address, mask)]
+        return IPv4Network("/".join(shown), strict=False)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _text(file: Path) -> str:

@@ -165,6 +165,9 @@ class HostFacts:
     ids: IdsFact = _NO_IDS
     open_files_max: int = 1024
     cores: CoreFact = CoreFact()
+    network_namespaces: bool = True
+    routes: tuple[str, ...] = ()
+    """The IPv4 networks that this host's main routing table leads to, default routes left out."""
 
     def runtime(self, tier: str) -> RuntimeFact | None:
         """The OCI runtime of the tier."""

@@ -17,6 +17,8 @@ from typing import Final
 from belljar.host.model import ToolFact
 
 QEMU_MIN: Final = "8.2"
+NFT_MIN: Final = "1.0.6"
+"""Whose JSON the rules were written against (Debian 12's)."""
 _VERSION: Final = re.compile(r"\d{1,8}(?:\.\d{1,8})+(?:~\d{1,8})?")
 _TIMEOUT_S: Final = 10.0
 _MAX_OUTPUT_CHARS: Final = 4096
@@ -54,7 +56,8 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
             tier="oci",
             version_argv=("-version",),
         ),
-        Tool(name="nft", package="nftables", use="simulated networks, to come"),
+        Tool(name="nft", package="nftables", use="ranges' packet rules", needed_min=NFT_MIN, tier="network"),
+        Tool(name="ip", package="iproute2", use="ranges' devices", tier="network", version_argv=("-V",)),
     )
 
 

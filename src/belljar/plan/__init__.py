@@ -6,7 +6,7 @@ Must not: touch a file, a clock, a process or the network.
 
 from belljar.plan.make import make_plan
 from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, Plan
-from belljar.plan.obstacles import Obstacle, hardware_obstacle, tier_obstacles
+from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.render import render_plan
 from belljar.plan.walls import GUEST_OVERHEAD_MIB
 
@@ -20,6 +20,7 @@ __all__ = [
     "Plan",
     "hardware_obstacle",
     "make_plan",
+    "network_obstacles",
     "render_plan",
     "tier_obstacles",
 ]

@@ -20,6 +20,7 @@ MAX_CELLS: Final = 250
 LEAST_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22
+_SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1
 _SINK_PORTS: Final = range(20_000, 32_000)
 
@@ -150,21 +151,32 @@ def _shuffled(numbers: Iterable[int], stream: Iterator[int]) -> list[int]:
 
 def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
     avoided = [IPv4Network(item, strict=False) for item in avoid]
+    spans = [(int(item.network_address), int(item.broadcast_address)) for item in avoided]
     stream = _stream(random_bytes, "prefix")
     for pool in _POOLS:
-        count = 1 << (_PREFIX_LENGTH - pool.prefixlen)
-        size = 1 << (32 - _PREFIX_LENGTH)
-        start = next(stream) % count
-        for step in range(count):
-            offset = ((start + step) % count) * size
-            found = IPv4Network((int(pool.network_address) + offset, _PREFIX_LENGTH))
-            if not any(found.overlaps(item) for item in avoided):
-                return found
+        first, last = int(pool.network_address), int(pool.broadcast_address)
+        start = first + next(stream) % (pool.num_addresses // _SIZE) * _SIZE
+        found = _first_free(start, last, spans)
+        if found is None:
+            found = _first_free(first, start - 1, spans)
+        if found is not None:
+            return IPv4Network((found, _PREFIX_LENGTH))
     raise HostError(
         "this host has routes to all private networks (10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16), so a range's addresses would be mistaken for theirs",
         where="network",
         mend="narrow a route (`ip -4 route show table all`), or run in a network namespace of its own",
     )
+
+
+def _first_free(start: int, last: int, spans: Sequence[tuple[int, int]]) -> int | None:
+    """The first aligned block from `start` on that overlaps no span, each step past the end of one that it does overlap."""
+    at = start
+    while at + _SIZE - 1 <= last:
+        ends = [end for begin, end in spans if begin < at + _SIZE and end >= at]
+        if not ends:
+            return at
+        at = (max(ends) // _SIZE + 1) * _SIZE
+    return None
 
 
 def _cell_names(network: NetworkPlan, cells: Sequence[str]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from belljar.host import HostFacts
-from belljar.plan import radius
+from belljar.plan import network_radius, radius
 from belljar.plan.model import ImageFacts, Plan
-from belljar.plan.obstacles import Obstacle, hardware_obstacle, size_obstacles, tier_obstacles
+from belljar.plan.network import plan_network
+from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, size_obstacles, tier_obstacles
 from belljar.plan.walls import Walls, walls_of
 from belljar.policy import Policy, Tier, demanded_tier, needs_hardware
 from belljar.units import printable
@@ -15,19 +17,24 @@ from belljar.units import printable
 NO_IMAGE_USER: Final = "root"
 
 
-def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None) -> Plan:
+def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None, *, base: Path | None = None) -> Plan:
     """What this host will do about the policy. `image` None: not built; such a plan can be shown, not carried out.
+    `base`: the policy's own directory, which its stand-ins' files are in; needed when there are any.
 
     A policy that says its tier gets that one or is refused. Else the least tier that its risk allows and this host can carry out, with every limit enforced;
     what was passed over, and why, is among the plan's warnings.
 
     Raises:
-        PolicyError: the policy asks for a lower tier than its risk demands.
+        PolicyError: the policy asks for a lower tier than its risk demands, or its stand-ins have files and there is no `base`.
         HostError: this host can't do what the policy demands. The message says why and what to do.
     """
     demanded = demanded_tier(policy.risk, policy.tier)
+    network = plan_network(policy.network, base) if policy.network is not None else None
+    if network is not None and (found := network_obstacles(facts)):
+        raise found[0].error()
     walls, passed_over = _choose(policy, facts, demanded)
     env = {**(image.env if image else {}), **policy.env}
+    bounds = (*walls.bounds, *(network_radius.bounds(network) if network is not None else ()))
     return Plan(
         policy=policy,
         risk=policy.risk,
@@ -47,9 +54,14 @@ def make_plan(policy: Policy, facts: HostFacts, image: ImageFacts | None) -> Pla
         env=env,
         hostname="random",
         limits=policy.resources,
-        bounds=walls.bounds,
-        blast_radius=radius.blast_radius(policy, image, env, walls.bounds, tier=walls.tier),
-        warnings=(*radius.common_warnings(image, policy.image, passed_over=passed_over), *walls.warnings),
+        bounds=bounds,
+        blast_radius=radius.blast_radius(policy, image, env, bounds, tier=walls.tier, network=network),
+        warnings=(
+            *radius.common_warnings(image, policy.image, passed_over=passed_over),
+            *walls.warnings,
+            *(network_radius.warnings(network, facts) if network is not None else ()),
+        ),
+        network=network,
         passed_over=tuple(printable(sentence) for sentence in passed_over),
     )
 
@@ -62,7 +74,7 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier) -> tuple[Walls, tu
         if found := tier_obstacles(tier, facts):
             refused[tier] = found[0]
             continue
-        walls = walls_of(tier, policy.resources, facts)
+        walls = walls_of(tier, policy.resources, facts, networked=policy.network is not None)
         if found := _too_much(policy, facts, walls):
             refused[tier] = found[0]
             continue

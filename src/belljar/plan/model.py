@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, Final, Literal, TypeAlias
 
 from belljar.plan.jail import JailLimits
+from belljar.plan.network import NetworkPlan
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Policy, Resources, Risk, Tier
@@ -90,6 +92,8 @@ class Plan:
     warnings: tuple[str, ...]
     passed_over: tuple[str, ...] = ()
     """Of the warnings, those that say which tiers that the risk allows were not taken, and why."""
+    network: NetworkPlan | None = None
+    """None: the cell has no network device at all."""
 
     @property
     def machine(self) -> VmShape:
@@ -121,6 +125,8 @@ class Plan:
 def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, PurePath):
+        return str(value)
     if hasattr(value, "__dataclass_fields__"):
         return _plain(asdict(value))
     if isinstance(value, Mapping):

@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from belljar.errors import PolicyError
+from belljar.policy import Network
+from belljar.policy.stand_ins import StandIn
+
 DNS_PORT: Final = 53
 METADATA_ADDRESS: Final = "169.254.169.254"
 """Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the policy has one, and nowhere else."""
@@ -181,6 +185,53 @@ class NetworkPlan:
             upstreams=_each(UpstreamPlan.from_json, data["upstreams"]),
             bounds=NetworkBounds.from_json(data["bounds"]),
         )
+
+
+def plan_network(network: Network, base: Path | None) -> NetworkPlan:
+    """What a policy's network comes to. `base` is the policy's own directory, None when it has none.
+
+    Raises:
+        PolicyError: a stand-in has files, and the policy has no directory that they could be in.
+    """
+    return NetworkPlan(
+        stand_ins=tuple(_stand_in(name, item, base) for name, item in network.stand_ins.items()),
+        default="simulate" if network.default.value == "simulate" else "deny",
+        sink=network.sink,
+        upstreams=tuple(
+            UpstreamPlan(
+                host=item.host,
+                ports=item.ports,
+                methods=item.methods,
+                budget_bytes=item.budget,
+                reason=item.reason,
+            )
+            for item in network.upstreams
+        ),
+        bounds=NetworkBounds(
+            packet_record_bytes=network.record.packets,
+            recorded_body_bytes=network.record.bodies,
+            recorded_stream_bytes=network.record.streams,
+        ),
+    )
+
+
+def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
+    settings = item.settings()
+    field_name, own = item.own_path()
+    directory = None
+    if field_name:
+        if base is None:
+            raise PolicyError(
+                f"the stand-in `{name}` has files, and this policy has no directory of its own",
+                where=f"network.stand_ins.{name}.{field_name}",
+                mend="write the policy to a file beside them",
+            )
+        directory = base / own
+        del settings[field_name]
+        if field_name == item.file_field:
+            settings[field_name], directory = directory.name, directory.parent
+    ports = tuple(PortPlan(number=number, protocol=protocol) for number, protocol in item.spoken_ports())
+    return StandInPlan(id=name, kind=item.kind, names=item.names, ports=ports, settings=settings, directory=directory)
 
 
 def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401 - one of the readers above

@@ -16,6 +16,7 @@ from belljar.units import format_size
 LEAST_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
+_NETWORK_TOOLS: Final = {"nft": "nftables", "ip": "iproute2"}
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
@@ -87,6 +88,35 @@ def _runtime(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
             what=f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",
             where="host",
             mend=runtime.mend or "`belljar doctor` tries it again",
+        )
+
+
+def network_obstacles(facts: HostFacts) -> tuple[Obstacle, ...]:
+    """Why no range with a network can be made here, whatever the tier; empty when one can."""
+    return tuple(_network(facts))
+
+
+def _network(facts: HostFacts) -> Iterator[Obstacle]:
+    for name, package in _NETWORK_TOOLS.items():
+        tool = facts.tool(name)
+        if tool is None or not tool.ok:
+            yield Obstacle(
+                what=f"a range's network needs {name}: {_lack(tool) if tool else f'{name} was not looked for'}",
+                where="network",
+                mend=(tool.mend if tool else "")
+                or f"run `belljar setup`, or install {package}; or write `network: none`",
+            )
+    if not facts.network_namespaces:
+        yield Obstacle(
+            what="a range's network needs network namespaces, which this kernel doesn't have",
+            where="network",
+            mend="use a kernel with CONFIG_NET_NS; or write `network: none`",
+        )
+    if not facts.is_root and not facts.userns.available:
+        yield Obstacle(
+            what=f"a range's network needs user namespaces, which this user can't make: {facts.userns.reason}",
+            where="network",
+            mend=facts.userns.mend or "run as root",
         )
 
 

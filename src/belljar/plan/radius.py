@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from belljar.host import HostFacts
+from belljar.plan import network_radius
 from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
 from belljar.plan.model import BlastRadius, Bound, ImageFacts
+from belljar.plan.network import NetworkPlan
 from belljar.plan.qemu import VmShape
 from belljar.policy import Policy, Resources, Tier
 from belljar.units import format_duration, format_size, printable
@@ -90,7 +92,13 @@ def _processors(resources: Resources, jail: JailLimits) -> Bound:
 
 
 def blast_radius(
-    policy: Policy, image: ImageFacts | None, env: Mapping[str, str], held: tuple[Bound, ...], *, tier: Tier
+    policy: Policy,
+    image: ImageFacts | None,
+    env: Mapping[str, str],
+    held: tuple[Bound, ...],
+    *,
+    tier: Tier,
+    network: NetworkPlan | None,
 ) -> BlastRadius:
     """What the cell can do at its worst. Says only what the plan's walls and bounds make true."""
     return BlastRadius(
@@ -104,7 +112,11 @@ def blast_radius(
             f"its own copy of the file system, in memory, at most {format_size(policy.resources.disk_bytes)}, gone with the cell",
             "nothing on this host, and nothing another cell can read",
         ),
-        reach=(_NO_NETWORK[tier], "this host by one byte pipe, whose every frame is checked", *_KERNEL_REACHED[tier]),
+        reach=(
+            *((_NO_NETWORK[tier],) if network is None else network_radius.reach(network)),
+            "this host by one byte pipe, whose every frame is checked",
+            *_KERNEL_REACHED[tier],
+        ),
         consume=tuple(f"{bound.what}: {bound.most}" for bound in held),
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from belljar.plan.model import Plan
+from belljar.plan.network_radius import REAL
 from belljar.policy import Tier
 from belljar.units import printable
 
@@ -13,9 +14,13 @@ _WIDTH = 110
 _LABEL = 10
 
 
-def render_plan(plan: Plan, *, width: int = _WIDTH) -> tuple[str, ...]:
-    """What the cell can read, write, reach and consume, which walls stand between it and the host, and what is emulated."""
-    return tuple(line for block in _blocks(plan) for line in _wrapped(block, width))
+def render_plan(plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str) -> tuple[str, ...]:
+    """What the cell can read, write, reach and consume, which walls stand between it and the host, and what is emulated.
+
+    `real` is applied to each line of what tells of a real network, so that it can be shown in red.
+    """
+    shown = ((_wrapped(block, width), real if block[1].startswith(REAL) else str) for block in _blocks(plan))
+    return tuple(show(line) for lines, show in shown for line in lines)
 
 
 def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
+_ICMP_PROHIBITED: Final = 13
 _Key = tuple[str, str, str, str]
 
 
@@ -20,20 +21,26 @@ def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[
     """
     try:
         want, have = _objects(rendered), _objects(listed)
-    except (KeyError, TypeError, AttributeError, IndexError) as exc:
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
         return (f"the listed rules can't be read: {type(exc).__name__}",)
     return tuple(_differences(want, have))[:_MAX_DIFFERENCES]
 
 
 def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
-    for key in sorted({*want, *have}):
-        name = _shown(key)
+    for key in sorted({*want, *have}, key=_order):
+        name, table = _shown(key), ("table", *key[1:3], "")
+        if key != table and (table not in have or table not in want):
+            continue
         if key not in have:
             yield f"{name} is gone"
         elif key not in want:
             yield f"{name} is not ours"
         elif want[key] != have[key]:
             yield from _changed(name, want[key], have[key])
+
+
+def _order(key: _Key) -> tuple[bool, _Key]:
+    return key[0] != "table", key
 
 
 def _shown(key: _Key) -> str:
@@ -96,10 +103,16 @@ def _elements(item: Mapping[str, Any]) -> list[str]:
 
 
 def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    """A statement without what counts."""
-    if isinstance(part, Mapping):
-        return {word: _statement(value) for word, value in part.items() if word not in _VOLATILE}
-    return [_statement(value) for value in part] if isinstance(part, list) else part
+    """A statement without what counts, in one of the forms in which nft's versions list it (compared: 1.0.6 and 1.1.3)."""
+    if isinstance(part, list):
+        return [_statement(value) for value in part]
+    if not isinstance(part, Mapping):
+        return part
+    if list(part) == ["|"]:
+        return _statement(part["|"])
+    kept = {word: _statement(value) for word, value in part.items() if word not in _VOLATILE}
+    is_code = kept.get("left") == {"payload": {"protocol": "icmp", "field": "code"}}
+    return {**kept, "right": _ICMP_PROHIBITED} if is_code and kept.get("right") == "admin-prohibited" else kept
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - JSON values of any shape

@@ -56,19 +56,19 @@ class Walls:
     oci: OciShape | None = None
 
 
-def walls_of(tier: Tier, resources: Resources, facts: HostFacts) -> Walls:
-    """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does."""
-    return _microvm(resources, facts) if tier is Tier.MICROVM else _oci(tier, resources, facts)
+def walls_of(tier: Tier, resources: Resources, facts: HostFacts, *, networked: bool = False) -> Walls:
+    """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does. `networked`: the cell has a device."""
+    return _microvm(resources, facts, networked=networked) if tier is Tier.MICROVM else _oci(tier, resources, facts)
 
 
-def _microvm(resources: Resources, facts: HostFacts) -> Walls:
+def _microvm(resources: Resources, facts: HostFacts, *, networked: bool) -> Walls:
     emulated = facts.kvm.state is not KvmState.PROVEN
     shape, controllers = vm_shape(resources, emulated=emulated), facts.cgroup.controllers
     jail = jail_limits(resources, shape, controllers)
     return Walls(
         tier=Tier.MICROVM,
         jail=jail,
-        layers=_vm_layers(emulated=emulated, is_root=facts.is_root),
+        layers=_vm_layers(emulated=emulated, is_root=facts.is_root, networked=networked),
         bounds=radius.bounds(resources, shape, jail, controllers),
         warnings=(*radius.vm_warnings(facts, shape, emulated=emulated), *_cores(Tier.MICROVM, facts)),
         besides="what a VM needs besides",
@@ -118,11 +118,12 @@ def _up(amount: int, step: int) -> int:
     return -(-amount // step)
 
 
-def _vm_layers(*, emulated: bool, is_root: bool) -> tuple[Layer, ...]:
+def _vm_layers(*, emulated: bool, is_root: bool, networked: bool) -> tuple[Layer, ...]:
     uid = "a uid that is nobody's" if is_root else "this user's own uid on the host (only root can give it another)"
+    device = "one network device, which leads into its range and nowhere else" if networked else "no network device"
     vm = Layer(
         name="microvm",
-        what="a virtual machine with a kernel of its own; one disk, read-only; no network device",
+        what=f"a virtual machine with a kernel of its own; one disk, read-only; {device}",
         enforced_by="QEMU's emulator (TCG)" if emulated else "the processor (KVM) and QEMU's few devices",
         state="emulated" if emulated else "hardware",
     )

@@ -14,7 +14,9 @@ from belljar.policy.load import (
     resolve_policy,
     with_tier,
 )
-from belljar.policy.model import FileCopy, Policy, Resources, policy_schema
+from belljar.policy.model import FileCopy, Policy, policy_schema
+from belljar.policy.network import Network
+from belljar.policy.resources import Resources
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "PRESETS",
     "FileCopy",
     "LoadedPolicy",
+    "Network",
     "Policy",
     "Resources",
     "Risk",

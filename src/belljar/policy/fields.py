@@ -23,7 +23,10 @@ _IMAGE: Final = re.compile(r"sha256:[0-9a-f]{64}|(?!sha256:)[a-z0-9][a-z0-9._/:-
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,5}(:[0-9]{1,5})?", re.ASCII)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
+_URL_PATH: Final = re.compile(r"/[\x21-\x7e]{0,1023}", re.ASCII)
 _ID_MAX: Final = 65534
+_LINE_MAX_CHARS: Final = 4096
+_TEXT_MAX_CHARS: Final = 64 * 1024
 _PATH_MAX_BYTES: Final = 4095
 _ENV_VALUE_MAX_BYTES: Final = 128 * 1024
 _KERNELS_OWN: Final = ("/proc", "/sys", "/dev")
@@ -307,12 +310,37 @@ def _env_value(value: object) -> str:
     return text
 
 
-def _read_network(value: object) -> str:
-    if value != "none":
+def _read_directory(value: object) -> str:
+    text = _text(value, "a directory")
+    path = _checked_path(text, "a directory")
+    if path.is_absolute() or str(path) == ".":
         raise ValueError(
-            f"only `none` is possible so far, not {quoted(value)}: a cell has no network device at all. Simulated networks (stand-ins) come later"
+            f"{quoted(text)} can't be used: a directory below the policy's own, written relative to it, so that nothing beside it is shown"
         )
-    return "none"
+    return str(path)
+
+
+def _read_line(value: object) -> str:
+    text = _text(value, "this")
+    if not text.strip() or len(text) > _LINE_MAX_CHARS or not text.isprintable():
+        raise ValueError(
+            f"{quoted(text)} can't be used: one line of printable text, at most {_LINE_MAX_CHARS} characters"
+        )
+    return text
+
+
+def _read_url_path(value: object) -> str:
+    text = _text(value, "a path")
+    if not _URL_PATH.fullmatch(text):
+        raise ValueError(f"{quoted(text)} is no path of a URL, as in `/health`")
+    return text
+
+
+def _read_long_text(value: object) -> str:
+    text = _text(value, "this")
+    if len(text) > _TEXT_MAX_CHARS:
+        raise ValueError(f"{len(text)} characters; at most {_TEXT_MAX_CHARS}")
+    return text
 
 
 NAME: Final = Text(reader=_read_name, pattern=f"^{_NAME.pattern}$")
@@ -324,7 +352,10 @@ SOURCE: Final = Text(reader=_read_source, pattern="^[^/].*[^/]$|^[^/]$")
 MODE: Final = Text(reader=_read_mode, pattern=f"^{_MODE.pattern}$")
 ENV_NAME: Final = Text(reader=_env_name, pattern=f"^{_ENV_NAME.pattern}$")
 ENV_VALUE: Final = Text(reader=_env_value, pattern="")
-NETWORK: Final = Text(reader=_read_network, pattern="^none$")
+DIRECTORY: Final = Text(reader=_read_directory, pattern="^[^/]")
+LINE: Final = Text(reader=_read_line, pattern=r"\S")
+TEXT: Final = Text(reader=_read_long_text, pattern="")
+URL_PATH: Final = Text(reader=_read_url_path, pattern="^/")
 
 
 def written_size(size_bytes: int) -> str:

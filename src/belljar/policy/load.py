@@ -19,8 +19,11 @@ from pydantic import BaseModel, ValidationError
 from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
-from belljar.policy.model import FileCopy, Policy, ResourcesText
+from belljar.policy.model import FileCopy, Policy
+from belljar.policy.network import Network, locate
+from belljar.policy.resources import ResourcesText
 from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
+from belljar.policy.stand_ins import At, StandIn
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
 
@@ -170,7 +173,8 @@ def examine(
     except ValidationError as exc:
         problems = [_problem(tree, error) for error in exc.errors(include_url=False)]
         return None, tuple(sorted(problems, key=lambda problem: problem.mark))
-    return policy, tuple(_file_problems(policy, tree, base))
+    network = _network_problems(policy.network, tree, base) if policy.network is not None else ()
+    return policy, tuple(sorted((*_file_problems(policy, tree, base), *network), key=lambda problem: problem.mark))
 
 
 def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
@@ -196,18 +200,21 @@ def _refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
 
 def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
     is_key = error["loc"][-1:] == ("[key]",)
-    path = error["loc"][:-1] if is_key else error["loc"]
+    refusal = error.get("ctx", {}).get("error")
+    below = refusal.path if isinstance(refusal, At) else ()
+    found = locate((*(error["loc"][:-1] if is_key else error["loc"]), *below))
     unknown = error["type"] == "extra_forbidden"
-    mark = yaml_tree.closest_mark(tree, path, key=is_key or unknown)
-    return Problem(mark=mark, field=yaml_tree.field_name(path), message=_message(error, path))
+    mark = yaml_tree.closest_mark(tree, found.path, key=is_key or unknown)
+    model = found.model or _model_at(found.path)
+    return Problem(mark=mark, field=yaml_tree.field_name(found.path), message=_message(error, found.path, model))
 
 
-def _message(error: Any, path: yaml_tree.Path) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
+def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
     match error["type"]:
         case "extra_forbidden":
-            return _unknown(path)
+            return _unknown(path, model)
         case "missing":
-            return _missing(path)
+            return _missing(path, model)
         case "value_error":
             return str(error["ctx"]["error"])
         case "model_type" | "dict_type" | "mapping_type" | "model_attributes_type":
@@ -217,20 +224,19 @@ def _message(error: Any, path: yaml_tree.Path) -> str:  # noqa: ANN401 - pydanti
     return printable(str(error["msg"]), max_chars=200)
 
 
-def _fields_at(path: yaml_tree.Path) -> dict[str, Any]:
-    model = _MODELS.get(tuple(part for part in path[:-1] if isinstance(part, str)))
-    return dict(model.model_fields) if model else {}
+def _model_at(path: yaml_tree.Path) -> type[BaseModel] | None:
+    return _MODELS.get(tuple(part for part in path[:-1] if isinstance(part, str)))
 
 
-def _unknown(path: yaml_tree.Path) -> str:
-    allowed = list(_fields_at(path))
+def _unknown(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
+    allowed = list(model.model_fields) if model else []
     near = kinds.nearest(str(path[-1]), allowed)
     hint = f"; did you mean `{near}`?" if near else ""
     return f"there is no such field{hint} Allowed: {kinds.listed(allowed)}".replace("field Allowed", "field. Allowed")
 
 
-def _missing(path: yaml_tree.Path) -> str:
-    field = _fields_at(path).get(str(path[-1]))
+def _missing(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:
+    field = model.model_fields.get(str(path[-1])) if model else None
     about = field.description if field is not None and field.description else ""
     return f"is missing. {about}".rstrip()
 
@@ -251,24 +257,55 @@ def _file_problems(policy: Policy, tree: Tree, base: Path | None) -> Iterator[Pr
         yield Problem(mark=yaml_tree.closest_mark(tree, ("files",)), field="files", message=message)
 
 
+def _network_problems(network: Network, tree: Tree, base: Path | None) -> Iterator[Problem]:
+    """What is wrong with the files and directories that stand-ins name."""
+    for name, item in network.stand_ins.items():
+        own_field, own = item.own_path()
+        try:
+            if own_field:
+                _check_own(base, item, own_field, own)
+        except (OSError, ValueError) as exc:
+            path: yaml_tree.Path = ("network", "stand_ins", name, own_field)
+            message = f"{kinds.quoted(own)} can't be used: {_reason(exc)}; {_OWN_RULE}"
+            yield Problem(mark=yaml_tree.closest_mark(tree, path), field=yaml_tree.field_name(path), message=message)
+
+
+_OWN_RULE: Final = "a stand-in sees the whole directory, so it is one below the policy's own, with nothing in it that the model may not see"
+
+
+def _check_own(base: Path | None, item: StandIn, own_field: str, own: str) -> None:
+    found = _inside(base, own)
+    if own_field == item.directory_field:
+        if not found.is_dir():
+            raise ValueError("it is no directory")
+    else:
+        with _open_regular(found) as opened:
+            size_bytes = os.fstat(opened.fd).st_size
+        if size_bytes > MAX_FILE_BYTES:
+            raise ValueError(f"it has {format_size(size_bytes)}")
+        found = found.parent
+    if base is not None and found == base.resolve():
+        raise ValueError("it is not in a directory of its own")
+
+
 def _reason(exc: OSError | ValueError) -> str:
     return (exc.strerror or type(exc).__name__).lower() if isinstance(exc, OSError) else str(exc)
 
 
-def _inside(base: Path | None, file: FileCopy) -> Path:
+def _inside(base: Path | None, source: str) -> Path:
     if base is None:
         raise ValueError("this policy has no directory of its own")
-    # A policy may come with someone else's evaluation: through `files`, or a link among them, it must not take what is
+    # A policy may come with someone else's evaluation: through the files it names, or a link among them, it must not take what is
     # elsewhere on this host into a cell.
     home = base.resolve(strict=True)
-    found = (home / file.source).resolve(strict=True)
+    found = (home / source).resolve(strict=True)
     if not found.is_relative_to(home):
         raise ValueError("a link leads out of the policy's directory")
     return found
 
 
 def _source_size(base: Path | None, file: FileCopy) -> int:
-    found = _inside(base, file)
+    found = _inside(base, file.source)
     with _open_regular(found) as descriptor:
         size_bytes = os.fstat(descriptor.fd).st_size
     if size_bytes > MAX_FILE_BYTES:
@@ -277,7 +314,7 @@ def _source_size(base: Path | None, file: FileCopy) -> int:
 
 
 def _read_source(base: Path | None, file: FileCopy) -> bytes:
-    content = _read_bounded(_inside(base, file), MAX_FILE_BYTES + 1)
+    content = _read_bounded(_inside(base, file.source), MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
     return content

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
 from belljar.cli.main import run
 from belljar.host import gather_facts
-from belljar.plan import tier_obstacles
+from belljar.plan import network_obstacles, tier_obstacles
 from belljar.policy import Tier
 
 
@@ -67,3 +68,24 @@ def test_a_wrong_policy_exits_4(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("belljar: 1\nrisk: high\ntier: container\n")
     assert run(["plan", str(tmp_path / "wrong.yaml")]) == 4
     assert run(["plan", "no-such-preset"]) == 4
+
+
+def test_what_is_real_is_red(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every line of it, and no other; plain where there is no terminal."""
+    if network_obstacles(gather_facts(tmp_path / "store")):
+        pytest.skip("this host can make no range's network")
+    (tmp_path / "net.yaml").write_text(
+        "belljar: 1\nrisk: low\ntier: microvm\nnetwork:\n  upstreams:\n    - {host: real.example, ports: [443], methods: [GET], "
+        "budget: 1MiB, reason: it is needed}\n"
+    )
+    assert run(["plan", "--no-prove", str(tmp_path / "net.yaml")]) == 0
+    assert "\x1b" not in (plain := capsys.readouterr().out)
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    assert run(["plan", "--no-prove", str(tmp_path / "net.yaml")]) == 0
+    shown = capsys.readouterr().out
+    red = [line for line in shown.splitlines() if "\x1b[31m" in line]
+    assert "REAL network: real.example on 443" in red[0]
+    assert click.unstyle(shown) == plain
+    assert len(red) == 2

@@ -79,3 +79,18 @@ def test_an_unknown_preset_is_refused_with_the_nearest(capsys: pytest.CaptureFix
     """Exit 4."""
     assert run(["policy", "show", "hihg"]) == 4
     assert "did you mean `high`?" in capsys.readouterr().err
+
+
+def test_a_network_is_told_with_what_is_real(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many stand-ins, what unknown names get, and every real host by name."""
+    (tmp_path / "net.yaml").write_text(
+        "belljar: 1\nrisk: low\nnetwork:\n  sink: true\n  stand_ins: {mail: {kind: smtp, names: [mail.example]}}\n"
+        "  upstreams: [{host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: it is needed}]\n"
+    )
+    assert run(["policy", "check", str(tmp_path / "net.yaml")]) == 0
+    told = capsys.readouterr().out
+    assert "network (1 stand-ins, unknown names don't exist, a sink, " in told
+    assert "REAL: real.example" in told
+    (tmp_path / "none.yaml").write_text(GOOD)
+    assert run(["policy", "check", str(tmp_path / "none.yaml")]) == 0
+    assert "network none" in capsys.readouterr().out

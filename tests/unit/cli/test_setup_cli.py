@@ -52,7 +52,16 @@ def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
     assert parse_sources(suite.content, deb822=True) == [replace(MAIN, suites=("bookworm-backports",))]
     assert newer.command[-5:] == ("-t", "bookworm-backports", "qemu-system-x86", "runsc", "umoci")
     assert plain.command[:5] == ("apt-get", "-q", "-y", "install", "--no-install-recommends")
-    assert plain.command[5:] == ("mmdebstrap", "nftables", "runc", "skopeo", "squashfs-tools", "uidmap", "zstd")
+    assert plain.command[5:] == (
+        "iproute2",
+        "mmdebstrap",
+        "nftables",
+        "runc",
+        "skopeo",
+        "squashfs-tools",
+        "uidmap",
+        "zstd",
+    )
     assert not plan.problems
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.host import HostFacts, gather_facts
-from belljar.host.facts import parse_meminfo, parse_os_release
+from belljar.host.facts import parse_meminfo, parse_os_release, parse_routes
 from belljar.host.tools import own_program
 
 
@@ -119,3 +120,25 @@ def test_a_hard_limit_of_no_core_dumps_is_seen(tmp_path: Path) -> None:
         for most in ("0", "1")
     ]
     assert said == [[b"False"], [b"True"]]
+
+
+ROUTES = """Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\t0\t0\t0
+eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
+docker0\t000011AC\t00000000\t0001\t0\t0\t100\t0000FFFF\t0\t0\t0
+tun0\t0101000A\t00000000\t0005\t0\t0\t0\tFFFFFFFF\t0\t0\t0
+"""
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the kernel writes words in its own byte order")
+def test_routes_are_read_without_the_default() -> None:
+    """Each network once, sorted."""
+    assert parse_routes(ROUTES) == ("10.0.1.1/32", "172.17.0.0/16", "192.0.2.0/24")
+    assert parse_routes("") == ()
+
+
+@given(st.text(alphabet="0123456789ABCDEFx\t\n ", max_size=200))
+def test_whatever_the_routes_are_what_is_read_are_networks(text: str) -> None:
+    """Lines that can't be read are left out."""
+    assert all(IPv4Network(network).prefixlen for network in parse_routes(f"head\n{text}"))

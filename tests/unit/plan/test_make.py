@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,38 @@ def delegated(facts: HostFacts) -> HostFacts:
     return replace(ordinary(facts), cgroup=group, ids=ids, runtimes=untried)
 
 
+RANGE: dict[str, Any] = {
+    "belljar": 1,
+    "name": "range",
+    "risk": "high",
+    "network": {
+        "stand_ins": {
+            "shop": {"kind": "http", "names": ["shop.example", "*.shop.example"], "routes": "shop/routes.yaml"},
+            "db": {"kind": "cell", "names": ["db"], "ports": [5432], "command": ["run", "it"]},
+            "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
+        }
+    },
+}
+REAL: dict[str, Any] = {
+    "belljar": 1,
+    "name": "real",
+    "risk": "low",
+    "network": {
+        "default": "simulate",
+        "sink": True,
+        "stand_ins": {"mail": {"kind": "smtp", "names": ["mail.example"]}},
+        "upstreams": [
+            {
+                "host": "real.example",
+                "ports": [443],
+                "methods": ["GET"],
+                "budget": "10MiB",
+                "reason": "only there is it current",
+            }
+        ],
+    },
+}
+
 CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], bool]] = {
     "critical-kvm": (lambda: load_preset("critical").policy, lambda facts: facts, True),
     "high-emulated": (lambda: load_preset("high").policy, emulated, True),
@@ -76,6 +109,8 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], b
     "low-without-image": (lambda: load_preset("low").policy, lambda facts: facts, False),
     "medium-gvisor": (lambda: load_preset("medium").policy, lambda facts: facts, True),
     "low-ordinary-user": (lambda: load_preset("low").policy, delegated, True),
+    "range-microvm": (lambda: Policy.model_validate(RANGE), lambda facts: facts, True),
+    "range-real": (lambda: Policy.model_validate(REAL), lambda facts: facts, True),
 }
 
 
@@ -83,7 +118,7 @@ CASES: dict[str, tuple[Callable[[], Policy], Callable[[HostFacts], HostFacts], b
 def test_plans_are_golden(case: str, facts: HostFacts, image: ImageFacts, golden: Callable[[str, str], None]) -> None:
     """What a person reads and what a run directory keeps change only when it is meant."""
     policy, host, has_image = CASES[case]
-    plan = make_plan(policy(), host(facts), image if has_image else None)
+    plan = make_plan(policy(), host(facts), image if has_image else None, base=Path("/srv/evaluation"))
     golden(f"{case}.txt", "\n".join(render_plan(plan)) + "\n")
     golden(f"{case}.json", json.dumps(_brief(plan.to_json()), indent=1) + "\n")
 
@@ -336,3 +371,20 @@ def test_hostile_words_are_shown_escaped(facts: HostFacts, image: ImageFacts) ->
     text = "\n".join(render_plan(make_plan(policy, facts, strange)))
     assert not {"\x1b", "\u202e", "\x07"} & set(text)
     assert "c\\nd" in text
+
+
+def test_a_network_needs_its_tools_and_namespaces(facts: HostFacts, image: ImageFacts) -> None:
+    """A policy with a network is refused where a range can't be fenced; one without is not."""
+    policy = Policy.model_validate(REAL)
+    assert make_plan(policy, facts, image).network is not None
+    without = replace(facts, tools=tuple(tool for tool in facts.tools if tool.name != "nft"))
+    with pytest.raises(HostError, match="needs nft") as refused:
+        make_plan(policy, without, image)
+    assert refused.value.mend
+    assert make_plan(load_preset("low").policy, without, image).network is None
+
+
+def test_stand_ins_files_need_the_policys_directory(facts: HostFacts, image: ImageFacts) -> None:
+    """Without it the policy is refused."""
+    with pytest.raises(PolicyError, match="no directory of its own"):
+        make_plan(Policy.model_validate(RANGE), facts, image)

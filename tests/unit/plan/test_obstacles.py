@@ -11,7 +11,7 @@ from belljar.host import HostFacts, KvmFact, KvmState, UsernsFact
 from belljar.host.facts import APPARMOR_SWITCH
 from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
 from belljar.host.tools import QEMU_MIN
-from belljar.plan import hardware_obstacle, tier_obstacles
+from belljar.plan import hardware_obstacle, network_obstacles, tier_obstacles
 from belljar.plan.obstacles import LEAST_KERNEL
 from belljar.policy import Tier
 
@@ -74,3 +74,23 @@ def test_what_the_page_on_tiers_says_is_needed() -> None:
     )
     said = (*needed, RUNTIME_VARIABLE, f"{APPARMOR_SWITCH} is 1", "half a minute" if REFUTED_FOR_S == 30 else "?")
     assert [words for words in said if words not in page] == []
+
+
+def test_what_a_network_lacks_is_named_with_its_mend(facts: HostFacts) -> None:
+    """Missing or old tools, no namespaces, an ordinary user without user namespaces."""
+    assert network_obstacles(facts) == ()
+    old = tuple(replace(tool, ok=False, version="0.9", needed_min="1.0.6", mend="get it") if tool.name == "nft" else tool for tool in facts.tools)  # fmt: skip
+    gone = tuple(replace(tool, ok=False, path="") if tool.name == "ip" else tool for tool in facts.tools)
+    refused = UsernsFact(available=False, reason="a switch", mend="switch it")
+    for host, what, mend in [
+        (replace(facts, tools=()), "nft was not looked for", "install nftables"),
+        (replace(facts, tools=old), "nft 0.9 is too old: 1.0.6 is needed", "get it"),
+        (replace(facts, tools=gone), "ip is missing", "install iproute2"),
+        (replace(facts, network_namespaces=False), "needs network namespaces", "CONFIG_NET_NS"),
+        (replace(facts, is_root=False, userns=refused), "a switch", "switch it"),
+    ]:
+        found = network_obstacles(host)
+        assert what in found[0].what
+        assert mend in found[0].mend
+        assert found[0].error().where == "network"
+    assert network_obstacles(replace(facts, userns=refused)) == ()

@@ -6,7 +6,7 @@ import pytest
 
 from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
-from belljar.policy import load_preset
+from belljar.policy import Policy, load_preset
 
 
 @pytest.mark.parametrize("width", [60, 80, 110])
@@ -30,3 +30,19 @@ def test_everything_a_person_asks_is_answered(facts: HostFacts, image: ImageFact
         "held by",
     ):
         assert word in text
+
+
+def test_what_is_real_can_be_shown_apart(facts: HostFacts, image: ImageFacts) -> None:
+    """Every line of such a sentence is given to the caller's function, and no other."""
+    network = {
+        "upstreams": [
+            {"host": "real.example", "ports": [443], "methods": ["GET"], "budget": "1MiB", "reason": "because " * 30}
+        ]
+    }
+    plan = make_plan(Policy.model_validate({"belljar": 1, "risk": "low", "network": network}), facts, image)
+    plain = render_plan(plan)
+    marked = [line for line in render_plan(plan, real=lambda line: f"!{line}") if line.startswith("!")]
+    assert len(marked) > 2
+    assert "REAL network: real.example" in marked[0]
+    first = plain.index(marked[0][1:])
+    assert [f"!{line}" for line in plain[first : first + len(marked)]] == marked

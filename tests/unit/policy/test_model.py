@@ -20,7 +20,7 @@ def test_the_least_policy_takes_the_defaults() -> None:
     """Version and risk must be said; everything else has a default that gives nothing away."""
     policy = Policy.model_validate(LEAST)
     assert policy.resources == Resources()
-    assert (policy.network, policy.files, dict(policy.env), policy.tier) == ("none", (), {}, None)
+    assert (policy.network, policy.files, dict(policy.env), policy.tier) == (None, (), {}, None)
     for missing in LEAST:
         with pytest.raises(ValidationError):
             Policy.model_validate({name: value for name, value in LEAST.items() if name != missing})
@@ -124,7 +124,7 @@ def test_the_schema_describes_what_a_person_writes() -> None:
     assert set(schema["properties"]) == set(Policy.model_fields)
     assert schema["required"] == ["belljar", "risk"]
     objects = [part for part in _walk(schema) if isinstance(part, dict) and "properties" in part]
-    assert len(objects) == 3
+    assert len(objects) == 16
     for part in objects:
         assert part["additionalProperties"] is False
         for field in part["properties"].values():
@@ -141,4 +141,4 @@ def test_the_schema_describes_what_a_person_writes() -> None:
 def test_presets_stand_for_their_risk(name: str) -> None:
     """A preset is named after its risk and shares nothing with anyone."""
     policy = load_preset(name).policy
-    assert (policy.name, policy.risk.value, policy.network, policy.files) == (name, name, "none", ())
+    assert (policy.name, policy.risk.value, policy.network, policy.files) == (name, name, None, ())

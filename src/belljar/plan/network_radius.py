@@ -1,0 +1,119 @@
+"""A range's network in words: all that its cells can reach, what holds it, and what the author should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from belljar.host import HostFacts
+from belljar.plan.model import Bound
+from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.units import format_size, printable
+
+REAL: Final = "REAL network: "
+"""How each sentence about something that is not simulated begins."""
+
+
+def reach(network: NetworkPlan) -> tuple[str, ...]:
+    """Every stand-in by name and port, then what is caught, then what is real."""
+    return tuple(_reach(network))
+
+
+def _reach(network: NetworkPlan) -> Iterator[str]:
+    yield (
+        "a network of the range's own, of which no packet gets out: no internet, no LAN, no address of this host, no other range; "
+        f"what is for nothing named here is refused and counted{_but(network)}"
+    )
+    yield from (_stand_in(item) for item in network.stand_ins)
+    if network.default == "simulate":
+        yield (
+            f"ANY other name, on {_ports(CATCH_ALL_PORTS)}: simulated, a catch-all that answers plausibly and records "
+            "(`default: simulate`)"
+        )
+    else:
+        yield "no other name: it doesn't exist (NXDOMAIN)"
+    if network.sink:
+        yield "ANY other TCP port of any address: a sink that records the first bytes and closes (`sink: true`)"
+    yield f"the range's gateway, which answers all this: a confined process, {_without(network)}"
+    yield from (_upstream(item) for item in network.upstreams)
+
+
+def _but(network: NetworkPlan) -> str:
+    return "; but the gateway dials what is called REAL below" if network.upstreams else ""
+
+
+def _without(network: NetworkPlan) -> str:
+    return "which dials what is called REAL below" if network.upstreams else "without capabilities or any route"
+
+
+def _stand_in(item: StandInPlan) -> str:
+    names = [printable(name) for name in item.names]
+    if item.kind == "metadata":
+        names.append(METADATA_ADDRESS)
+    by = "a target cell of the range" if item.is_target else "simulated by the gateway"
+    return f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {_ports(item.ports)}"
+
+
+def _ports(ports: tuple[PortPlan, ...]) -> str:
+    return ", ".join(f"{port.number}/{port.protocol}" for port in ports)
+
+
+def _upstream(item: UpstreamPlan) -> str:
+    ports = ", ".join(map(str, item.ports))
+    return (
+        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by the gateway; at most "
+        f"{format_size(item.budget_bytes)} in both directions. Why: {printable(item.reason)}"
+    )
+
+
+def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
+    """What the cells can make grow by what they send."""
+    most = network.bounds
+    return (
+        Bound(
+            what="connections to the gateway",
+            most=f"{most.connections:,} open at one time, {most.connections_per_cell:,} of one cell; {most.new_connections_per_s:,} new ones a second",
+            enforced_by=("the range's packet rules", "the gateway"),
+        ),
+        Bound(
+            what="the gateway's memory",
+            most=f"{format_size(most.gateway_memory_bytes)}; to use it up ends the range",
+            enforced_by=("RLIMIT_AS and the gateway's own limits",),
+        ),
+        Bound(
+            what="packet record on this host's disk",
+            most=f"{format_size(most.packet_record_bytes)}; the oldest packets are thrown away, and counted",
+            enforced_by=("the range's keeper",),
+        ),
+        Bound(
+            what="bodies kept of one request",
+            most=f"{format_size(most.recorded_body_bytes)} each way; the rest is counted",
+            enforced_by=("the gateway", "the record's reader"),
+        ),
+    )
+
+
+def warnings(network: NetworkPlan, facts: HostFacts) -> tuple[str, ...]:
+    """What the author should know of this network and may not expect."""
+    return tuple(_warnings(network, facts))
+
+
+def _warnings(network: NetworkPlan, facts: HostFacts) -> Iterator[str]:
+    if network.upstreams:
+        hosts = ", ".join(printable(item.host) for item in network.upstreams)
+        yield f"this range reaches something real ({hosts}): what the model sends there leaves this host"
+    if network.default == "simulate":
+        yield "unknown names are simulated: that a name resolves says nothing of what the policy meant to be there"
+    if targets := network.targets:
+        needed_bytes = sum(_memory_bytes(item) for item in targets)
+        free_bytes = facts.memory_available_mib << 20
+        if needed_bytes > free_bytes:
+            yield (
+                f"the target cells ({', '.join(item.id for item in targets)}) may take {format_size(needed_bytes)} of memory "
+                f"besides, and {format_size(free_bytes)} is free now"
+            )
+
+
+def _memory_bytes(item: StandInPlan) -> int:
+    resources = item.settings["resources"]
+    return int(resources["memory_bytes"]) + int(resources["disk_bytes"])

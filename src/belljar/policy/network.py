@@ -1,0 +1,220 @@
+"""What a policy says of a range's network: stand-ins, real upstreams, what unknown names get, how much is recorded. Frozen, strict, nothing unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Final
+
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
+
+from belljar.policy import fields as kinds
+from belljar.policy import hosts
+from belljar.policy.resources import ResourcesText, Strict
+from belljar.policy.stand_ins import (
+    MAX_NAMES,
+    MAX_PORTS,
+    MODELS,
+    NUMBER,
+    AnyStandIn,
+    At,
+    Health,
+    MetadataStandIn,
+    StandIn,
+    TargetStandIn,
+    list_of,
+)
+
+MAX_STAND_INS: Final = 64
+MAX_TARGETS: Final = 16
+MAX_UPSTREAMS: Final = 32
+MIN_REASON_CHARS: Final = 10
+MAX_REASON_CHARS: Final = 500
+AGENT_CELL: Final = "default"
+_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+
+
+class Default(Enum):
+    """What a name gets that no stand-in has."""
+
+    DENY = "deny"
+    SIMULATE = "simulate"
+
+
+class Upstream(Strict):
+    """A real service that the gateway may dial. Risk low and medium only."""
+
+    host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
+    ports: Annotated[
+        tuple[Annotated[int, NUMBER], ...],
+        list_of("ports", MAX_PORTS),
+    ] = Field(description="TCP ports, as numbers: HTTP at 80, HTTPS at the others.")
+    methods: Annotated[tuple[Annotated[str, hosts.METHOD], ...], list_of("methods", len(hosts.METHODS))] = Field(
+        description="HTTP methods that are passed on."
+    )
+    budget: Annotated[int, kinds.Size(least="1KiB", most="100GiB")] = Field(
+        description="The most bytes in both directions together. From 1KiB to 100GiB."
+    )
+    reason: Annotated[
+        str,
+        kinds.Text(reader=lambda value: _read_reason(value), pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$"),
+    ] = Field(description="Why a stand-in would not do, in a sentence; it stands in plan and report.")
+
+
+def _read_switch(value: object) -> object:
+    if not isinstance(value, bool):
+        raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
+    return value
+
+
+def _read_reason(value: object) -> str:
+    reason = kinds.LINE.read(value).strip()
+    if not MIN_REASON_CHARS <= len(reason) <= MAX_REASON_CHARS:
+        raise ValueError(f"a reason is a sentence of {MIN_REASON_CHARS} to {MAX_REASON_CHARS} characters")
+    return str(reason)
+
+
+class Record(Strict):
+    """The bounds of a range's record."""
+
+    packets: Annotated[int, kinds.Size(least="1MiB", most="64GiB")] = Field(
+        default=64 << 20,
+        description="The packet record at most; the oldest packets are thrown away, and counted. From 1MiB to 64GiB.",
+        json_schema_extra={"default": "64MiB"},
+    )
+    bodies: Annotated[int, kinds.Size(least="0B", most="64MiB")] = Field(
+        default=1 << 20,
+        description="Kept of each request's and each answer's body; the rest is counted. Up to 64MiB.",
+        json_schema_extra={"default": "1MiB"},
+    )
+    streams: Annotated[int, kinds.Size(least="0B", most="64MiB")] = Field(
+        default=64 << 10,
+        description="Kept of each direction of a raw TCP connection; the rest is counted. Up to 64MiB.",
+        json_schema_extra={"default": "64KiB"},
+    )
+
+
+def _read_ids(value: object) -> object:
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) > MAX_STAND_INS:
+        raise ValueError(f"{len(value)} stand-ins; at most {MAX_STAND_INS}")
+    for name, body in value.items():
+        if not isinstance(name, str) or not _ID.fullmatch(name):
+            raise At("a stand-in's name has letters in lower case, digits, `.`, `_` and `-`, at most 64", str(name))
+        if name == AGENT_CELL:
+            raise At(f"`{AGENT_CELL}` is the agent's own cell; give the stand-in another name", name)
+        if isinstance(body, Mapping):
+            _check_kind(name, body.get("kind"))
+        elif not isinstance(body, StandIn):
+            raise At(f"a mapping of names to values is needed, but this is {kinds.kind_of(body)}", name)
+    return value
+
+
+def _check_kind(name: str, kind: object) -> None:
+    if kind is None:
+        raise At(f"is missing. One of {kinds.listed(MODELS)}", name, "kind")
+    if kind not in MODELS:
+        near = kinds.nearest(kind, MODELS) if isinstance(kind, str) else ""
+        hint = f"; did you mean `{near}`?" if near else ""
+        raise At(f"{kinds.quoted(kind)} is none of {kinds.listed(MODELS)}{hint}", name, "kind")
+
+
+class Network(Strict):
+    """A range's network: everything that can be reached, by name. What is not named does not exist."""
+
+    default: Annotated[Default, kinds.Choice(words=Default)] = Field(
+        default=Default.DENY,
+        description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that answers plausibly and records (simulate).",
+    )
+    sink: Annotated[bool, BeforeValidator(_read_switch, json_schema_input_type=bool)] = Field(
+        default=False,
+        description="TCP to a port that nobody has reaches a sink that records the first bytes and closes, instead of being refused.",
+    )
+    stand_ins: Annotated[
+        Mapping[str, AnyStandIn], BeforeValidator(_read_ids, json_schema_input_type=dict[str, AnyStandIn])
+    ] = Field(default_factory=dict, description="Simulated endpoints, by name.")
+    upstreams: Annotated[tuple[Upstream, ...], list_of("upstreams", MAX_UPSTREAMS)] = Field(
+        default=(), description="REAL services that the gateway may dial. Risk low and medium only."
+    )
+    record: Record = Field(
+        default=Record(),
+        description="How much of what passes is kept.",
+        json_schema_extra={"default": {}},
+    )
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Network:
+        patterns = list(self._patterns())
+        if len(patterns) > MAX_NAMES:
+            raise At(f"{len(patterns)} names in all; at most {MAX_NAMES}", "stand_ins")
+        seen: dict[str, str] = {}
+        for pattern, owner, path in patterns:
+            if pattern in seen:
+                raise At(f"{kinds.quoted(pattern)} is {kinds.quoted(seen[pattern])}'s already", *path)
+            seen[pattern] = owner
+        _check_metadata(self)
+        targets = [name for name, item in self.stand_ins.items() if isinstance(item, TargetStandIn)]
+        if len(targets) > MAX_TARGETS:
+            raise At(f"{len(targets)} target cells; at most {MAX_TARGETS}", "stand_ins", targets[MAX_TARGETS])
+        return self
+
+    def _patterns(self) -> Iterator[tuple[str, str, tuple[str | int, ...]]]:
+        for name, item in self.stand_ins.items():
+            yield from ((pattern, name, ("stand_ins", name, "names", at)) for at, pattern in enumerate(item.names))
+        for index, upstream in enumerate(self.upstreams):
+            yield upstream.host, f"upstreams[{index}]", ("upstreams", index, "host")
+
+
+def _check_metadata(network: Network) -> None:
+    services = [name for name, item in network.stand_ins.items() if isinstance(item, MetadataStandIn)]
+    if len(services) > 1:
+        raise At("a range has one metadata service", "stand_ins", services[1], "kind")
+    for pattern, owner, path in network._patterns():
+        known = next((name for name in hosts.METADATA_NAMES if hosts.covers(pattern, name)), "")
+        if known and owner not in services:
+            raise At(
+                f"{kinds.quoted(known)} is a metadata service: only a stand-in of kind `metadata` may have it", *path
+            )
+
+
+def read_network(value: object) -> object:
+    """`none` → None; a mapping is left to `Network`."""
+    if value is None or value == "none":
+        return None
+    if isinstance(value, (Network, dict)):
+        return value
+    shown = f" ({kinds.quoted(value)})" if isinstance(value, str) else ""
+    raise ValueError(
+        f"`none`, or a mapping with `stand_ins` and `default`, is needed, but this is {kinds.kind_of(value)}{shown}: "
+        "what a cell reaches is simulated, by name"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A place in a policy's network: the path as written, and the model whose field (or missing field) its last part is."""
+
+    path: tuple[str | int, ...]
+    model: type[BaseModel] | None
+
+
+def locate(path: tuple[str | int, ...]) -> Located:
+    """From where pydantic says it is, in which a stand-in's kind stands behind its name."""
+    if path[:1] != ("network",):
+        return Located(path, None)
+    rest = path[1:]
+    if rest[:1] == ("stand_ins",) and len(rest) > 2 and rest[2] in MODELS:
+        kind, rest = str(rest[2]), (*rest[:2], *rest[3:])
+        return Located(("network", *rest), _model_below(MODELS[kind], rest[2:]))
+    models: Mapping[tuple[str | int, int], type[BaseModel]] = {("record", 2): Record, ("upstreams", 3): Upstream}
+    return Located(path, Network if len(rest) == 1 else models.get((rest[0], len(rest))) if rest else None)
+
+
+def _model_below(model: type[BaseModel], below: tuple[str | int, ...]) -> type[BaseModel] | None:
+    if len(below) == 1:
+        return model
+    inner: Mapping[str | int, type[BaseModel]] = {"health": Health, "resources": ResourcesText}
+    return inner.get(below[0]) if len(below) == 2 else None

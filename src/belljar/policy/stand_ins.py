@@ -1,0 +1,357 @@
+"""The kinds of stand-in a policy's network may have, each with its own fields. Frozen, strict, nothing unknown.
+
+Shapes only: what an author's routes, documents and recordings say is checked by the stand-ins themselves, while planning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from belljar.policy import fields as kinds
+from belljar.policy import hosts
+from belljar.policy.resources import Resources, ResourcesField, Strict
+from belljar.policy.risk import Tier
+
+MAX_PORTS: Final = 64
+MAX_NAMES: Final = 250
+MAX_WORDS: Final = 1024
+_APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+_WEB: Final = ("http", "tls")
+NUMBER: Final = kinds.Text(reader=hosts.read_number, pattern="", types=("integer",))
+
+
+class At(ValueError):  # noqa: N818 - a ValueError with a place, as pydantic wants it
+    """A refusal whose place is `path` below the field that is checked."""
+
+    def __init__(self, message: str, *path: str | int) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class Cloud(Enum):
+    """Whose metadata service a stand-in plays."""
+
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+
+
+def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
+    """A list of so many things, read into a tuple."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"a list of {what} is needed, but this is {kinds.kind_of(value)}")
+        if not least <= len(value) <= most:
+            raise ValueError(f"{len(value)} {what}: from {least} to {most}")
+        return tuple(value)
+
+    return BeforeValidator(read, json_schema_input_type=list[Any])
+
+
+class Port(Strict):
+    """A TCP port and what is spoken there; protocol "": what is usual at that number for the kind."""
+
+    number: int
+    protocol: str = ""
+
+
+def _read_port(value: object) -> object:
+    if isinstance(value, Port):
+        return value
+    number, protocol = hosts.read_port(value)
+    return Port(number=number, protocol=protocol)
+
+
+PortField: TypeAlias = Annotated[Port, BeforeValidator(_read_port, json_schema_input_type=int | str)]
+Ports: TypeAlias = Annotated[tuple[PortField, ...], list_of("ports", MAX_PORTS)]
+Names: TypeAlias = Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES)]
+Relative: TypeAlias = Annotated[str, kinds.SOURCE]
+Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
+
+
+def _read_mapping(value: object) -> object:
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"a mapping of names to values is needed, but this is {kinds.kind_of(value)}")
+    return value
+
+
+JsonMapping: TypeAlias = Annotated[
+    Mapping[str, Any], BeforeValidator(_read_mapping, json_schema_input_type=dict[str, Any])
+]
+
+
+class StandIn(Strict):
+    """What every kind has. `protocols` are those that the kind can speak, the usual one first."""
+
+    protocols: ClassVar[tuple[str, ...]] = _WEB
+    usual_ports: ClassVar[tuple[int, ...]] = (80, 443)
+    file_field: ClassVar[str] = ""
+    """The field that names a file of the author's; the stand-in sees the directory that this file is in."""
+    directory_field: ClassVar[str] = ""
+    """The field that names a directory of the author's."""
+
+    kind: str
+    names: Names = Field(
+        description="Host names, exact or `*.` and a name (one more label). An exact name wins over a wildcard."
+    )
+    ports: Ports | None = Field(
+        default=None,
+        description="TCP ports: a number, or NUMBER/PROTOCOL with http, tls, tcp, smtp or smtps. Default by kind.",
+    )
+
+    @model_validator(mode="after")
+    def _speaks(self) -> StandIn:
+        seen: set[int] = set()
+        for index, port in enumerate(self.ports or ()):
+            if port.protocol and port.protocol not in self.protocols:
+                what = f"a stand-in of kind `{self.kind}` speaks {kinds.listed(self.protocols)}, not `{port.protocol}`"
+                raise At(what, "ports", index)
+            if port.number in seen:
+                raise At(f"port {port.number} stands twice", "ports", index)
+            seen.add(port.number)
+        return self
+
+    def spoken_ports(self) -> tuple[tuple[int, str], ...]:
+        """Every port with its protocol, defaults filled in."""
+        ports = self.ports or tuple(Port(number=number) for number in self.usual_ports)
+        return tuple(
+            (port.number, port.protocol or hosts.usual_protocol(port.number, self.protocols)) for port in ports
+        )
+
+    def own_path(self) -> tuple[str, str]:
+        """The field that names the author's file or directory, and the path; ("", "") when there is none."""
+        for name in (self.file_field, self.directory_field):
+            path = getattr(self, name) if name else None
+            if isinstance(path, str):
+                return name, path
+        return "", ""
+
+    def settings(self) -> dict[str, Any]:
+        """The kind's own fields as JSON values, those that aren't written left out."""
+        common = {"kind", "names", "ports"}
+        return self.model_dump(mode="json", exclude=common, exclude_none=True)
+
+
+class HttpStandIn(StandIn):
+    """Routes, templates, state and files of the author's."""
+
+    file_field: ClassVar[str] = "routes"
+    directory_field: ClassVar[str] = "files"
+
+    kind: Literal["http"] = Field(description="What it plays.")
+    routes: Annotated[
+        str | tuple[Mapping[str, Any], ...] | None,
+        BeforeValidator(lambda value: _read_routes(value), json_schema_input_type=str | list[dict[str, Any]]),
+    ] = Field(default=None, description="A list of routes, or a YAML file with routes, state and static files.")
+    state: JsonMapping | None = Field(default=None, description="What the state is at first.")
+    static: JsonMapping | None = Field(default=None, description="Files that are served as they are.")
+    session_cookie: Annotated[str, kinds.LINE] | None = Field(
+        default=None, description="The cookie that holds a session's name."
+    )
+    files: Directory | None = Field(
+        default=None, description="A directory of the files that inline routes name. A file of routes has its own."
+    )
+
+    @model_validator(mode="after")
+    def _either(self) -> HttpStandIn:
+        if self.routes is None and self.static is None:
+            raise At("is missing. A list of routes, or a YAML file with them", "routes")
+        if isinstance(self.routes, str) and self.files is not None:
+            raise At("the files are those in the directory of the file that `routes` names; leave it out", "files")
+        return self
+
+
+def _read_routes(value: object) -> object:
+    if value is None or isinstance(value, tuple):
+        return value
+    if isinstance(value, str):
+        return kinds.SOURCE.read(value)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(f"a list of routes or a file's name is needed, but this is {_shown_kind(value)}")
+    return tuple(value)
+
+
+def _shown_kind(value: object) -> str:
+    return "a list of something else" if isinstance(value, list) else kinds.kind_of(value)
+
+
+class OpenApiStandIn(StandIn):
+    """Answers from an OpenAPI 3 document, with examples that fit its schemas."""
+
+    file_field: ClassVar[str] = "document"
+
+    kind: Literal["openapi"] = Field(description="What it plays.")
+    document: Relative = Field(description="The OpenAPI 3 document, YAML or JSON, in a directory of its own.")
+
+
+class HarStandIn(StandIn):
+    """Replays a recording."""
+
+    file_field: ClassVar[str] = "recording"
+
+    kind: Literal["har"] = Field(description="What it plays.")
+    recording: Relative = Field(description="The HAR file, in a directory of its own.")
+
+
+class RegistryStandIn(StandIn):
+    """A package registry that serves a directory of packages and takes uploads into a void."""
+
+    directory_field: ClassVar[str] = "packages"
+
+    kind: Literal["pypi", "npm", "debian"] = Field(description="What it plays.")
+    packages: Directory = Field(description="The directory of the packages.")
+
+
+class GitStandIn(StandIn):
+    """Git over HTTP: clones are served, pushes are recorded."""
+
+    directory_field: ClassVar[str] = "repositories"
+
+    kind: Literal["git"] = Field(description="What it plays.")
+    repositories: Directory | None = Field(default=None, description="The directory of repositories. Default: none.")
+
+
+class SmtpStandIn(StandIn):
+    """Accepts mail and never sends it."""
+
+    protocols: ClassVar[tuple[str, ...]] = ("smtp", "smtps")
+    usual_ports: ClassVar[tuple[int, ...]] = (25, 465, 587)
+
+    kind: Literal["smtp"] = Field(description="What it plays.")
+
+
+class MetadataStandIn(StandIn):
+    """A cloud's metadata service, at 169.254.169.254 besides its names."""
+
+    protocols: ClassVar[tuple[str, ...]] = ("http",)
+    usual_ports: ClassVar[tuple[int, ...]] = (80,)
+
+    kind: Literal["metadata"] = Field(description="What it plays.")
+    names: Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES, least=0)] = Field(
+        default=(), description="Host names. Default: none, only the address."
+    )
+    cloud: Annotated[Cloud, kinds.Choice(words=Cloud)] = Field(default=Cloud.AWS, description="Whose service it plays.")
+    data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
+        default=None, max_length=MAX_WORDS, description="What is answered at a path, over what the cloud's would."
+    )
+
+
+class OpenAiStandIn(StandIn):
+    """Chat completions by the model that is evaluated."""
+
+    kind: Literal["openai"] = Field(description="What it plays.")
+    model: Annotated[str, kinds.LINE] | None = Field(default=None, description="The model's name as it is shown.")
+
+
+class Health(Strict):
+    """How it is known that a target cell serves: a command that exits with 0, or an HTTP path that answers with less than 400."""
+
+    command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
+        default=None, description="A command in the cell, as a list of words."
+    )
+    http: Annotated[str, kinds.URL_PATH] | None = Field(default=None, description="A path, asked for at `port`.")
+    port: Annotated[int, NUMBER] | None = Field(default=None, description="The port of `http`.")
+    interval: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
+        default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
+    )
+    timeout: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
+        default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
+    )
+    retries: Annotated[int, kinds.Whole(least=1, most=1000)] = Field(default=30, description="Tries at most.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Health:
+        if (self.command is None) is (self.http is None):
+            raise ValueError("either `command`, or `http` and `port`, is needed")
+        if (self.http is None) is not (self.port is None):
+            raise ValueError("`http` and `port` stand together")
+        return self
+
+
+class TargetStandIn(StandIn):
+    """A cell of the range's own, reached on its named ports only."""
+
+    protocols: ClassVar[tuple[str, ...]] = ("tcp",)
+    usual_ports: ClassVar[tuple[int, ...]] = ()
+
+    names: Annotated[tuple[Annotated[str, hosts.HOST], ...], list_of("names", MAX_NAMES)] = Field(
+        description="Host names, exact."
+    )
+    ports: Ports = Field(description="TCP ports that can be reached.")
+    image: Annotated[str, kinds.IMAGE] = Field(default="default", description="The cell's root filesystem.")
+    env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
+        default_factory=dict, max_length=MAX_WORDS, description="Environment variables, added to the image's."
+    )
+    user: Annotated[str, kinds.USER] | None = Field(default=None, description="Who it runs as. Default the image's.")
+    workdir: Annotated[str, kinds.WORKDIR] | None = Field(
+        default=None, description="Where it runs. Default the image's working directory."
+    )
+    health: Health | None = Field(default=None, description="How it is known that it serves.")
+    tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
+        default=None, description="Only to raise the cell's tier above the range's."
+    )
+    resources: ResourcesField = Field(
+        default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
+    )
+
+
+class CellStandIn(TargetStandIn):
+    """A cell of an image and a command."""
+
+    kind: Literal["cell"] = Field(description="What it plays.")
+    command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
+        default=None, description="What runs in it, as a list of words. Default the image's."
+    )
+
+
+class PythonStandIn(TargetStandIn):
+    """An ASGI app of the author's, run in a cell."""
+
+    directory_field: ClassVar[str] = "files"
+
+    kind: Literal["python"] = Field(description="What it plays.")
+    app: Annotated[str, kinds.Text(reader=lambda value: _read_app(value), pattern=f"^{_APP.pattern}$")] = Field(
+        description="The app as `module:name`, as in `shop.main:app`."
+    )
+    files: Directory = Field(description="The directory of the app's modules; it is copied into the cell.")
+
+
+def _read_app(value: object) -> str:
+    if not isinstance(value, str) or not _APP.fullmatch(value):
+        raise ValueError(f"{kinds.quoted(value)} is no app: a module and a name in it, as in `shop.main:app`")
+    return value
+
+
+MODELS: Final[Mapping[str, type[StandIn]]] = {
+    "http": HttpStandIn,
+    "openapi": OpenApiStandIn,
+    "har": HarStandIn,
+    "python": PythonStandIn,
+    "cell": CellStandIn,
+    "pypi": RegistryStandIn,
+    "npm": RegistryStandIn,
+    "debian": RegistryStandIn,
+    "git": GitStandIn,
+    "smtp": SmtpStandIn,
+    "metadata": MetadataStandIn,
+    "openai": OpenAiStandIn,
+}
+AnyStandIn: TypeAlias = Annotated[
+    HttpStandIn
+    | OpenApiStandIn
+    | HarStandIn
+    | PythonStandIn
+    | CellStandIn
+    | RegistryStandIn
+    | GitStandIn
+    | SmtpStandIn
+    | MetadataStandIn
+    | OpenAiStandIn,
+    Field(discriminator="kind"),
+]

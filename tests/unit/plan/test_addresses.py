@@ -1,0 +1,163 @@
+"""Addresses: drawn, apart from each other and from the host's."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import IPv4Address, IPv4Network
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import HostError
+from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+
+HTTP = (PortPlan(number=80, protocol="http"),)
+
+
+def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
+    """A stand-in with so many names."""
+    return StandInPlan(id=name, kind=kind, names=tuple(f"{name}-{at}.example" for at in range(names)), ports=HTTP)
+
+
+def plan(http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False) -> NetworkPlan:
+    """A network with so many names and target cells, a metadata service and an upstream."""
+    upstream = UpstreamPlan(host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, reason="because")
+    return NetworkPlan(
+        stand_ins=(
+            stand_in("web", names=http),
+            *(stand_in(f"t{at}", "cell", 2) for at in range(targets)),
+            StandInPlan(id="meta", kind="metadata", names=(), ports=HTTP),
+        ),
+        upstreams=(upstream,),
+        default="simulate" if simulate else "deny",
+        sink=sink,
+    )
+
+
+NETWORKS = st.builds(
+    lambda address, length: str(IPv4Network((address & (0xFFFFFFFF << (32 - length)), length))),
+    st.integers(0, 0xFFFFFFFF),
+    st.integers(9, 32),
+)
+INSIDE = st.builds(
+    lambda address, length: str(IPv4Network(((10 << 24 | address) & (0xFFFFFFFF << (32 - length)), length))),
+    st.integers(0, 0xFFFFFF),
+    st.integers(9, 32),
+)
+
+
+@given(
+    st.binary(min_size=16, max_size=64),
+    st.lists(NETWORKS | INSIDE, max_size=20),
+    st.integers(1, 200),
+    st.integers(0, 16),
+    st.booleans(),
+)
+def test_a_layout_is_apart_from_everything(
+    random_bytes: bytes, avoid: list[str], http: int, targets: int, simulate: bool
+) -> None:
+    """Deterministic, inside one /22 that overlaps nothing avoided; no address, MAC or device twice; names and cells in nets of their own; JSON both ways."""
+    network = plan(http, targets, simulate=simulate, sink=simulate)
+    layout = lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
+    assert layout == lay_out(network, ("default", "second"), random_bytes=random_bytes, avoid=avoid)
+    assert RangeLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
+    prefix = IPv4Network(layout.prefix)
+    assert prefix.prefixlen == 22
+    assert not any(prefix.overlaps(IPv4Network(item)) for item in avoid)
+    names_net, cells_net, *_ = prefix.subnets(new_prefix=24)
+    ids = {item.id for item in network.targets}
+    own = [name.address for name in layout.names if name.stand_in not in ids and name.address != METADATA_ADDRESS]
+    drawn = [layout.resolver, *own, *([layout.catch_all] if layout.catch_all else ())]
+    assert len(set(drawn)) == len(drawn)
+    assert all(IPv4Address(address) in names_net for address in drawn)
+    cells = [port.address for port in layout.cells]
+    assert len(set(cells)) == len(cells) == targets + 2
+    assert all(IPv4Address(address) in cells_net for address in cells)
+    assert not {str(net[at]) for net in (names_net, cells_net) for at in (0, 255)} & {*drawn, *cells}
+    macs = [mac for port in layout.cells for mac in (port.mac, port.gateway_mac)]
+    assert len(set(macs)) == len(macs)
+    assert all(int(mac[:2], 16) & 3 == 2 for mac in macs)
+    assert len({port.outer_device for port in layout.cells}) == len(cells)
+
+
+def test_every_name_has_an_address_and_a_targets_is_its_cells() -> None:
+    """Each pattern one of its own; an upstream's too; the metadata service has besides the address that clouds use."""
+    layout = lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=())
+    found = {name.pattern: (name.stand_in, name.address) for name in layout.names}
+    assert set(found) == {
+        "web-0.example",
+        "web-1.example",
+        "t0-0.example",
+        "t0-1.example",
+        "real.example",
+        METADATA_ADDRESS,
+    }
+    assert found["t0-0.example"] == found["t0-1.example"] == ("t0", layout.cell("t0").address)
+    assert found["web-0.example"][1] != found["web-1.example"][1]
+    assert found["real.example"][0] == "upstream:real.example"
+    assert found[METADATA_ADDRESS] == ("meta", METADATA_ADDRESS)
+    assert layout.local_prefixes == (str(IPv4Network(f"{layout.resolver}/24", strict=False)), f"{METADATA_ADDRESS}/32")
+    with pytest.raises(KeyError):
+        layout.cell("absent")
+
+
+def test_other_randomness_gives_another_range() -> None:
+    """Of 50 draws hardly any two share a prefix, and no two a MAC."""
+    layouts = [lay_out(plan(), ("default",), random_bytes=bytes([at]) * 16, avoid=()) for at in range(50)]
+    assert len({layout.prefix for layout in layouts}) > 45
+    assert len({port.mac for layout in layouts for port in layout.cells}) == 100
+
+
+def test_a_host_with_a_route_to_one_private_net_gets_another() -> None:
+    """And one with routes to all of them is told so."""
+    at = bytes(16)
+    assert lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8"]).prefix.startswith("172.")
+    assert lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12"]).prefix.startswith("192.168.")
+    with pytest.raises(HostError, match="routes to all private networks") as refused:
+        lay_out(plan(), ("a",), random_bytes=at, avoid=["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"])
+    assert refused.value.mend
+
+
+def test_bounds_are_kept() -> None:
+    """Too little randomness, too many names or cells, and a name twice are errors of the caller."""
+    for network, cells, random_bytes in [
+        (plan(), ("a",), bytes(15)),
+        (plan(250), ("a",), bytes(16)),
+        (plan(), ("a", "a"), bytes(16)),
+        (plan(), tuple(f"c{at}" for at in range(251)), bytes(16)),
+    ]:
+        with pytest.raises(ValueError):  # noqa: PT011 - each has its own words
+            lay_out(network, cells, random_bytes=random_bytes, avoid=())
+    most = NetworkPlan(stand_ins=(stand_in("web", names=250),), default="simulate")
+    assert len(lay_out(most, ("a",), random_bytes=bytes(16), avoid=()).names) == 250
+
+
+def test_a_sink_listens_where_nothing_else_does() -> None:
+    """On one port, drawn too; without a sink there is none."""
+    ports = tuple(PortPlan(number=number, protocol="http") for number in range(20_000, 31_999))
+    network = NetworkPlan(stand_ins=(StandInPlan(id="a", kind="http", names=("a",), ports=ports),), sink=True)
+    assert lay_out(network, ("default",), random_bytes=bytes(16), avoid=()).sink_port == 31_999
+    assert lay_out(plan(), ("default",), random_bytes=bytes(16), avoid=()).sink_port is None
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.none()
+            | st.text(max_size=8)
+            | st.integers()
+            | st.lists(st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=2), max_size=2)
+            for name in ("prefix", "resolver", "names", "catch_all", "cells", "sink_port")
+        },
+    )
+)
+def test_what_is_no_layout_is_an_error_of_three_kinds(data: dict[str, object]) -> None:
+    """Whatever the values are."""
+    try:
+        layout = RangeLayout.from_json(data)
+    except (ValueError, KeyError, TypeError):
+        return
+    assert str(IPv4Network(layout.prefix)) == layout.prefix

@@ -1,0 +1,115 @@
+"""From a policy's network to its plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.errors import PolicyError
+from belljar.plan.network import NetworkBounds, NetworkPlan, plan_network
+from belljar.policy import Network
+from belljar.policy.network import read_network
+
+BASE = Path("/srv/evaluation")
+FULL: dict[str, Any] = {
+    "default": "simulate",
+    "sink": True,
+    "stand_ins": {
+        "shop": {
+            "kind": "http",
+            "names": ["Shop.example", "*.shop.example"],
+            "ports": [80, "8443/tls"],
+            "routes": "shop/r.yaml",
+        },
+        "inline": {"kind": "http", "names": ["inline.example"], "routes": [{"path": "/"}], "files": "pages"},
+        "packages": {"kind": "pypi", "names": ["packages.example"], "packages": "wheels"},
+        "api": {"kind": "openapi", "names": ["api.example"], "document": "api/v1/openapi.yaml"},
+        "mail": {"kind": "smtp", "names": ["mail.example"]},
+        "cloud": {"kind": "metadata", "cloud": "gcp", "names": ["metadata.google.internal"]},
+        "database": {"kind": "cell", "names": ["db"], "ports": [5432], "resources": {"memory": "128MiB"}},
+        "app": {"kind": "python", "names": ["app"], "ports": [8000], "app": "main:app", "files": "app"},
+    },
+    "upstreams": [
+        {
+            "host": "Real.example",
+            "ports": [443],
+            "methods": ["get"],
+            "budget": "10MiB",
+            "reason": "only there is it current",
+        }
+    ],
+    "record": {"packets": "2MiB", "bodies": "3KiB", "streams": "4KiB"},
+}
+
+
+def full() -> NetworkPlan:
+    """The plan of a network with something of everything."""
+    network = read_network(Network.model_validate(FULL))
+    assert isinstance(network, Network)
+    return plan_network(network, BASE)
+
+
+def test_names_and_ports_are_the_policys_with_defaults_filled_in() -> None:
+    """In their one form, each with its protocol."""
+    plan = full()
+    found = {
+        item.id: (item.names, tuple((port.number, port.protocol) for port in item.ports)) for item in plan.stand_ins
+    }
+    assert found["shop"] == (("shop.example", "*.shop.example"), ((80, "http"), (8443, "tls")))
+    assert found["mail"] == (("mail.example",), ((25, "smtp"), (465, "smtps"), (587, "smtp")))
+    assert found["database"] == (("db",), ((5432, "tcp"),))
+    assert plan.gateway_ports() == (25, 80, 443, 465, 587, 8443)
+    assert [item.id for item in plan.targets] == ["database", "app"]
+
+
+def test_a_stand_ins_files_are_below_its_directory() -> None:
+    """A file's directory is what is shown; a directory field is that directory and no setting; without files there is none."""
+    found = {item.id: (item.directory, item.settings) for item in full().stand_ins}
+    assert found["shop"] == (BASE / "shop", {"routes": "r.yaml"})
+    assert found["inline"] == (BASE / "pages", {"routes": [{"path": "/"}]})
+    assert found["packages"] == (BASE / "wheels", {})
+    assert found["api"] == (BASE / "api/v1", {"document": "openapi.yaml"})
+    assert found["app"][0] == BASE / "app"
+    assert "files" not in found["app"][1]
+    assert found["mail"] == (None, {})
+    assert found["cloud"] == (None, {"cloud": "gcp"})
+    assert found["database"][1]["resources"]["memory_bytes"] == 128 << 20
+
+
+def test_upstreams_and_bounds_are_the_policys() -> None:
+    """In bytes; what the policy can't say is the plan's own."""
+    plan = full()
+    (upstream,) = plan.upstreams
+    assert (upstream.id, upstream.ports, upstream.methods, upstream.budget_bytes) == (
+        "upstream:real.example",
+        (443,),
+        ("GET",),
+        10 << 20,
+    )
+    bounds = NetworkBounds(packet_record_bytes=2 << 20, recorded_body_bytes=3 << 10, recorded_stream_bytes=4 << 10)
+    assert plan.bounds == bounds
+    assert (plan.default, plan.sink) == ("simulate", True)
+
+
+def test_a_plan_goes_through_json_and_back() -> None:
+    """All of it, and nothing that isn't known is taken."""
+    plan = full()
+    shown = json.loads(json.dumps(plan.to_json()))
+    assert NetworkPlan.from_json(shown) == plan
+    wrongs: tuple[dict[str, Any], ...] = ({"default": "allow"}, {"bounds": {"zzz": 1}}, {"stand_ins": [{}]})
+    for wrong in wrongs:
+        with pytest.raises((ValueError, KeyError)):
+            NetworkPlan.from_json({**shown, **wrong})
+
+
+def test_files_without_a_directory_are_refused() -> None:
+    """A policy that a program made has none."""
+    network = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"], "repositories": "r"}}})
+    with pytest.raises(PolicyError, match="no directory of its own") as refused:
+        plan_network(network, None)
+    assert refused.value.mend
+    empty = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"]}}})
+    assert plan_network(empty, None).stand_ins[0].directory is None

@@ -1,0 +1,73 @@
+"""A range's network in words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from belljar.host import HostFacts
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network_radius import REAL, bounds, reach, warnings
+
+HTTP = (PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls"))
+SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=HTTP)
+CLOUD = StandInPlan(id="cloud", kind="metadata", names=(), ports=HTTP[:1])
+CELL = StandInPlan(
+    id="db",
+    kind="cell",
+    names=("db",),
+    ports=(PortPlan(number=5432, protocol="tcp"),),
+    settings={"resources": {"memory_bytes": 1 << 30, "disk_bytes": 1 << 30}},
+)
+UPSTREAM = UpstreamPlan(
+    host="real.example", ports=(443,), methods=("GET", "HEAD"), budget_bytes=10 << 20, reason="a\x1b[2J b"
+)
+
+
+def test_every_stand_in_is_told_by_name_and_port() -> None:
+    """With who answers; the metadata service with its address."""
+    said = reach(NetworkPlan(stand_ins=(SHOP, CLOUD, CELL)))
+    assert "shop (http, simulated by the gateway): shop.example, *.shop.example on 80/http, 443/tls" in said
+    assert "cloud (metadata, simulated by the gateway): 169.254.169.254 on 80/http" in said
+    assert "db (cell, a target cell of the range): db on 5432/tcp" in said
+    assert "no other name: it doesn't exist (NXDOMAIN)" in said
+    assert not any("ANY" in sentence or sentence.startswith(REAL) for sentence in said)
+
+
+def test_what_is_wider_is_said_aloud() -> None:
+    """A catch-all and a sink."""
+    said = reach(NetworkPlan(default="simulate", sink=True))
+    assert [sentence.split(",")[0] for sentence in said if sentence.startswith("ANY")] == [
+        "ANY other name",
+        "ANY other TCP port of any address: a sink that records the first bytes and closes (`sink: true`)",
+    ]
+    assert not any("NXDOMAIN" in sentence for sentence in said)
+
+
+def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
+    """Host, ports, methods, budget and reason, escaped; a note says that it leaves this host; nothing else claims that none does."""
+    network = NetworkPlan(upstreams=(UPSTREAM,))
+    (real,) = [sentence for sentence in reach(network) if sentence.startswith(REAL)]
+    assert real == (
+        "REAL network: real.example on 443, by GET, HEAD, dialled by the gateway; at most 10 MiB in both directions. Why: a\\x1b[2J b"
+    )
+    assert any("leaves this host" in sentence for sentence in warnings(network, facts))
+    assert "but the gateway dials" in reach(network)[0]
+    assert "dials" not in " ".join(reach(NetworkPlan()))
+    assert not any("without" in sentence for sentence in reach(network) if "gateway, which answers" in sentence)
+
+
+def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:
+    """Their memory and disk together, against what is free."""
+    network = NetworkPlan(stand_ins=(CELL,))
+    assert warnings(network, facts) == ()
+    small = replace(facts, memory_available_mib=1000)
+    assert "may take 2 GiB of memory" in warnings(network, small)[0]
+    assert "unknown names are simulated" in warnings(NetworkPlan(default="simulate"), facts)[0]
+
+
+def test_what_cells_can_make_grow_is_bounded() -> None:
+    """Connections, the gateway's memory, the packet record, bodies: each with what holds it."""
+    held = {bound.what: bound.most for bound in bounds(NetworkPlan())}
+    assert held["packet record on this host's disk"].startswith("64 MiB")
+    assert held["connections to the gateway"].startswith("10,000 open")
+    assert all(bound.enforced_by for bound in bounds(NetworkPlan()))

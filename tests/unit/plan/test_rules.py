@@ -1,0 +1,188 @@
+"""A range's rules as data. That they do what they say on a kernel: `tests/integration/test_rules.py`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.rules import FORBIDDEN, LOG_GROUP, TABLE, Reason, counts, forbidden_networks, render_rules
+
+HTTP = PortPlan(number=80, protocol="http")
+SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=(HTTP,))
+DATABASE = StandInPlan(id="db", kind="cell", names=("db",), ports=(PortPlan(number=5432, protocol="tcp"),))
+CLOUD = StandInPlan(id="cloud", kind="metadata", names=(), ports=(HTTP,))
+REAL = UpstreamPlan(host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, reason="only there")
+PLANS = {
+    "least": NetworkPlan(),
+    "shop": NetworkPlan(stand_ins=(SHOP,)),
+    "everything": NetworkPlan(stand_ins=(SHOP, DATABASE, CLOUD), upstreams=(REAL,), default="simulate", sink=True),
+}
+NEVER = ("127.0.0.1", "169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "192.168.1.1", "172.16.0.1", "10.0.0.1", "0.0.0.0", "255.255.255.254")  # noqa: S104 - an address, not a listener  # fmt: skip
+
+
+def layout_of(plan: NetworkPlan, random_bytes: bytes = bytes(range(16))) -> RangeLayout:
+    """Addresses for one agent cell and the plan's targets."""
+    return lay_out(plan, ("default",), random_bytes=random_bytes, avoid=())
+
+
+def objects(plan: NetworkPlan, kind: str, layout: RangeLayout | None = None) -> list[dict[str, Any]]:
+    """The rendered objects of a kind."""
+    document = render_rules(layout or layout_of(plan), plan)
+    return [entry["add"][kind] for entry in document["nftables"] if kind in entry.get("add", {})]
+
+
+def chain(plan: NetworkPlan, name: str) -> list[Any]:
+    """A chain's rules."""
+    return [rule["expr"] for rule in objects(plan, "rule") if rule["chain"] == name and rule["family"] == "inet"]
+
+
+def services(plan: NetworkPlan, name: str) -> set[tuple[str, str, int]]:
+    """The elements of a set of services."""
+    (found,) = (item for item in objects(plan, "set") if item["name"] == name)
+    return {tuple(element["concat"]) for element in found.get("elem", [])}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_rules_are_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    """What the kernel is told changes only when it is meant: one command a line, in order."""
+    document = render_rules(layout_of(PLANS[name]), PLANS[name])
+    lines = ",\n".join(json.dumps(command) for command in document["nftables"])
+    golden(f"rules-{name}.json", f'{{"nftables": [\n{lines}\n]}}\n')
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_hook_drops_what_no_rule_lets_through(name: str) -> None:
+    """By policy, and the last rule of each says so besides, with a reason; what was there before is flushed in the same transaction."""
+    plan = PLANS[name]
+    hooks = {item["hook"]: item for item in objects(plan, "chain") if "hook" in item and item["family"] == "inet"}
+    assert set(hooks) == {"prerouting", "input", "forward", "output"}
+    assert {item["policy"] for item in objects(plan, "chain") if "hook" in item} == {"drop"}
+    assert hooks["prerouting"]["prio"] == -450
+    for hook in hooks:
+        assert chain(plan, hook)[-1][0]["goto"]["target"].startswith("drop_")
+    assert render_rules(layout_of(plan), plan)["nftables"][0] == {"flush": {"ruleset": None}}
+
+
+def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
+    """In this order; a flood is dropped after it was counted and before it is logged."""
+    plan = PLANS["everything"]
+    assert {item["name"] for item in objects(plan, "counter")} == {reason.counter for reason in Reason}
+    ends = [item["name"] for item in objects(plan, "chain") if item["name"].startswith(("drop_", "refuse_"))]
+    assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {"connection", "arp"}
+    for name in ends:
+        count, excess, log, *rest = chain(plan, name)
+        reason = name.partition("_")[2]
+        assert count == [{"counter": f"count_{reason}"}]
+        assert excess[-1] == {"drop": None}
+        assert (log[0]["log"]["prefix"], log[0]["log"]["group"]) == (reason, LOG_GROUP)
+        assert rest[-1] in ([{"drop": None}], [{"reject": {"type": "icmp", "expr": "admin-prohibited"}}])
+        assert len(rest) == (2 if name.startswith("refuse_") else 1)
+
+
+def test_the_order_is_who_what_never_whom() -> None:
+    """MAC and address first, then what no packet may be, what is forbidden for ever, and only then what is allowed."""
+    plan = PLANS["everything"]
+    targets = [rule[-1].get("goto", rule[-1].get("jump", {})).get("target") for rule in chain(plan, "from_p0")]
+    assert targets == ["drop_spoofed", "drop_ipv6", "drop_spoofed", "checked", "open_p0"]
+    assert chain(plan, "checked")[-1][-1] == {"goto": {"target": "refuse_forbidden"}}
+    assert not any({"accept": None} in rule for rule in chain(plan, "checked"))
+    allowed = [index for index, rule in enumerate(chain(plan, "open_p0")) if rule[-1] == {"accept": None}]
+    assert allowed
+    assert chain(plan, "open_p0")[0][-1] == {"goto": {"target": "refuse_rate"}}
+
+
+def test_only_what_the_plan_names_is_let_through() -> None:
+    """The resolver, each name's address on its stand-in's ports, targets' cells on theirs; nothing for a plan without names."""
+    plan = PLANS["everything"]
+    layout = layout_of(plan)
+    resolver = {(layout.resolver, "udp", 53), (layout.resolver, "tcp", 53)}
+    assert services(PLANS["least"], "answered") == {
+        (layout_of(PLANS["least"]).resolver, proto, 53) for proto in ("tcp", "udp")
+    }
+    names = {name.pattern: name.address for name in layout.names}
+    assert layout.catch_all is not None
+    assert services(plan, "answered") == resolver | {
+        (names["shop.example"], "tcp", 80),
+        (names["*.shop.example"], "tcp", 80),
+        (METADATA_ADDRESS, "tcp", 80),
+        (names["real.example"], "tcp", 443),
+        (layout.catch_all, "tcp", 80),
+        (layout.catch_all, "tcp", 443),
+    }
+    assert services(plan, "forwarded") == {(layout.cell("db").address, "tcp", 5432)}
+    assert services(PLANS["shop"], "forwarded") == set()
+
+
+def test_only_a_target_may_answer_a_cell() -> None:
+    """And never begin a connection to one; the agent's own cell has no such rule."""
+    plan = PLANS["everything"]
+    port = {item.name: item.outer_device for item in layout_of(plan).cells}
+    accepts = {
+        name: [rule for rule in chain(plan, f"from_{device}") if rule[-1] == {"accept": None}]
+        for name, device in port.items()
+    }
+    assert accepts["default"] == []
+    ((_, _, not_first, _),) = accepts["db"]
+    assert not_first["match"]["op"] == "!="
+    assert not_first["match"]["right"] == "syn"
+
+
+def test_a_sink_is_there_only_when_the_plan_has_one() -> None:
+    """Behind everything that is forbidden, and behind the other cells."""
+    with_sink, without = PLANS["everything"], replace(PLANS["everything"], sink=False)
+    targets = [rule[-1] for rule in chain(with_sink, "unnamed")]
+    assert targets.index({"goto": {"target": "refuse_neighbour"}}) < targets.index({"accept": None})
+    for name in ("unnamed", "input", "output"):
+        assert len(chain(with_sink, name)) == len(chain(without, name)) + 1
+    assert "tproxy" not in json.dumps(render_rules(layout_of(without), without))
+
+
+@given(st.binary(min_size=16, max_size=32), st.booleans(), st.integers(0, 0xFFFFFFFF))
+def test_what_is_forbidden_is_all_but_the_ranges_own(random_bytes: bytes, cloud: bool, number: int) -> None:
+    """Disjoint; never an address of the range's own; always what every policy must keep closed, the metadata address but for its stand-in; nothing public."""
+    plan = NetworkPlan(stand_ins=(SHOP, CLOUD) if cloud else (SHOP,))
+    layout = layout_of(plan, random_bytes)
+    found = forbidden_networks(layout)
+    assert all(one.broadcast_address < two.network_address for one, two in itertools.pairwise(found))
+    address, prefix = IPv4Address(number), IPv4Network(layout.prefix)
+    own = address in prefix or (cloud and str(address) == METADATA_ADDRESS)
+    expected = any(address in network for network in FORBIDDEN) and not own
+    assert any(address in network for network in found) is expected
+    for never in NEVER:
+        reached = IPv4Address(never) in prefix or (cloud and never == METADATA_ADDRESS)
+        assert any(IPv4Address(never) in network for network in found) is not reached
+    assert not any(prefix.overlaps(network) for network in found)
+
+
+@given(st.binary(min_size=16, max_size=32), st.sampled_from(sorted(PLANS)))
+def test_nothing_allowed_is_outside_the_range(random_bytes: bytes, name: str) -> None:
+    """Every service that any set lets through is in the range's /22, or the metadata stand-in's address."""
+    plan = PLANS[name]
+    layout = layout_of(plan, random_bytes)
+    prefix = IPv4Network(layout.prefix)
+    for item in objects(plan, "set", layout):
+        if item["name"] in ("answered", "forwarded"):
+            addresses = {element["concat"][0] for element in item.get("elem", [])}
+            assert all(IPv4Address(address) in prefix or address == METADATA_ADDRESS for address in addresses)
+
+
+def test_counts_are_read_by_reason() -> None:
+    """A counter that isn't there counts nothing, one that is nobody's is left out."""
+    listed = {
+        "nftables": [
+            {"metainfo": {}},
+            {"counter": {"family": "inet", "table": TABLE, "name": "count_port", "packets": 3, "bytes": 9}},
+            {"counter": {"family": "inet", "table": TABLE, "name": "other", "packets": 7, "bytes": 9}},
+        ]
+    }
+    assert counts(listed) == {**dict.fromkeys(Reason, 0), Reason.PORT: 3}

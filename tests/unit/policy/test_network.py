@@ -1,0 +1,244 @@
+"""A policy's network as a whole: what is refused, and exactly where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.policy import Policy
+from belljar.policy.load import examine
+from belljar.policy.network import Default, Network, locate
+
+SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /}]}"
+
+
+def text(network: str, risk: str = "low") -> bytes:
+    """A policy with this network, whose lines begin on line 4."""
+    body = "".join(f"  {line}\n" for line in network.strip("\n").split("\n"))
+    return f"belljar: 1\nrisk: {risk}\nnetwork:\n{body}".encode()
+
+
+def problems(network: str, risk: str = "low", base: Path | None = None) -> list[tuple[int, int, str, str]]:
+    """What is wrong: line, column, field, message."""
+    found = examine(text(network, risk), base=base)[1]
+    return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
+
+
+def network_of(network: str, risk: str = "low") -> Network:
+    """The network of a policy without a mistake."""
+    policy, found = examine(text(network, risk), base=None)
+    assert found == ()
+    assert policy is not None
+    assert policy.network is not None
+    return policy.network
+
+
+def test_what_is_not_written_is_refused_denied_and_small() -> None:
+    """An empty network reaches nothing: unknown names don't exist, there is no sink and nothing real."""
+    network = network_of("default: deny")
+    assert (network.default, network.sink, network.stand_ins, network.upstreams) == (Default.DENY, False, {}, ())
+    assert network.record.packets == 64 << 20
+
+
+def test_none_and_a_mapping_are_told_apart_in_json() -> None:
+    """A policy without a network says `none`, one with it all of it."""
+    assert Policy.model_validate({"belljar": 1, "risk": "low"}).to_json()["network"] == "none"
+    policy = examine(text(f"stand_ins:\n  {SHOP}"), base=None)[0]
+    assert policy is not None
+    assert policy.to_json()["network"]["stand_ins"]["shop"]["names"] == ["shop.example"]
+    assert isinstance(hash(policy), int)
+
+
+UPSTREAM = "host: real.example, ports: [443], methods: [GET], budget: 1MiB, reason: only there is it current"
+
+
+@pytest.mark.parametrize("risk", ["low", "medium"])
+def test_a_real_upstream_is_possible_at_low_and_medium_risk(risk: str) -> None:
+    """With all that it needs."""
+    (upstream,) = network_of(f"upstreams:\n  - {{{UPSTREAM}}}", risk).upstreams
+    assert (upstream.host, upstream.ports, upstream.methods, upstream.budget) == (
+        "real.example",
+        (443,),
+        ("GET",),
+        1 << 20,
+    )
+
+
+@pytest.mark.parametrize("risk", ["high", "critical"])
+def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None:
+    """When the policy is read, at the place where it stands."""
+    assert problems(f"upstreams:\n  - {{{UPSTREAM}}}", risk) == [
+        (5, 5, "network.upstreams", f"risk `{risk}` reaches nothing real: use a stand-in")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("network", "line", "column", "field", "told"),
+    [
+        ("sink: 1", 4, 9, "network.sink", "`true` or `false`"),
+        ("default: simulat", 4, 12, "network.default", "did you mean `simulate`?"),
+        ("stand_ins: {a: {names: [b]}}", 4, 18, "network.stand_ins.a.kind", "is missing. One of `http`"),
+        ("stand_ins: {a: {kind: htp}}", 4, 25, "network.stand_ins.a.kind", "did you mean `http`?"),
+        ("stand_ins: {a: {kind: git}}", 4, 18, "network.stand_ins.a.names", "is missing. Host names"),
+        ("stand_ins: {a: {kind: git, nmes: [b]}}", 4, 30, "network.stand_ins.a.nmes", "did you mean `names`?"),
+        ("stand_ins: {A: {kind: git}}", 4, 18, "network.stand_ins.A", "lower case"),
+        ("stand_ins: {default: {kind: git}}", 4, 24, "network.stand_ins.default", "agent's own cell"),
+        ("stand_ins: [a]", 4, 14, "network.stand_ins", "a mapping"),
+        (
+            "stand_ins: {a: {kind: git, names: [b.example, B.example]}}",
+            4,
+            49,
+            "network.stand_ins.a.names[1]",
+            "`b.example` is `a`'s already",
+        ),
+        (
+            "stand_ins:\n  a: {kind: git, names: [b]}\n  c: {kind: smtp, names: [d, b]}",
+            6,
+            32,
+            "network.stand_ins.c.names[1]",
+            "`b` is `a`'s already",
+        ),
+        (
+            "stand_ins: {a: {kind: git, names: [metadata.google.internal]}}",
+            4,
+            38,
+            "network.stand_ins.a.names[0]",
+            "only a stand-in of kind `metadata`",
+        ),
+        (
+            "stand_ins: {a: {kind: git, names: ['*.google.internal']}}",
+            4,
+            38,
+            "network.stand_ins.a.names[0]",
+            "`metadata.google.internal` is a metadata service",
+        ),
+        (
+            "stand_ins:\n  a: {kind: metadata}\n  b: {kind: metadata}",
+            6,
+            15,
+            "network.stand_ins.b.kind",
+            "one metadata service",
+        ),
+        (
+            "stand_ins: {a: {kind: cell, names: [b], ports: [80], resources: {memroy: 1GiB}}}",
+            4,
+            68,
+            "network.stand_ins.a.resources.memroy",
+            "did you mean `memory`?",
+        ),
+        (
+            "stand_ins: {a: {kind: cell, names: [b], ports: [80], health: {htp: /}}}",
+            4,
+            65,
+            "network.stand_ins.a.health.htp",
+            "did you mean `http`?",
+        ),
+        (
+            "stand_ins: {a: {kind: git, names: [b], ports: [80, 80]}}",
+            4,
+            54,
+            "network.stand_ins.a.ports[1]",
+            "stands twice",
+        ),
+        ("record: {packets: 1KiB}", 4, 21, "network.record.packets", "from 1MiB to 64GiB"),
+        ("upstreams: [{host: 10.0.0.1}]", 4, 22, "network.upstreams[0].host", "is an address"),
+    ],
+)
+def test_a_mistake_is_told_where_it_stands(network: str, line: int, column: int, field: str, told: str) -> None:
+    """Line, column and field of the author's file, whatever the kind."""
+    found = {item[2]: item for item in problems(network)}
+    assert found[field][:2] == (line, column)
+    assert told in found[field][3]
+
+
+def test_a_targets_tier_is_never_less_than_the_ranges() -> None:
+    """Raised it may be."""
+    cell = "stand_ins: {a: {kind: cell, names: [b], ports: [80], tier: %s}}"
+    assert problems(cell % "gvisor", "high") == [
+        (
+            4,
+            62,
+            "network.stand_ins.a.tier",
+            "tier `gvisor` is less than this range's, `microvm`; a tier can only be raised",
+        )
+    ]
+    assert problems(cell % "microvm", "low") == []
+
+
+def test_names_are_bounded_in_all() -> None:
+    """250 patterns, those of upstreams with them: each has an address of its own in one net."""
+    names = [", ".join(f"n{part}-{number}.example" for number in range(125)) for part in range(2)]
+    body = "\n".join(f"  s{part}: {{kind: git, names: [{names[part]}]}}" for part in range(2))
+    assert len(network_of(f"stand_ins:\n{body}").stand_ins) == 2
+    more = f"stand_ins:\n{body}\n  more: {{kind: git, names: [one.example]}}"
+    assert [item[3] for item in problems(more)] == ["251 names in all; at most 250"]
+    targets = "\n".join(f"  t{number}: {{kind: cell, names: [t{number}], ports: [80]}}" for number in range(17))
+    assert [item[2:] for item in problems(f"stand_ins:\n{targets}")] == [
+        ("network.stand_ins.t16", "17 target cells; at most 16")
+    ]
+    many = "\n".join(f"  s{number}: {{kind: git, names: [s{number}]}}" for number in range(65))
+    assert [item[3] for item in problems(f"stand_ins:\n{many}")] == ["65 stand-ins; at most 64"]
+
+
+def test_files_are_there_and_in_a_directory_of_their_own(tmp_path: Path) -> None:
+    """Below the policy's directory, links included, and with nothing of the policy's own beside them."""
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop/routes.yaml").write_text("routes: []")
+    (tmp_path / "routes.yaml").write_text("routes: []")
+    (tmp_path / "out").symlink_to("/etc")
+    http = "stand_ins: {a: {kind: http, names: [b], routes: %s}}"
+    git = "stand_ins: {a: {kind: git, names: [b], repositories: %s}}"
+    assert problems(http % "shop/routes.yaml", base=tmp_path) == []
+    assert problems(git % "shop", base=tmp_path) == []
+    for network, told in [
+        (http % "routes.yaml", "not in a directory of its own"),
+        (http % "shop/absent.yaml", "no such file"),
+        (http % "out/passwd", "leads out"),
+        (http % "shop", "no regular file"),
+        (git % "shop/routes.yaml", "no directory"),
+        (git % "out", "leads out"),
+    ]:
+        ((line, _, field, message),) = problems(network, base=tmp_path)
+        assert (line, field.rpartition(".")[0]) == (4, "network.stand_ins.a")
+        assert told in message, network
+    assert "no directory of its own" in problems(git % "shop", base=None)[0][3]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 70_000)
+    | st.text(max_size=6)
+    | st.sampled_from(["http", "cell", "a.b"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["kind", "names", "ports", "stand_ins", "upstreams", "record", "health", "a", "sink"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(value: object) -> None:
+    """No shape of values makes the reader fail otherwise."""
+    body = json.dumps({"belljar": 1, "risk": "low", "network": value}).encode()
+    policy, found = examine(body, base=None)
+    assert (policy is not None and not found) or found
+    assert all(item.message and item.mark.line == 1 for item in found)
+
+
+def test_pydantics_places_become_the_authors() -> None:
+    """The kind behind a stand-in's name is left out, and nothing else."""
+    assert locate(("resources", "cpus")).path == ("resources", "cpus")
+    assert locate(("network", "stand_ins", "a", "http", "names", 0)).path == ("network", "stand_ins", "a", "names", 0)
+    assert locate(("network", "stand_ins", "http", "http", "zzz")).path == ("network", "stand_ins", "http", "zzz")
+    assert locate(("network", "stand_ins", "a", "cell", "health", "zzz")).model is not None
+    assert locate(("network",)).model is None

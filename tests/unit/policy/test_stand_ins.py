@@ -1,0 +1,111 @@
+"""The kinds of stand-in and their own fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from belljar.policy import Tier
+from belljar.policy.stand_ins import MODELS, AnyStandIn, StandIn
+
+ADAPTER: TypeAdapter[StandIn] = TypeAdapter(AnyStandIn)
+LEAST: dict[str, dict[str, Any]] = {
+    "http": {"routes": [{"path": "/"}]},
+    "openapi": {"document": "api/openapi.yaml"},
+    "har": {"recording": "site/a.har"},
+    "python": {"ports": [8000], "app": "shop.main:app", "files": "shop"},
+    "cell": {"ports": [5432]},
+    "pypi": {"packages": "wheels"},
+    "npm": {"packages": "tarballs"},
+    "debian": {"packages": "debs"},
+    "git": {},
+    "smtp": {},
+    "metadata": {},
+    "openai": {},
+}
+PORTS = {
+    "smtp": ((25, "smtp"), (465, "smtps"), (587, "smtp")),
+    "metadata": ((80, "http"),),
+    "cell": ((5432, "tcp"),),
+    "python": ((8000, "tcp"),),
+}
+
+
+def read(kind: str, **fields: Any) -> StandIn:  # noqa: ANN401 - JSON values
+    """A stand-in of the kind with what it needs at least, and these fields."""
+    return ADAPTER.validate_python({"kind": kind, "names": ["a.example"], **LEAST[kind], **fields})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_each_kind_needs_little_and_knows_its_ports(kind: str) -> None:
+    """Each has a model, a shape and ports; every port a protocol that the kind speaks."""
+    item = read(kind)
+    assert type(item) is MODELS[kind]
+    assert item.spoken_ports() == PORTS.get(kind, ((80, "http"), (443, "tls")))
+    assert {protocol for _, protocol in item.spoken_ports()} <= set(item.protocols)
+    assert not {"kind", "names", "ports"} & set(item.settings())
+    assert None not in item.settings().values()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        ("http", {"ports": ["25/smtp"]}, "speaks `http`, `tls`, not `smtp`"),
+        ("http", {"ports": [80, "80/http"]}, "stands twice"),
+        ("http", {"ports": []}, "from 1 to 64"),
+        ("http", {"names": []}, "from 1 to 250"),
+        ("http", {"routes": None}, "is missing"),
+        ("http", {"routes": 5}, "a list of routes or a file's name"),
+        ("http", {"routes": ["a"]}, "a list of routes or a file's name"),
+        ("http", {"routes": "/etc/passwd"}, "relative to it"),
+        ("http", {"routes": "../a.yaml"}, "goes up"),
+        ("http", {"routes": "a/b.yaml", "files": "c"}, "leave it out"),
+        ("http", {"state": [1]}, "a mapping"),
+        ("openapi", {"document": None}, "is text"),
+        ("har", {"recording": "a/"}, "below the policy's own directory"),
+        ("pypi", {"packages": "."}, "below the policy's own"),
+        ("pypi", {"packages": "/srv"}, "below the policy's own"),
+        ("python", {"app": "shop"}, "is no app"),
+        ("python", {"names": ["*.a.example"]}, "no exact name"),
+        ("cell", {"command": "run"}, "a list of words"),
+        ("cell", {"command": []}, "from 1 to"),
+        ("cell", {"image": "A B"}, "no image"),
+        ("cell", {"user": "a b"}, "no user"),
+        ("cell", {"workdir": "a"}, "is relative"),
+        ("cell", {"env": {"1": "a"}}, "no name of a variable"),
+        ("cell", {"health": {}}, "either `command`, or `http`"),
+        ("cell", {"health": {"http": "/"}}, "stand together"),
+        ("cell", {"health": {"command": ["a"], "port": 1}}, "stand together"),
+        ("cell", {"health": {"http": "/", "port": 80, "interval": 5}}, "as in `30m`"),
+        ("cell", {"ports": ["80/http"]}, "not `http`"),
+        ("metadata", {"cloud": "awz"}, "did you mean `aws`?"),
+        ("metadata", {"data": {"/a": 5}}, "quotes"),
+        ("openai", {"model": "a\nb"}, "one line"),
+    ],
+)
+def test_what_a_kind_does_not_know_is_refused(kind: str, fields: dict[str, Any], told: str) -> None:
+    """With what is allowed."""
+    with pytest.raises(ValidationError) as refused:
+        read(kind, **fields)
+    assert told in str(refused.value)
+
+
+def test_a_stand_in_has_one_place_of_its_own() -> None:
+    """A file, a directory, or none; an inline site may have a directory beside it."""
+    assert read("http").own_path() == ("", "")
+    assert read("http", routes="shop/routes.yaml").own_path() == ("routes", "shop/routes.yaml")
+    assert read("http", files="pages/").own_path() == ("files", "pages")
+    assert read("pypi").own_path() == ("packages", "wheels")
+    assert read("git").own_path() == ("", "")
+    assert read("smtp").own_path() == ("", "")
+
+
+def test_settings_are_what_was_written_in_the_programs_units() -> None:
+    """A target's resources are bytes and seconds; what was not written is left out."""
+    settings = read("cell", tier="microvm", resources={"memory": "64MiB"}, health={"http": "/", "port": 80}).settings()
+    assert settings["resources"]["memory_bytes"] == 64 << 20
+    assert settings["tier"] == Tier.MICROVM.value
+    assert settings["health"] == {"http": "/", "port": 80, "interval": 1.0, "timeout": 5.0, "retries": 30}
+    assert "command" not in settings
