@@ -210,7 +210,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     yield
     after = _machine_state(base)
     left = [f"{what}: {thing}" for what in after for thing in sorted(after[what] - before[what])]
-    left += [f"journal entry: {path}" for path in base.rglob("journal/c-*.json")]
+    left += [f"journal entry: {path}" for path in base.rglob("journal/[cr]-*.json")]
     left += [f"control group: {path}" for path in _cell_groups(base)]
     if left:
         pytest.fail("left on this host by the tests: " + "; ".join(left), pytrace=False)

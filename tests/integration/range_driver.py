@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.isolation.process import ProcessId, is_alive
 from belljar.network.range import Range, open_range
-from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 
 PLAIN = "tests.integration.plain_gateway:serve"
@@ -58,29 +57,32 @@ class Cell:
     """A process in a network namespace of its own, and what can be run beside it."""
 
     def __init__(self, made: Range) -> None:
-        words = ["unshare", "--net", "sh", "-c", "echo up; exec sleep 600"]
-        self._fds = [] if made.user_namespace is None else [made.user_namespace]
+        nested = [] if made.user_namespace is None else ["--user", "--map-root-user"]
+        words = ["unshare", *nested, "--net", "sh", "-c", "echo up; exec sleep 600"]
+        fds = [] if made.user_namespace is None else [made.user_namespace]
         self._process = subprocess.Popen(
-            [*self._enter_user(), *words], stdout=subprocess.PIPE, pass_fds=self._fds, env={"PATH": os.environ["PATH"]}
+            [*_enter_user(fds), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=fds,
+            env={"PATH": os.environ["PATH"]},
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"up\n"
         self.pid = self._process.pid
-        self._namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
-
-    def _enter_user(self) -> list[str]:
-        return [word for fd in self._fds for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")]
+        self.namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
+        self._fds = [os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)] if nested else []
 
     def run(self, *argv: str) -> str:
         """What a command prints that runs in the cell's network."""
-        net = ["nsenter", f"--net=/proc/self/fd/{self._namespace}"]
+        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
         done = subprocess.run(
-            [*self._enter_user(), *net, *argv],
+            [*_enter_user(self._fds), *net, *argv],
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
-            pass_fds=[*self._fds, self._namespace],
+            pass_fds=[*self._fds, self.namespace],
         )
         return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
 
@@ -90,9 +92,14 @@ class Cell:
 
     def end(self) -> None:
         """Kill it."""
-        os.close(self._namespace)
+        for fd in (self.namespace, *self._fds):
+            os.close(fd)
         self._process.kill()
         self._process.communicate()
+
+
+def _enter_user(fds: list[int]) -> list[str]:
+    return [word for fd in fds for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")]
 
 
 class Scene:
@@ -158,6 +165,11 @@ def processes(made: Range) -> tuple[ProcessId, ProcessId]:
     return keeper, gateway
 
 
+def status_of(process: ProcessId) -> str:
+    """As /proc has it."""
+    return Path(f"/proc/{process.pid}/status").read_text()
+
+
 @contextlib.contextmanager
 def cell(made: Range) -> Iterator[Cell]:
     """A cell, ended with the block."""
@@ -174,7 +186,7 @@ async def talk(home: Path) -> dict[str, Any]:
     async with scene.open() as made:
         with cell(made) as agent, cell(made) as other:
             await made.attach("agent", agent.pid)
-            await made.attach("other", os.open(f"/proc/{other.pid}/ns/net", os.O_RDONLY), is_fd=True)
+            await made.attach("other", other.namespace, is_fd=True)
             shop, neighbour = scene.address(), scene.layout.cell("other").address
             said = agent.talk(
                 ("tcp", shop, 80),
@@ -191,8 +203,7 @@ async def talk(home: Path) -> dict[str, Any]:
             inside = agent.run("ip", "-j", "addr"), agent.run("ip", "-j", "route"), agent.run("ip", "-j", "neigh")
             await made.check()
             counters = dict(made.counters())
-            keeper, gateway = processes(made)
-            status = {who: Path(f"/proc/{process.pid}/status").read_text() for who, process in (("keeper", keeper), ("gateway", gateway))}
+            status = dict(zip(("keeper", "gateway"), map(status_of, processes(made)), strict=True))
             await made.destroy()
             gone = gone_from(agent)
     return {
@@ -257,7 +268,6 @@ async def death(home: Path, strike: Callable[[Range], None], **options: Any) -> 
 
 def flush(made: Range, *argv: str) -> None:
     """Change the rules by hand, from outside."""
-    keeper, _ = processes(made)
     fds = [made._pins[name] for name in ("user", "net") if name == "net" or made.user_namespace is not None]
     names = ["--user", "--net"][-len(fds) :]
     enter = [f"{name}=/proc/self/fd/{fd}" for name, fd in zip(names, fds, strict=True)]
@@ -387,11 +397,16 @@ async def full_disk(home: Path) -> dict[str, Any]:
             for _ in range(200):
                 if scene.died.is_set():
                     break
-                agent.run("sh", "-c", f"head -c 100000 /dev/zero | timeout 2 {sys.executable} -I -c \"{POUR}\" {scene.layout.resolver}")
+                agent.run(sys.executable, "-I", "-c", POUR, scene.layout.resolver)
     return scene.summary(made)
 
 
-POUR = "import socket,sys;s=socket.socket(socket.AF_INET,socket.SOCK_DGRAM);[s.sendto(bytes(1400),(sys.argv[1],53)) for _ in range(100)]"
+POUR = """
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(100):
+    s.sendto(bytes(1400), (sys.argv[1], 53))
+"""
 
 
 async def scan(home: Path) -> dict[str, Any]:
@@ -431,7 +446,9 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "full_disk": full_disk,
     "scan": scan,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
-    "add": lambda home: death(home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0),
+    "add": lambda home: death(
+        home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0
+    ),
     "kill_keeper": lambda home: death(home, kill(0)),
     "kill_gateway": lambda home: death(home, kill(1)),
     "kill_zygote": lambda home: death(home, kill_zygote),

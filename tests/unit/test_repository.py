@@ -170,6 +170,22 @@ HELD_ELSEWHERE = {
         "isolation/oci/trees",
         "isolation/program_root",
     ],
+    "tests/integration/test_range.py": [
+        f"network/{part}"
+        for part in (
+            "confine",
+            "gateway_process",
+            "keeper",
+            "links",
+            "making",
+            "nft",
+            "processes",
+            "range",
+            "syscalls",
+            "watch",
+            "zygote",
+        )
+    ],
     "tests/integration/test_microvm.py": [
         "isolation/microvm/guest_files",
         "isolation/microvm/prove",

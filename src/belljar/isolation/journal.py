@@ -45,7 +45,9 @@ def new_range_id() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """What belongs to one cell, or one range, on this host; `cell_id` is its name. `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
+    """What belongs to one cell, or one range, on this host; `cell_id` is its name.
+
+    `directories` and `cgroups` are absolute and the cell's own: reaping removes them whole.
 
     Of a range, `supervisor` is the zygote that it may share with others, `child` its keeper, and `processes` are all that are its own alone.
     `host_uid` is the first of the `uid_count` uids that only this cell has; None when its uids are also another's.

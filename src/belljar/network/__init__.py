@@ -1,5 +1,5 @@
-"""Simulated networks. Empty for now: a cell has no network device at all.
+"""Simulated networks: a range's namespace and rules, its gateway and stand-ins, and their ends.
 
-Will hold: the namespace, its rules, the gateway and the stand-ins.
+Lives here: the owner's side (`range`, `watch`, `making`, `processes`), and what runs in forks of the `zygote`: `keeper` and `gateway`.
 Must not: ever hold an upstream resolver or a route out.
 """

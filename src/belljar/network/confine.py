@@ -76,12 +76,12 @@ def _make_root(directories: Mapping[str, Path]) -> None:
     root = Path("/tmp")  # noqa: S108
     for name, fd in sources.items():
         target = f"{root}{FILES_ROOT}/{name}"
-        os.makedirs(target, mode=0o755)
+        Path(target).mkdir(mode=0o755, parents=True)
         syscalls.mount(f"/proc/self/fd/{fd}", target, "", syscalls.MS_BIND)
         syscalls.restrict_mount(target)
         os.close(fd)
     scratch = f"{root}{SCRATCH}"
-    os.mkdir(scratch)
+    Path(scratch).mkdir()
     syscalls.mount("tmpfs", scratch, "tmpfs", bare, f"mode=0777,size={_SCRATCH_BYTES},nr_inodes={_SCRATCH_INODES}")
     syscalls.restrict_mount(str(root))
     syscalls.enter_root(str(root))

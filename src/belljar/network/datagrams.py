@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
 MAX_DESCRIPTORS: Final = 250
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
+_INT: Final = struct.Struct("@i")
 
 
 class Closed(Exception):  # noqa: N818 - an end, not an error
@@ -42,7 +44,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     A socket that doesn't block raises `BlockingIOError` when there is none.
     """
     try:
-        text, fds, flags, _ = socket.recv_fds(source, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        text, fds, flags = _take(source)
     except ConnectionResetError as exc:
         raise Closed from exc
     try:
@@ -58,6 +60,17 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(fd)
         raise
     return message, fds
+
+
+def _take(source: socket.socket) -> tuple[bytes, list[int], int]:
+    """`socket.recv_fds` of Python 3.11 drops its flags, so descriptors would go on to whatever is started next."""
+    room = socket.CMSG_LEN(MAX_DESCRIPTORS * _INT.size)
+    text, ancillary, flags, _ = source.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds += [number for (number,) in _INT.iter_unpack(data[: len(data) - len(data) % _INT.size])]
+    return text, fds, flags
 
 
 def as_file(document: Mapping[str, Any]) -> int:

@@ -1,7 +1,8 @@
-"""What the gateway says to the owner of its range, and the answers: datagrams on a sequenced socket. The owner's end; `gateway.reporter` is the other. Pure: no I/O.
+"""What the gateway says to the owner of its range, and the answers: datagrams on a sequenced socket. The owner's end (`gateway.reporter`
+is the other). Pure: no I/O.
 
-Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn, in as many
-datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body. The first word of all is `ready`: it serves.
+Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn,
+in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body. The first word of all is `ready`: it serves.
 Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question.
 
 The decoder reads what a gateway wrote that may have been taken over: every field, length and order is checked, and anything else is a violation.
@@ -10,6 +11,7 @@ The decoder reads what a gateway wrote that may have been taken over: every fiel
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -183,7 +185,7 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
     if isinstance(value, str):
         value.encode()  # a lone surrogate can't be
     elif isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):  # noqa: PLR0124 - NaN
+        if not math.isfinite(value):
             raise WireViolation("no number")
     elif isinstance(value, int):
         if abs(value) > _MAX_INT:

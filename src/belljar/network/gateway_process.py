@@ -71,6 +71,6 @@ def receive_listeners(keeper: socket.socket) -> Listeners:
         found |= {name: socket.socket(fileno=fd) for name, fd in zip(message["listeners"], fds, strict=True)}
         more = bool(message["more"])
     for listener in found.values():
-        listener.setblocking(False)
+        listener.settimeout(0.0)
     tcp = {int(name): listener for name, listener in found.items() if name.isdecimal()}
     return Listeners(dns_udp=found["dns_udp"], dns_tcp=found["dns_tcp"], tcp=tcp, sink=found.get("sink"))

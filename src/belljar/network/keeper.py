@@ -242,7 +242,10 @@ class _Keeper:
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:
-    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the resolver's: `dns_tcp`, TCP ports by number, and `sink`. Raises `OSError`: a port is taken."""
+    """The range's listeners in this namespace, on every address but for `dns_udp`, which is the resolver's: `dns_tcp`, TCP ports by number, and `sink`.
+
+    Raises `OSError`: a port is taken.
+    """
     found = {"dns_udp": _udp(layout.resolver, DNS_PORT), "dns_tcp": _tcp(DNS_PORT)}
     found |= {str(port): _tcp(port) for port in network.gateway_ports() if port != DNS_PORT}
     if layout.sink_port is not None:

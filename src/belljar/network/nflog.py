@@ -56,7 +56,7 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
     _configure(kernel, group, _CFG_THRESHOLD, struct.pack(">I", 1))
     _configure(kernel, group, _CFG_TIMEOUT, struct.pack(">I", 1))
     _configure(kernel, group, _CFG_FLAGS, struct.pack(">H", _FLAG_SEQUENCE))
-    kernel.setblocking(False)
+    kernel.settimeout(0.0)
     return kernel
 
 
@@ -64,7 +64,7 @@ def open_changes() -> socket.socket:
     """A socket that gets a word whenever a rule of this namespace changes. Doesn't block. Raises `OSError`."""
     kernel = _open()
     kernel.bind((0, 1 << (_NOTIFY_RULES_GROUP - 1)))
-    kernel.setblocking(False)
+    kernel.settimeout(0.0)
     return kernel
 
 

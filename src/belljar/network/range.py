@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
-from belljar.isolation.identity import HeldIdentity, hold_identity, user_range
+from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.journal import Journal, JournalEntry, new_range_id, own_entry
 from belljar.isolation.process import close_all, namespaces_of, pin_namespaces
 from belljar.isolation.survivors import Destruction, destroy_remains
@@ -126,6 +126,11 @@ class Range:
         return self._spec.directory / PACKETS
 
     @property
+    def pids(self) -> tuple[int, ...]:
+        """Keeper's and gateway's, on this host."""
+        return () if self._entry is None else tuple(process.pid for process in self._entry.processes)
+
+    @property
     def certificate(self) -> bytes:
         """The certificate of the range's own CA, PEM; empty when the gateway has none."""
         return b"" if self._watch is None else self._watch.heard.certificate
@@ -176,7 +181,13 @@ class Range:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some ten seconds."""
         with anyio.CancelScope(shield=True):
-            return await anyio.to_thread.run_sync(self._destroy, reason)
+            await anyio.to_thread.run_sync(self._destroy, reason)
+        return self._destroyed()
+
+    def _destroyed(self) -> Destruction:
+        if self.destruction is None:
+            raise RuntimeError("it was not destroyed")
+        return self.destruction
 
     def make(self) -> None:
         """Everything but the ports. Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever happens."""
@@ -343,10 +354,10 @@ class Range:
         with suppress(datagrams.Closed, OSError):  # one that is gone is seen, and told, by the watch
             datagrams.send(end, message, fds or ())
 
-    def _destroy(self, reason: str) -> Destruction:
+    def _destroy(self, reason: str) -> None:
         with self._ending:
             if self.destruction is not None:
-                return self.destruction
+                return
             started = time.monotonic()
             data: dict[str, JsonValue] = {"range": self.id, "reason": reason}
             try:
@@ -356,7 +367,6 @@ class Range:
                 self.destruction = destruction = self._look(started)
                 self._settle_packets()
             self._record_destroyed(destruction)
-            return destruction
 
     def _end_processes(self) -> None:
         lines, watch = self._lines, self._watch

@@ -90,9 +90,9 @@ class _Nursery:
     def work(self) -> NoReturn:
         """Until the owner is gone; then so is this process, and with it every child."""
         while True:
-            ready, _, _ = select.select([self._owner, self._wake], [], [])
+            ready, _, _ = select.select([self._owner.fileno(), self._wake], [], [])
             self._reap()
-            if self._owner in ready:
+            if self._owner.fileno() in ready:
                 try:
                     message, fds = datagrams.receive(self._owner)
                 except datagrams.Closed:

@@ -1,0 +1,124 @@
+"""What a range costs: its start, its end, a port, and the memory that is its own: `python bench/bench_range.py [--rounds N] [--serve MODULE:FUNCTION] [--json]`.
+
+The zygote is started by a range that is not counted, and kept. Memory is what keeper and gateway have private, and their proportional share (PSS) of what the
+zygote's forks share. Medians (P50) and P95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from belljar.events import MemoryRecorder
+from belljar.network.processes import SERVE
+from belljar.network.range import Range, open_range
+from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+
+SHOP = StandInPlan(
+    id="shop",
+    kind="http",
+    names=("shop.example",),
+    ports=(PortPlan(number=80, protocol="http"),),
+    settings={"routes": [{"path": "/", "text": "hello"}]},
+)
+NETWORK = NetworkPlan(stand_ins=(SHOP,))
+
+
+def layout() -> RangeLayout:
+    """Of a new range with one cell."""
+    return lay_out(NETWORK, ["agent"], random_bytes=os.urandom(16), avoid=[])
+
+
+def memory_mib(made: Range) -> dict[str, float]:
+    """Of keeper and gateway together, as the kernel counts."""
+    found = {"private": 0, "pss": 0}
+    for pid in made.pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("Private_Clean", "Private_Dirty"):
+                found["private"] += int(rest.split()[0])
+            elif name == "Pss":
+                found["pss"] += int(rest.split()[0])
+    return {name: kib / 1024 for name, kib in found.items()}
+
+
+async def measure(rounds: int, serve: str) -> dict[str, list[float]]:
+    """Every round's figures."""
+    figures: dict[str, list[float]] = {
+        name: [] for name in ("start_ms", "attach_ms", "destroy_ms", "private_mib", "pss_mib")
+    }
+    with tempfile.TemporaryDirectory() as folder, _cell() as pid:
+        async with _range(Path(folder), serve):
+            for _ in range(rounds):
+                await _round(Path(folder), serve, pid, figures)
+    return figures
+
+
+async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float]]) -> None:
+    began = time.perf_counter()
+    async with _range(home, serve) as made:
+        figures["start_ms"].append((time.perf_counter() - began) * 1e3)
+        began = time.perf_counter()
+        await made.attach("agent", pid)
+        figures["attach_ms"].append((time.perf_counter() - began) * 1e3)
+        memory = memory_mib(made)
+        figures["private_mib"].append(memory["private"])
+        figures["pss_mib"].append(memory["pss"])
+        began = time.perf_counter()
+        destruction = await made.destroy()
+        figures["destroy_ms"].append((time.perf_counter() - began) * 1e3)
+    if not destruction.clean:
+        raise SystemExit(f"a range was not destroyed clean: {destruction}")
+
+
+def _range(home: Path, serve: str) -> Any:  # noqa: ANN401 - an async context manager
+    directory = Path(tempfile.mkdtemp(dir=home))
+    return open_range(NETWORK, layout(), recorder=MemoryRecorder(), home=home, directory=directory, serve=serve)
+
+
+class _cell:  # noqa: N801 - used as a function
+    """A process in a network namespace of its own."""
+
+    def __enter__(self) -> int:
+        words = ["unshare", "--net", "sh", "-c", "echo up; exec sleep 3600"]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE)
+        if self._process.stdout is None or self._process.stdout.readline() != b"up\n":
+            raise SystemExit("no cell: run it as root")
+        return self._process.pid
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--serve", default=SERVE)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    figures = anyio.run(measure, asked.rounds, asked.serve)
+    table = {
+        name: {"p50": round(statistics.median(values), 1), "p95": round(sorted(values)[int(len(values) * 0.95)], 1)}
+        for name, values in figures.items()
+    }
+    if asked.json:
+        print(json.dumps(table))
+        return
+    for name, row in table.items():
+        print(f"{name:12} P50 {row['p50']:8.1f}   P95 {row['p95']:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""Ranges for real, as root and as an ordinary user: what passes, what is refused, what each death leads to, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.as_user import (
+    REPOSITORY,
+    UsersBelljar,
+    copy_distributions,
+    copy_package,
+    own,
+    users_python,
+)
+from tests.integration.processes import wait_for
+
+from belljar.host.subids import MAPPERS
+from belljar.isolation.process import ProcessId, identify, is_alive
+from belljar.isolation.reap import reap_now
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+_SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_DRIVER = ("-m", "tests.integration.range_driver")
+
+
+class Who:
+    """Somebody who runs the driver, with a store of his own."""
+
+    def __init__(self, user: UsersBelljar | None, home: Path) -> None:
+        self.user, self.home = user, home
+
+    def argv(self, scenario: str) -> list[str]:
+        """The driver's command line."""
+        python = sys.executable if self.user is None else self.user.python
+        return [python, *_DRIVER, scenario, str(self.home)]
+
+    def start(self, scenario: str) -> subprocess.Popen[bytes]:
+        """Start it."""
+        if self.user is not None:
+            return self.user._start(self.argv(scenario), subprocess.DEVNULL, {"PATH": _SEARCH})
+        env = {"PATH": _SEARCH, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY}", "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.Popen(
+            self.argv(scenario), stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=env
+        )
+
+    def run(self, scenario: str) -> dict[str, Any]:
+        """What it saw."""
+        with self.start(scenario) as process:
+            try:
+                out, err = process.communicate(timeout=90)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        assert process.returncode == 0, err.decode()
+        return dict(json.loads(out))
+
+    @property
+    def is_root(self) -> bool:
+        """Whether it is root."""
+        return self.user is None
+
+
+@pytest.fixture(scope="module")
+def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+    """The package, what a range needs, and the driver, where an ordinary user can read them."""
+    uid, gid = ordinary_user
+    python = users_python(uid, gid)
+    base = Path(tempfile.mkdtemp(prefix="range-user-"))
+    base.chmod(0o755)
+    try:
+        libraries = copy_package(base / "lib")
+        copy_distributions(["dnspython", "h11", "hypercorn", "cryptography"], libraries)
+        (libraries / "tests/integration").mkdir(parents=True)
+        for name in ("range_driver.py", "plain_gateway.py"):
+            shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
+        (base / "home").mkdir()
+        own(base / "home", uid, gid)
+        yield UsersBelljar(base / "home", uid=uid, gid=gid, python=python, libraries=libraries)
+    finally:
+        shutil.rmtree(base)
+
+
+@pytest.fixture(params=["root", "user"])
+def who(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Who]:
+    """Root and an ordinary user in turn; afterwards nothing of theirs runs."""
+    if request.param == "root":
+        (tmp_path / "store").mkdir()
+        yield Who(None, tmp_path / "store")
+        return
+    if any(shutil.which(name, path=_SEARCH) is None for name in MAPPERS):
+        pytest.skip("newuidmap and newgidmap are not installed")
+    user: UsersBelljar = request.getfixturevalue("installed")
+    home = Path(tempfile.mkdtemp(dir=user.home))
+    own(home, user.uid, user.gid)
+    yield Who(user, home)
+    wait_for(lambda: not user.processes(), "the end of the user's processes", within_s=10)
+
+
+def assert_gone(seen: dict[str, Any]) -> None:
+    """A destruction that looked everywhere it must and found nothing."""
+    assert seen["clean"], seen
+    assert seen["survivors"] == []
+    assert seen["unproven"] == []
+    assert seen["journal"] == []
+    assert seen["kinds"][0] == "range.opening"
+    assert seen["kinds"][-2:] == ["range.destroying", "range.destroyed"] or seen["kinds"][-1] == "range.destroyed"
+
+
+def test_what_is_there_answers_and_what_is_not_refuses(who: Who) -> None:
+    """Bytes go to the gateway and back by UDP and TCP, each to the address that was asked; all else is refused by RST or ICMP, counted and on record."""
+    seen = who.run("talk")
+    assert_gone(seen)
+    shop, resolver = seen["layout"]["names"][0]["address"], seen["layout"]["resolver"]
+    refused_tcp = "ConnectionRefusedError 111"
+    assert seen["said"] == [
+        f"echo {shop}:80 hello\n",
+        f"echo {shop}:8080 hello\n",
+        "echo hello\n",
+        f"echo {resolver}:53 hello\n",
+        refused_tcp,
+        refused_tcp,
+        "OSError 113",
+        refused_tcp,
+        refused_tcp,
+    ]
+    assert seen["also"] == [f"echo {shop}:80 hello\n"]
+    wanted = {"port": 1, "address": 1, "udp": 1, "neighbour": 1, "forbidden": 1}
+    assert {name: seen["counters"][name] for name in wanted} == wanted
+    flows = {(flow["cell"], flow["reason"], flow["address"], flow["port"], flow["verdict"]) for flow in seen["flows"]}
+    assert ("agent", "port", shop, 81, "refused") in flows
+    assert ("agent", "forbidden", "169.254.169.254", 80, "refused") in flows
+    assert next(flow["name"] for flow in seen["flows"] if flow["reason"] == "port") == "shop.example"
+    assert [stream["port"] for stream in seen["streams"]] == [80, 8080, 53, 80]
+    assert seen["deaths"] == []
+    assert "BEGIN CERTIFICATE" in seen["certificate"]
+
+
+def test_a_port_is_neutral_and_fixed(who: Who) -> None:
+    """A cell sees a plain `eth0` with one address, an on-link gateway and a neighbour that nobody can replace; when the range goes, the device goes."""
+    seen = who.run("talk")
+    addresses, routes, neighbours = seen["inside"]
+    port, resolver = seen["layout"]["cells"][0], seen["layout"]["resolver"]
+    device = next(item for item in addresses if item["ifname"] != "lo")
+    assert (device["ifname"], device["address"], device["mtu"]) == ("eth0", port["mac"], 1500)
+    assert [(item["local"], item["prefixlen"]) for item in device["addr_info"]] == [(port["address"], 32)]
+    assert [(route["dst"], route.get("gateway")) for route in routes] == [("default", resolver), (resolver, None)]
+    assert [(item["dst"], item["lladdr"], item["state"]) for item in neighbours] == [
+        (resolver, port["gateway_mac"], ["PERMANENT"])
+    ]
+    assert seen["device_gone"]
+
+
+def test_the_packet_record_holds_every_frame(who: Who) -> None:
+    """One file, a classic pcap of Ethernet frames with nanoseconds: as many as were counted, each whole, none lost."""
+    seen = who.run("talk")
+    data = bytes.fromhex(seen["pcap"])
+    magic, _, _, _, _, _, link = struct.unpack_from("=IHHiIII", data)
+    assert (magic, link) == (0xA1B23C4D, 1)
+    at, frames = 24, []
+    while at < len(data):
+        _, nanoseconds, kept, length = struct.unpack_from("=IIII", data, at)
+        assert nanoseconds < 10**9
+        assert kept == length
+        frames.append(data[at + 16 : at + 16 + kept])
+        at += 16 + kept
+    assert at == len(data)
+    assert any(b"hello" in frame for frame in frames)
+    assert len(frames) >= seen["counters"]["packets_recorded"] > 20
+    assert seen["counters"]["packets_not_recorded"] == 0
+    assert seen["files"] == ["packets.pcap"]
+
+
+def test_rights_are_what_is_needed(who: Who) -> None:
+    """A gateway has no capability; a keeper has those over networks, and neither can gain any. Root's keeper and gateway are nobody's uid, and not each other's."""
+    status = who.run("talk")["status"]
+    fields = {name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE)) for name, text in status.items()}
+    assert {fields["gateway"][name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert fields["gateway"]["Seccomp"] == "2"
+    net_admin, net_raw, sys_admin = 1 << 12, 1 << 13, 1 << 21
+    allowed = net_admin | net_raw | (0 if who.is_root else sys_admin)
+    assert {int(fields["keeper"][name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {allowed}
+    assert [fields[name]["NoNewPrivs"] for name in ("keeper", "gateway")] == ["1", "1"]
+    if who.is_root:
+        uids = {tuple(fields[name]["Uid"].split()) for name in fields}
+        assert len(uids) == 2
+        assert all(int(uid) >= 0x7000_0000 for four in uids for uid in four)
+
+
+def test_a_gateway_is_shut_in(who: Who) -> None:
+    """From inside: no connection, no socket, no file but its own (read-only), no process, no other process, no way up, no memory without end."""
+    tried = who.run("shut_in")["tried"]
+    could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid"}
+    assert {name for name, outcome in tried.items() if not re.fullmatch(r"E[A-Z]+|MemoryError", outcome)} == could
+    refused = {"socket inet", "socket unix", "socket netlink", "socket packet", "connect of a given socket"}
+    refused |= {"fork", "exec", "ptrace", "kill", "setuid", "unshare", "mount", "executable memory", "network devices"}
+    assert {name: tried[name] for name in refused} == dict.fromkeys(refused, "EPERM")
+    assert tried["open /etc/passwd"] == tried["open /proc"] == "ENOENT"
+    assert tried["list /"] == tried["list up"] == "['s', 't']"
+    assert tried["read own file"] == "'of the shop'"
+    assert tried["make file in root"] == tried["unlink own file"] == "EROFS"
+    assert tried["memory over the limit"] == "MemoryError"
+    assert [words.split()[1] for words in json.loads(tried["descriptors"].replace("'", '"'))] == [
+        "other", "pipe", "pipe", "socket", "socket", "socket", "socket", "socket", "socket",
+    ]  # fmt: skip
+    assert tried["uid"] == "(True, False)"
+
+
+def test_the_sink_answers_for_every_address(who: Who) -> None:
+    """With a sink, TCP to an address or port that nobody has gets there, and it knows where to it was sent. Frames are whole for a VM."""
+    seen = who.run("sink")
+    assert_gone(seen)
+    assert seen["said"][0] == "echo 203.0.113.7:443 hello\n"
+    assert seen["said"][1].endswith(":81 hello\n")
+
+
+@pytest.mark.parametrize("change", ["flush", "add"])
+def test_changed_rules_end_the_range(who: Who, change: str) -> None:
+    """Rules flushed, or a table added, by hand: heard at once, whatever the interval; it is a breach, on record, and both processes are dead."""
+    seen = who.run(change)
+    assert_gone(seen)
+    ((error, what),) = seen["deaths"]
+    assert error == "ContainmentBreach"
+    assert what.startswith("the range's rules were changed: ")
+    assert seen["told"]
+    assert seen["ended"]
+    assert seen["kinds"].count("range.failed") == 1
+    assert seen["refused"] == ["OSError 101"]  # the network itself is gone
+    assert seen["checked"] == "ContainmentBreach"
+
+
+@pytest.mark.parametrize("victim", ["keeper", "gateway", "zygote"])
+def test_no_part_outlives_another(who: Who, victim: str) -> None:
+    """SIGKILL to one of them ends the range, on record, once; the cell's network is gone."""
+    seen = who.run(f"kill_{victim}")
+    assert_gone(seen)
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert re.match(r"the range's (keeper|gateway) ended", what)
+    if victim != "zygote":
+        assert what == f"the range's {victim} ended (SIGKILL)"
+    assert seen["told"]
+    assert seen["ended"]
+    assert seen["kinds"].count("range.failed") == 1
+    assert seen["refused"] == ["OSError 101"]
+
+
+def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
+    """SIGKILL to the owner: zygote, keepers and gateways die by themselves, and the next start finds two entries and nothing else."""
+    with who.start("hold") as owner:
+        assert owner.stdout is not None
+        said = json.loads(owner.stdout.readline())
+        found = [identify(pid) for pid in said["pids"]]
+        assert None not in found
+        parts = [process for process in found if process is not None]
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.communicate()
+    try:
+        wait_for(_none_of(parts), "the end of the range's processes", within_s=10)
+    finally:
+        os.kill(said["cell"], signal.SIGKILL)
+    entries = sorted(path.name for path in (who.home / "journal").iterdir())
+    assert len(entries) == 2
+    reaped = reap_now(who.home)
+    assert [(one.kind, one.remaining) for one in reaped] == [("range", ()), ("range", ())]
+    assert list((who.home / "journal").iterdir()) == []
+
+
+def _none_of(processes: list[ProcessId]) -> Callable[[], bool]:
+    return lambda: not any(is_alive(process) for process in processes)
+
+
+def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
+    """Twenty ranges share one zygote and nothing else: each cell gets its own gateway, and none its neighbour's."""
+    seen = who.run("many")
+    assert [(re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]] == [
+        (True, "ConnectionRefusedError 111")
+    ] * 20
+    assert (seen["zygotes"], seen["deaths"], seen["survivors"], seen["clean"], seen["journal"]) == (1, [], [], True, [])
+
+
+def test_a_lying_gateway_ends_the_range(who: Who) -> None:
+    """What the protocol forbids is recorded as why the range ended."""
+    seen = who.run("violation")
+    assert seen["deaths"] == ["ProtocolViolation"]
+    assert seen["reasons"] == ["the gateway broke its protocol: a kind that a gateway can't record"]
+    assert seen["destroyed"] == [True]
+
+
+def test_what_cannot_be_recorded_is_not_answered(who: Who) -> None:
+    """When an event can't be recorded the guest gets no answer, and the range ends."""
+    seen = who.run("unrecorded")
+    assert_gone(seen)
+    assert seen["deaths"][0][0] == "LedgerError"
+    assert "echo" not in seen["said"][0]
+
+
+def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:
+    """65,535 knocks: every one is in the counters, and the record has the first hundred of each reason and sums."""
+    seen = who.run("scan")
+    assert_gone(seen)
+    counters = seen["counters"]
+    answered = 2  # at most: the last of them may have been over the rate
+    assert 65535 - answered <= counters["port"] + counters["rate"] <= 65535
+    assert counters["logs_lost"] == 0
+    assert seen["events"] < 250
+    assert 200 < seen["packets"] <= 65535
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory with 96 KiB of room."""
+    home = tmp_path / "store"
+    (home / "small").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "none", str(home / "small")], check=True)
+    try:
+        yield home
+    finally:
+        subprocess.run(["umount", str(home / "small")], check=True)
+
+
+def test_a_full_disk_ends_the_range(small_disk: Path) -> None:
+    """When the packet record can't be written the range ends, and says so."""
+    seen = Who(None, small_disk).run("full_disk")
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert "No space left on device" in what
+    assert_gone(seen)

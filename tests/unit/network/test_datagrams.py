@@ -1,0 +1,44 @@
+"""Objects and descriptors between processes of ours."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from belljar.network import datagrams
+
+
+def test_an_object_and_a_descriptor_arrive() -> None:
+    """The copy reads what the original reads."""
+    ours, theirs = datagrams.pair()
+    with ours, theirs:
+        fd = datagrams.as_file({"x": [1, None]})
+        datagrams.send(ours, {"take": "it"}, [fd])
+        os.close(fd)
+        message, fds = datagrams.receive(theirs)
+        assert message == {"take": "it"}
+        assert not os.get_inheritable(fds[0])
+        assert datagrams.from_file(fds[0]) == {"x": [1, None]}
+
+
+def test_an_end_is_told() -> None:
+    """Both ways."""
+    ours, theirs = datagrams.pair()
+    theirs.close()
+    with ours:
+        with pytest.raises(datagrams.Closed):
+            datagrams.receive(ours)
+        with pytest.raises(datagrams.Closed):
+            datagrams.send(ours, {})
+
+
+def test_what_is_no_message_is_refused() -> None:
+    """Another's bytes, and more than fits."""
+    ours, theirs = datagrams.pair()
+    with ours, theirs:
+        ours.send(b"[]")
+        with pytest.raises(ValueError, match="no object"):
+            datagrams.receive(theirs)
+        with pytest.raises(ValueError, match="a message of"):
+            datagrams.send(ours, {"x": "y" * datagrams.MAX_MESSAGE_BYTES})

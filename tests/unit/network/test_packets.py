@@ -1,0 +1,60 @@
+"""The packet record: bounded, in the order of time, whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.network.packets import HEADER, MIN_BYTES, PacketFiles, join, records
+
+
+def files(directory: Path, max_bytes: int = MIN_BYTES) -> tuple[PacketFiles, Path, Path]:
+    """A record in two files of the directory."""
+    first, second = directory / "a", directory / "b"
+    fds = tuple(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) for path in (first, second))
+    return PacketFiles((fds[0], fds[1]), max_bytes), first, second
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 65536), max_size=40))
+def test_the_newest_are_kept_and_the_rest_is_counted(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
+    """However much comes: within the bound, none half, the newest last, and kept and dropped are all."""
+    directory = tmp_path_factory.mktemp("record")
+    record, first, second = files(directory)
+    for time_ns, size in enumerate(sizes, 1):
+        record.add(time_ns, memoryview(bytes(size)), size)
+    record.flush()
+    assert first.stat().st_size + second.stat().st_size <= MIN_BYTES
+    join(first, second)
+    times = [time_ns for time_ns, _ in records(first)]
+    assert times == list(range(len(sizes) - len(times) + 1, len(sizes) + 1))
+    assert record.packets == len(sizes)
+    assert record.dropped_packets == len(sizes) - len(times)
+    assert first.read_bytes().startswith(HEADER)
+    assert not second.exists()
+
+
+def test_a_half_record_is_left_out(tmp_path: Path) -> None:
+    """A keeper that was killed while it wrote leaves a file that opens."""
+    record, first, second = files(tmp_path)
+    record.add(1, memoryview(b"whole"), 5)
+    record.flush()
+    whole = first.read_bytes()
+    with first.open("ab") as file:
+        file.write(whole[24:30])
+    join(first, second)
+    assert first.read_bytes() == whole
+
+
+def test_what_cannot_be_written_is_an_error() -> None:
+    """Nothing goes unrecorded in silence."""
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match="No space left|Invalid argument"):
+        PacketFiles((full, full), MIN_BYTES)
+    os.close(full)

@@ -1,0 +1,68 @@
+"""The gateway's filter, run by a small interpreter of its own: what is allowed, on both machines."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from belljar.network.seccomp import ALLOWED, gateway_filter
+
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
+ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+COLUMN = {"x86_64": 0, "aarch64": 1}
+
+
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+    """What the kernel would do (Documentation/networking/filter.rst: the four instructions that are used)."""
+    program = gateway_filter(machine)
+    words = (*arguments, *[0] * (6 - len(arguments)))
+    data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *words)
+    at, loaded = 0, 0
+    while True:
+        code, if_true, if_false, value = struct.unpack_from("=HBBI", program, 8 * at)
+        at += 1
+        if code == 0x20:
+            (loaded,) = struct.unpack_from("<I", data, value)
+        elif code == 0x06:
+            return int(value)
+        else:
+            holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: loaded & value != 0}[code]
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
+    """Each number up to the newest call: allowed when it is on the list, else refused."""
+    allowed = {numbers[COLUMN[machine]] for numbers in ALLOWED.values()}
+    by_argument = {"x86_64": {9, 10, 53}, "aarch64": {222, 226, 199}}[machine]
+    for number in range(600):
+        seen = verdict(machine, number, 1, 0, 0)
+        if number in allowed or number in by_argument:
+            assert seen == ALLOW, number
+        else:
+            assert seen == (ENOSYS if number == 435 else EPERM), number
+
+
+@pytest.mark.parametrize(("machine", "mmap", "mprotect"), [("x86_64", 9, 10), ("aarch64", 222, 226)])
+def test_no_memory_becomes_code(machine: str, mmap: int, mprotect: int) -> None:
+    """PROT_EXEC is refused, with whatever else."""
+    for call in (mmap, mprotect):
+        assert verdict(machine, call, 0, 4096, 3) == ALLOW
+        assert verdict(machine, call, 0, 4096, 7) == EPERM
+
+
+@pytest.mark.parametrize(("machine", "socketpair", "ioctl"), [("x86_64", 53, 16), ("aarch64", 199, 29)])
+def test_calls_by_their_arguments(machine: str, socketpair: int, ioctl: int) -> None:
+    """Pairs are unix pairs; of ioctls a few are left, and typing into a terminal is not among them."""
+    assert verdict(machine, socketpair, 1) == ALLOW
+    assert verdict(machine, socketpair, 2) == EPERM
+    assert verdict(machine, ioctl, 3, 0x5421) == ALLOW
+    assert verdict(machine, ioctl, 3, 0x5412) == EPERM
+
+
+def test_other_ways_in_kill() -> None:
+    """Another architecture's calls, and x32's numbers."""
+    assert verdict("x86_64", 1, arch=0x40000003) == KILL
+    assert verdict("aarch64", 64, arch=0x40000028) == KILL
+    assert verdict("x86_64", 0x40000001) == KILL
