@@ -62,6 +62,7 @@ TASKS = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 from inspect_ai.util import sandbox
 
@@ -107,14 +108,18 @@ question = {"model": "gpt-4o", "messages": [{"role": "user", "content": "What is
 request = urllib.request.Request(
     "https://api.openai.com/v1/chat/completions", json.dumps(question).encode(),
     {"Authorization": "Bearer sk-test", "Content-Type": "application/json"})
-print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+answer = json.load(urllib.request.urlopen(request))
+print(answer["model"], answer["choices"][0]["message"]["content"])
 '''
 
 @task
 def asks() -> Task:
     commands = [(None, "python3 -c '" + ASK + "'")]
+    output = ModelOutput.from_content("mockllm/model", "forty-two")
+    output.usage = ModelUsage(input_tokens=5, output_tokens=2, total_tokens=7)
     return Task(
-        dataset=[Sample(id="asks", input="x", target="Default output from mockllm/model")],
+        model=get_model("mockllm/model", custom_outputs=[output]),
+        dataset=[Sample(id="asks", input="x", target="gpt-4o forty-two")],
         solver=run(*commands), scorer=said(), sandbox=("belljar", "openai.yaml"))
 """
 OPENAI = POLICY + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
@@ -133,7 +138,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def belljar_run(tasks: Path, task: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what `belljar run --json` printed, its standard error."""
-    argv = [sys.executable, "-m", "belljar", "run", "--json", "--model", "mockllm/model", f"tasks.py@{task}"]
+    argv = [sys.executable, "-m", "belljar", "run", "--json", *(("--model", "mockllm/model") if task != "asks" else ()), f"tasks.py@{task}"]
     done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
