@@ -232,7 +232,7 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     assert_gone(seen)
     ((error, what),) = seen["deaths"]
     assert error == "ContainmentBreach"
-    assert what.startswith("the range's rules were changed: ")
+    assert what.startswith("the range's network was changed: ")
     assert seen["told"]
     assert seen["ended"]
     assert seen["kinds"].count("range.failed") == 1
