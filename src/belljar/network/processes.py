@@ -21,6 +21,7 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.process import ProcessId, identify
 from belljar.network import datagrams
 from belljar.plan.jail import IdLine, JailIds
+from belljar.plan.obstacles import NETWORK_EXTRA_MEND
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
@@ -134,7 +135,7 @@ class Zygote:
             raise HostError(
                 f"the ranges' zygote did not start: {self.diagnosis() or 'it said nothing'}",
                 where=sys.executable,
-                mend="install Belljar with its extra `network`: pip install 'belljar[network]'",
+                mend=NETWORK_EXTRA_MEND,
             ) from exc
         self._socket.settimeout(_ANSWER_PATIENCE_S)
 
