@@ -88,9 +88,7 @@ def kinds(host: Host, runs_before: int) -> list[str]:
 
 def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     """Named, with the package; before anything is made."""
-    hidden = [
-        f"mount --bind /dev/null {path}" for path in ("/usr/sbin/nft", "/sbin/nft") if Path(path).exists()
-    ]
+    hidden = [f"mount --bind /dev/null {path}" for path in ("/usr/sbin/nft", "/sbin/nft") if Path(path).exists()]
     said = refused(host, policy(), code=3, mounts=tuple(hidden[:1]))
     assert "a range's network needs nft: nft is missing" in said
     assert "install nftables" in said
