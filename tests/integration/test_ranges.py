@@ -301,9 +301,7 @@ def sleeping(run: RunDirectory) -> int:
     ],
     ids=["flushed", "uplink"],
 )
-async def test_a_network_that_is_meddled_with_is_a_breach(
-    meddle: tuple[str, ...], home: Path, tmp_path: Path
-) -> None:
+async def test_a_network_that_is_meddled_with_is_a_breach(meddle: tuple[str, ...], home: Path, tmp_path: Path) -> None:
     """Rules flushed by hand, or a device that could be a way out (its other end may be put anywhere): probes find it, the cells are ended, and the block is left with a breach."""
     async with recorded("meddled") as run:
         with pytest.raises(ContainmentBreach):
@@ -324,6 +322,8 @@ async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: P
     async with recorded(tier) as run, open_cell(policy_of(tmp_path, SHOP, tier=tier), run=run) as cell:
         for which, phase in (("quick", "start"), ("all", ""), ("quick", "end")):
             report = await probe_cell(cell, which=which, recorder=run.recorder, phase=phase)
-            found = [f"{each.name}: {each.seen} {each.detail}" for each in report.findings if each.verdict != "contained"]
+            found = [
+                f"{each.name}: {each.seen} {each.detail}" for each in report.findings if each.verdict != "contained"
+            ]
             assert report.verdict is Verdict.CONTAINED, (report.problem, found)
             assert any("the range's rules are the plan's" in each.seen for each in report.findings), Witness.ROUTER
