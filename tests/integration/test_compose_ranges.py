@@ -159,7 +159,7 @@ def log_of(run: Path) -> EvalSample:
 
 
 def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
-    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each to each; what each does is recorded, and all are contained and gone."""
+    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each to each; all are recorded, contained and gone."""
     code, said, errors = belljar_run(tasks, "shop")
     assert code == 0, errors[-4000:]
     (sample,) = said["samples"]
