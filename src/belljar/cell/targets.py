@@ -22,7 +22,7 @@ from belljar.units import printable
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
 _BEHIND: Final = (
-    "log=/var/log/service.log; { : > $log; } 2> /dev/null || log=/tmp/service.log; "
+    "log=/var/log/service.log; ( : > $log ) 2> /dev/null || log=/tmp/service.log; "
     '"$@" > $log 2>&1 < /dev/null & echo $log'
 )
 """A shell's words: the program behind it, its output in a file of the cell's. Prints which."""
