@@ -15,12 +15,13 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
 from belljar.events import JsonValue
+from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.units import printable
 
@@ -31,27 +32,18 @@ MAX_TRIED: Final = 3
 """Of the pinned addresses, in the resolver's order."""
 _MAX_BUNDLE_BYTES: Final = 4 << 20
 
-# IANA's special-purpose registries (RFC 6890, RFC 8190) as of 2024, spelled out: what `ipaddress` calls global differs between Python's versions.
-FORBIDDEN: Final = tuple(
-    map(
+# Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890) hold as of 2024, spelled out: what `ipaddress` calls global
+# differs between Python's versions.
+FORBIDDEN: Final[tuple[IPv4Network | IPv6Network, ...]] = (
+    *rules.FORBIDDEN,
+    *map(
         ip_network,
         (
-            "0.0.0.0/8",  # this host (RFC 1122)
-            "10.0.0.0/8",  # private (RFC 1918)
-            "100.64.0.0/10",  # carriers' (RFC 6598)
-            "127.0.0.0/8",  # loopback
-            "168.63.129.16/32",  # Azure's host: global by its number
-            "169.254.0.0/16",  # link-local, metadata services
-            "172.16.0.0/12",  # private
-            "192.0.0.0/24",  # protocol assignments
             "192.0.2.0/24",  # documentation
             "192.88.99.0/24",  # 6to4 relays (RFC 7526)
-            "192.168.0.0/16",  # private
-            "198.18.0.0/15",  # benchmarks
             "198.51.100.0/24",  # documentation
             "203.0.113.0/24",  # documentation
             "224.0.0.0/4",  # multicast
-            "240.0.0.0/4",  # reserved, broadcast
             "::/8",  # unspecified, loopback, IPv4-mapped and IPv4-compatible
             "64:ff9b::/96",  # NAT64 (RFC 6052): some IPv4 address behind it
             "64:ff9b:1::/48",  # NAT64, local (RFC 8215)
@@ -66,7 +58,7 @@ FORBIDDEN: Final = tuple(
             "fec0::/10",  # site-local (RFC 3879)
             "ff00::/8",  # multicast
         ),
-    )
+    ),
 )
 _BUNDLES: Final = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Alpine, Arch

@@ -2,7 +2,8 @@
 is the other). Pure: no I/O.
 
 Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn,
-in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body. The first word of all is `ready`: it serves.
+in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
+The first word of all is `ready`: it serves.
 Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question.
 The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor that comes with the head.
 
