@@ -37,7 +37,10 @@ def _ask(events: socket.socket, body: bytes) -> None:
 
 def ask_elsewhere(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
     """For a host that the plan does not have."""
-    _ask(events, json.dumps({"host": "elsewhere.example", "port": 443, "stand_in": "upstream:elsewhere.example"}).encode())
+    _ask(
+        events,
+        json.dumps({"host": "elsewhere.example", "port": 443, "stand_in": "upstream:elsewhere.example"}).encode(),
+    )
     while events.recv(1 << 16):
         pass
     os._exit(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 import ssl
 import threading
@@ -146,11 +147,17 @@ def is_ours(address: str) -> bool:
 
 
 def connect(address: str, port: int) -> socket.socket:
-    """A TCP connection to exactly this address. Raises `OSError`; after `CONNECT_TIMEOUT_S` `TimeoutError`."""
+    """A TCP connection to exactly this address. Raises `OSError`; after `CONNECT_TIMEOUT_S` `TimeoutError`.
+
+    It is connected for good: one whose non-blocking connect was never finished falls back to unconnected when it is reset, and whoever holds it could then lead it
+    elsewhere by `sendto(MSG_FASTOPEN)` (Linux, `__inet_stream_connect`). So connect is called a second time, which finishes it.
+    """
     end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         end.settimeout(CONNECT_TIMEOUT_S)
         end.connect((address, port))
+        if (number := end.connect_ex((address, port))) not in (0, errno.EISCONN):
+            raise OSError(number, os.strerror(number))
     except BaseException:
         end.close()
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import struct
 from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any
@@ -34,7 +35,9 @@ from belljar.plan.network import NetworkPlan, UpstreamPlan
 REAL = UpstreamPlan(
     host="real.example", ports=(80, 443), methods=("GET",), budget_bytes=1 << 20, reason="only there is it current"
 )
-OTHER = UpstreamPlan(host="other.example", ports=(8443,), methods=("GET",), budget_bytes=1, reason="likewise, elsewhere")
+OTHER = UpstreamPlan(
+    host="other.example", ports=(8443,), methods=("GET",), budget_bytes=1, reason="likewise, elsewhere"
+)
 PLAN = NetworkPlan(upstreams=(REAL, OTHER))
 PUBLIC = ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c")
 
@@ -47,7 +50,9 @@ def question(**changes: object) -> bytes:
 class World:
     """A resolver and a network that remember what was asked of them; and what was said, in one order with it."""
 
-    def __init__(self, *answers: tuple[str, ...] | OSError, dead: tuple[str, ...] = (), ours: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, *answers: tuple[str, ...] | OSError, dead: tuple[str, ...] = (), ours: tuple[str, ...] = ()
+    ) -> None:
         self.log: list[tuple[Any, ...]] = []
         self._answers, self._dead, self._ours = list(answers), dead, ours
         self.dialler = Dialler(PLAN, Reach(resolve=self._resolve, connect=self._connect, is_ours=ours.__contains__))
@@ -107,7 +112,8 @@ def test_an_address_in_another_s_clothes_is_refused(address: IPv4Address) -> Non
 
 @pytest.mark.parametrize(
     "address",
-    ["0.0.0.0", "0.1.2.3", "127.0.0.1", "10.1.2.3", "169.254.169.254", "168.63.129.16", "100.100.100.200", "224.0.0.1",
+    ["0.0.0.0", "0.1.2.3", "127.0.0.1", "10.1.2.3",  # noqa: S104 - refused, not bound
+     "169.254.169.254", "168.63.129.16", "100.100.100.200", "224.0.0.1",
      "255.255.255.255", "::", "::1", "fe80::1", "fe80::1%eth0", "2606:2800::1%1", "fd00:ec2::254", "ff02::1", "2130706433", "0x7f.1",
      "127.1", "real.example", "", "93.184.215.14 "],
 )  # fmt: skip
@@ -170,7 +176,10 @@ def test_a_question_for_anything_else_is_a_violation(body: bytes) -> None:
         wanted(body, PLAN)
 
 
-@given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda it: json.dumps(it).encode()))
+@given(
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda it: json.dumps(it).encode())
+)
 def test_whatever_a_gateway_asks_is_an_upstream_or_a_violation(body: bytes) -> None:
     """Nothing else is raised."""
     with pytest.raises(NotAnUpstream):
@@ -281,3 +290,23 @@ def test_without_a_bundle_of_authorities_nothing_can_be_checked(monkeypatch: pyt
     monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
     with pytest.raises(HostError, match="no bundle"):
         read_authorities()
+
+
+def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
+    """Linux lets `sendto(MSG_FASTOPEN)` connect a socket whose non-blocking connect was never finished and that was then reset: whoever holds it could go anywhere
+    without `connect`. Ours is finished."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        end = dial.connect("127.0.0.1", server.getsockname()[1])
+        with end:
+            accepted, _ = server.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()
+            end.setblocking(True)
+            with pytest.raises(ConnectionResetError):
+                end.recv(1)
+            for _ in range(3):
+                with pytest.raises(OSError, match=r"."):
+                    end.sendto(b"x", socket.MSG_FASTOPEN, elsewhere.getsockname())
+            elsewhere.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                elsewhere.accept()
