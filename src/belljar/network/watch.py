@@ -174,7 +174,7 @@ class Watch:
                 self.heard.milestones.put(next(iter(message)))
             case {"breach": differences}:
                 what = "; ".join(str(difference) for difference in differences)
-                self.die(ContainmentBreach(f"the range's rules were changed: {printable(what)}", where=self._where()))
+                self.die(ContainmentBreach(f"the range's network was changed: {printable(what)}", where=self._where()))
             case {"failed": reason}:
                 self.die(CellError(f"the range's keeper gave up: {printable(str(reason))}", where=self._where()))
             case _:
