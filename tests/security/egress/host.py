@@ -96,11 +96,11 @@ class Ears:
                 sock.setblocking(False)
                 selector.register(sock, selectors.EVENT_READ)
             while True:
-                ready = [key.fileobj for key, _ in selector.select()]
+                ready: list[Any] = [key.fileobj for key, _ in selector.select()]
                 if self._stop in ready:
                     return
                 for sock in ready:
-                    self._take(sock)  # type: ignore[arg-type]
+                    self._take(sock)
 
     def _take(self, sock: socket.socket) -> None:
         try:

@@ -362,7 +362,7 @@ def tried(step: dict[str, Any]) -> str:
 
 def main() -> None:
     """All steps: most at the same time, those that change what all share one after the other."""
-    global PATIENCE_S  # noqa: PLW0603 - one process, one table
+    global PATIENCE_S
     asked = json.load(sys.stdin)
     PATIENCE_S = float(asked["patience_s"])
     together = [step for step in asked["steps"] if not step["alone"]]

@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
 from belljar.cell import Parts
-from belljar.cell.ranges import RangePort, RangeRouter, _check_stand_ins, _trusting
+from belljar.cell.ranges import RangePort, RangeRouter, _trusting, check_stand_ins
 from belljar.cell.trust import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.network.range import Range as Network
@@ -110,7 +110,7 @@ def test_what_a_look_at_the_router_means(
 def test_all_faults_of_stand_ins_are_told_at_once(tmp_path: Path) -> None:
     """Each with the stand-in's name and its file."""
     with pytest.raises(PolicyError) as caught:
-        _check_stand_ins(loaded_of(tmp_path), network_of(tmp_path))
+        check_stand_ins(loaded_of(tmp_path), network_of(tmp_path))
     said = str(caught.value)
     assert "api: " in said
     assert "old: " in said
