@@ -138,7 +138,15 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def belljar_run(tasks: Path, task: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, what `belljar run --json` printed, its standard error."""
-    argv = [sys.executable, "-m", "belljar", "run", "--json", *(("--model", "mockllm/model") if task != "asks" else ()), f"tasks.py@{task}"]
+    argv = [
+        sys.executable,
+        "-m",
+        "belljar",
+        "run",
+        "--json",
+        *(("--model", "mockllm/model") if task != "asks" else ()),
+        f"tasks.py@{task}",
+    ]
     done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
@@ -146,12 +154,12 @@ def belljar_run(tasks: Path, task: str) -> tuple[int, dict[str, Any], str]:
 def log_of(run: Path) -> EvalSample:
     """The one sample in Inspect's log."""
     (path,) = (run / "inspect").glob("*.eval")
-    (sample,) = read_eval_log(str(path)).samples or ()
+    (sample,) = read_eval_log(str(path)).samples or []
     return sample
 
 
 def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
-    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each to each; what each does is recorded, and all are contained and gone."""
+    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each to each; all are recorded, contained and gone."""
     code, said, errors = belljar_run(tasks, "shop")
     assert code == 0, errors[-4000:]
     (sample,) = said["samples"]

@@ -126,7 +126,7 @@ async def until_dead(cell: Cell) -> BelljarError:
 
 @pytest.mark.parametrize("tier", TIERS)
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
-    """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port alone; nothing else: no name, no address, no other port. All of it on record."""
+    """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port alone; no other name, address or port. All on record."""
     async with recorded(tier) as run:
         policy = policy_of(tmp_path, SHOP, DEPOT, tier=tier, more=OWN)
         async with open_cell(policy, run=run) as cell:
@@ -265,21 +265,26 @@ async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> No
     """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the cause from then on, and the block is left with it."""
     async with recorded("gateway") as run:
         with pytest.raises(CellError, match="gateway"):
-            async with open_range(policy_of(tmp_path, SHOP, DEPOT), run=run) as opened:
-                assert opened.network is not None
-                _, gateway = keeper_and_gateway(home, opened.network.id)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(a_running_command_ends, opened.cell)
-                    await anyio.to_thread.run_sync(wait_for, lambda: sleeping(run) == 1, "the command")
-                    process = identify(gateway)
-                    assert process is not None
-                    kill(process)
-                for cell in opened.cells.values():
-                    error = await until_dead(cell)
-                    assert isinstance(error, CellError)
-                    assert "gateway" in str(error)
+            await its_gateway_is_killed(policy_of(tmp_path, SHOP, DEPOT), run, home)
     (failed,) = of(list(read_events(run.path)), Kind.RANGE_FAILED)
     assert "gateway" in str(failed.data["reason"])
+
+
+async def its_gateway_is_killed(policy: LoadedPolicy, run: RunDirectory, home: Path) -> None:
+    """While a command runs."""
+    async with open_range(policy, run=run) as opened:
+        assert opened.network is not None
+        _, gateway = keeper_and_gateway(home, opened.network.id)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(a_running_command_ends, opened.cell)
+            await anyio.to_thread.run_sync(wait_for, lambda: sleeping(run) == 1, "the command")
+            process = identify(gateway)
+            assert process is not None
+            kill(process)
+        for cell in opened.cells.values():
+            error = await until_dead(cell)
+            assert isinstance(error, CellError)
+            assert "gateway" in str(error)
 
 
 async def a_running_command_ends(cell: Cell) -> None:
@@ -301,21 +306,24 @@ def sleeping(run: RunDirectory) -> int:
     ],
     ids=["flushed", "uplink"],
 )
-async def test_a_network_that_is_meddled_with_is_a_breach(
-    meddle: tuple[str, ...], home: Path, tmp_path: Path
-) -> None:
-    """Rules flushed by hand, or a device that could be a way out (its other end may be put anywhere): probes find it, the cells are ended, and the block is left with a breach."""
+async def test_a_network_that_is_meddled_with_is_a_breach(meddle: tuple[str, ...], home: Path, tmp_path: Path) -> None:
+    """Rules flushed by hand, or a device whose other end may be put anywhere: probes find it, the cells are ended, and the block is left with a breach."""
     async with recorded("meddled") as run:
         with pytest.raises(ContainmentBreach):
-            async with open_range(policy_of(tmp_path, SHOP), run=run) as opened:
-                assert opened.network is not None
-                keeper, _ = keeper_and_gateway(home, opened.network.id)
-                within(keeper, *meddle)
-                report = await probe_cell(opened.cell, recorder=run.recorder, phase="end")
-                assert report.verdict is Verdict.BREACHED
-                assert any("not as planned" in found.seen for found in report.of(Verdict.BREACHED))
-                assert isinstance(await until_dead(opened.cell), ContainmentBreach)
+            await it_is_meddled_with(policy_of(tmp_path, SHOP), run, home, meddle)
     assert of(list(read_events(run.path)), Kind.RANGE_FAILED, error="ContainmentBreach")
+
+
+async def it_is_meddled_with(policy: LoadedPolicy, run: RunDirectory, home: Path, meddle: tuple[str, ...]) -> None:
+    """From the host, in the range's namespace."""
+    async with open_range(policy, run=run) as opened:
+        assert opened.network is not None
+        keeper, _ = keeper_and_gateway(home, opened.network.id)
+        within(keeper, *meddle)
+        report = await probe_cell(opened.cell, recorder=run.recorder, phase="end")
+        assert report.verdict is Verdict.BREACHED
+        assert any("not as planned" in found.seen for found in report.of(Verdict.BREACHED))
+        assert isinstance(await until_dead(opened.cell), ContainmentBreach)
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -324,6 +332,22 @@ async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: P
     async with recorded(tier) as run, open_cell(policy_of(tmp_path, SHOP, tier=tier), run=run) as cell:
         for which, phase in (("quick", "start"), ("all", ""), ("quick", "end")):
             report = await probe_cell(cell, which=which, recorder=run.recorder, phase=phase)
-            found = [f"{each.name}: {each.seen} {each.detail}" for each in report.findings if each.verdict != "contained"]
+            found = [
+                f"{each.name}: {each.seen} {each.detail}" for each in report.findings if each.verdict != "contained"
+            ]
             assert report.verdict is Verdict.CONTAINED, (report.problem, found)
             assert any("the range's rules are the plan's" in each.seen for each in report.findings), Witness.ROUTER
+
+
+async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
+    """A sink that takes every port, names that are simulated, a metadata service: answers are expected there, each with its reason, and nowhere else."""
+    cloud = "    cloud: {kind: metadata, cloud: aws}\n"
+    policy = policy_of(tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN)
+    async with recorded("open") as run, open_cell(policy, run=run) as cell:
+        assert (await curl(cell, "http://anything.example/")).returncode == 0
+        report = await probe_cell(cell, which="all", recorder=run.recorder)
+        assert [(each.name, each.seen, each.detail) for each in report.of(Verdict.BREACHED)] == []
+        assert report.verdict is Verdict.CONTAINED, report.problem
+        known = {each.name: each.known for each in report.findings if each.known}
+        assert "sink" in known["network.tcp4"]
+        assert "stand-in" in known["network.metadata"]

@@ -125,7 +125,9 @@ def _packet_files(directory: Path) -> Iterator[tuple[int, int]]:
             )
         except OSError as exc:
             raise HostError(
-                f"the packet record can't be made: {exc.strerror}", where=str(exc.filename or directory)
+                f"the packet record can't be made: {exc.strerror}",
+                where=str(exc.filename or directory),
+                mend="free some space there, or put BELLJAR_HOME elsewhere",
             ) from exc
         yield first, second
 
@@ -175,7 +177,9 @@ def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> 
     """Root's gateway is nobody that the files belong to: what others may not read it can't answer with. Raises `HostError`."""
     if not directory.is_dir():
         raise HostError(
-            f"the files of the stand-in {stand_in.id} are missing", where=str(directory), mend="put them there"
+            f"the files of the stand-in {stand_in.id} are missing",
+            where=str(directory),
+            mend="put them there; `belljar policy check FILE` looks at them again",
         )
     if uid is None:
         return
@@ -201,7 +205,8 @@ def _refuse_unreadable(stand_in: StandInPlan, path: Path) -> None:
 
 
 def _find_nft() -> str:
-    nft = shutil.which("nft", path=SEARCH_PATH)
+    """Where `belljar doctor` looks for it too."""
+    nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:
-        raise HostError("nft can't be found", where=SEARCH_PATH, mend="install the package nftables")
-    return nft
+        raise HostError("nft can't be found", where="PATH", mend="run `belljar setup`, or install the package nftables")
+    return str(Path(nft).resolve())

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.errors import BelljarError, CellError, ContainmentBreach, LedgerError, ProtocolViolation
+from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
 from belljar.events import Event, Kind, Recorder, Trust
 from belljar.network import datagrams
 from belljar.network.dial import Dialler, NotAnUpstream
@@ -40,6 +40,7 @@ _QUESTIONS_AT_ONCE: Final = 8
 _FLOW_FIELDS: Final = frozenset(
     {"cell", "protocol", "address", "port", "verdict", "reason", "bytes", "count", "name", "source"}
 )
+_ENDED_MEND: Final = "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
 Answer = Callable[[str, bytes], bytes]
 """Answers a gateway's question (its kind, its body). Raises `ValueError` to refuse it. Called in threads of the range's own."""
 
@@ -176,10 +177,16 @@ class Watch:
             case {"breach": differences}:
                 what = "; ".join(str(difference) for difference in differences)
                 self.die(ContainmentBreach(f"the range's network was changed: {printable(what)}", where=self._where()))
-            case {"failed": reason}:
-                self.die(CellError(f"the range's keeper gave up: {printable(str(reason))}", where=self._where()))
+            case {"failed": _}:
+                self.die(self._gave_up(message))
             case _:
                 raise ValueError("the keeper's message")
+
+    def _gave_up(self, message: Mapping[str, Any]) -> BelljarError:
+        """As the keeper has it: this host's, or ours."""
+        kind = HostError if message.get("host") else CellError
+        what = f"the range's keeper gave up: {printable(str(message['failed']), max_chars=2000)}"
+        return kind(what, where=self._where(), mend=printable(str(message.get("mend", "")), max_chars=500))
 
     def _hear_gateway(self) -> None:
         datagram = self._lines.events.recv(MAX_DATAGRAM_BYTES + 1)
@@ -263,7 +270,7 @@ class Watch:
             how = self._lines.zygote.how_ended(child)
             said = self.diagnosis()
             what = f"the range's {who} ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
-            self.die(CellError(what, where=self._where()))
+            self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
 
     def _kill(self) -> None:
         self._lines.keeper.kill()
