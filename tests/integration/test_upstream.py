@@ -84,7 +84,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def scene_of(directory: Path) -> Scene:
     """A range that may reach them."""
     upstreams = (
-        UpstreamPlan(host=host, ports=(443,), methods=("GET", "POST"), budget_bytes=BUDGET, reason=REASON)
+        UpstreamPlan(host=host, ports=(443,), methods=("GET", "HEAD", "POST"), budget_bytes=BUDGET, reason=REASON)
         for host in HOSTS
     )
     return Scene(directory / "store", stand_ins=(), upstreams=tuple(upstreams))
@@ -144,6 +144,8 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
             "good": curl("good.example", "/a?b=c", "-d", "sent"),
             "again": curl("good.example"),
             "http1": curl("good.example", "/", "--http1.1"),
+            "head": curl("good.example", "/", "--head"),
+            "head1": curl("good.example", "/", "--head", "--http1.1"),
             "method": curl("good.example", "/", "-X", "DELETE"),
             "websocket": curl(
                 "good.example", "/", "--http1.1", "-H", "Connection: Upgrade", "-H", "Upgrade: websocket",
@@ -160,10 +162,10 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     status, body = seen["good"]
     assert (status, json.loads(body)["body"], json.loads(body)["path"]) == (200, "sent", "/a?b=c")
     assert {name: seen[name][0] for name in seen} == {
-        "good": 200, "again": 200, "http1": 200, "method": 405, "websocket": 403,
+        "good": 200, "again": 200, "http1": 200, "head": 200, "head1": 200, "method": 405, "websocket": 403,
         "untrusted": 502, "misnamed": 502, "private": 502, "dead": 502,
     }  # fmt: skip
-    assert len(good.requests) == 3
+    assert len(good.requests) == 5
     assert all(not server.requests for server in world.servers.values() if server is not good)
     # Rebinding: asked for once, and only public addresses were dialled.
     assert sorted(world.resolved) == sorted(
@@ -171,7 +173,7 @@ def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, wo
     )
     assert ("10.0.0.1", 443) not in world.dialled
     assert ("127.0.0.1", 443) not in world.dialled
-    assert upstream_events(scene, "good.example") == [("dialled", HOSTS["good.example"])] * 3
+    assert upstream_events(scene, "good.example") == [("dialled", HOSTS["good.example"])] * 5
     assert upstream_events(scene, "private.example") == [("refused", "")]
     assert [verdict for verdict, _ in upstream_events(scene, "dead.example")] == ["dialled", "failed"]
     assert {data["reason"] for data in scene.data("network.upstream")} == {REASON}

@@ -90,7 +90,7 @@ class Watch:
         self._decoder = UpDecoder()
         self._open = {lines.control, lines.events}
         self._said = b""
-        self._send_lock = threading.Lock()
+        self._send_lock, self._dying = threading.Lock(), threading.Lock()
         self._questions: ThreadPoolExecutor | None = None
         self._asked = threading.Semaphore(_MAX_QUESTIONS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
@@ -112,10 +112,11 @@ class Watch:
         return printable(self._said.strip(), max_chars=2000)
 
     def die(self, error: BelljarError) -> None:
-        """End the range, once: its processes are killed, and then it is told."""
-        if self.error is not None or self.closing:
-            return
-        self.error = error
+        """End the range, once: its processes are killed, and then it is told. From any thread."""
+        with self._dying:
+            if self.error is not None or self.closing:
+                return
+            self.error = error
         self._kill()
         try:
             data = {
