@@ -1,10 +1,10 @@
-"""What an egress case is: data. The tables are in `names` and `packets`, all of them in `table`."""
+"""What an egress case is: data. The tables are in `cases_…`, all of them in `table`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.security.egress.evidence import Evidence
+from tests.security.egress.evidence import Evidence, Refused
 
 
 @dataclass(frozen=True)
@@ -33,3 +33,14 @@ class Case:
 def get(host: str, path: str = "/{token}") -> str:
     """A plain request, `|` for each line's end."""
     return f"GET {path} HTTP/1.1|Host: {host}|Connection: close||"
+
+
+def tcp(name: str, tries: str, address: str, reason: str, port: str = "{port}", where: str = "deny") -> Case:
+    """A connection that is refused for this reason."""
+    return Case(name, tries, ("tcp", address, port, "{token}"), "RST, on record", Refused(reason, address, port), where)
+
+
+def udp(name: str, tries: str, address: str, reason: str = "udp", port: str = "{port}", where: str = "deny") -> Case:
+    """A datagram that is refused for this reason."""
+    step = ("udp", address, port, "{token}")
+    return Case(name, tries, step, "refused, on record", Refused(reason, address, port, "udp"), where)

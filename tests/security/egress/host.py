@@ -63,10 +63,12 @@ def addresses() -> list[str]:
 
 
 class Ears:
-    """One port of the host, by TCP and UDP, IPv4 and IPv6, on every address: whoever comes is written down. Use it as a context manager."""
+    """Ports of the host, by TCP and UDP, IPv4 and IPv6, on every address: whoever comes is written down. Use it as a context manager."""
 
-    def __init__(self) -> None:
-        self.port, self._sockets = _listeners()
+    def __init__(self, count: int) -> None:
+        found = [_listeners() for _ in range(count)]
+        self.ports = [port for port, _ in found]
+        self._sockets = [sock for _, made in found for sock in made]
         self._heard: list[str] = []
         self._stop, self._stopped = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="ears", daemon=True)
@@ -117,18 +119,20 @@ class Ears:
             self._heard.append(line)
 
 
-def speak(addresses: Sequence[str], ears: Ears) -> None:
-    """From this process to the ears, by TCP and UDP, at each of these addresses; returns when all of it was heard."""
-    wanted = len(ears.heard) + 2 * len(addresses)
-    for address in addresses:
-        socket.create_connection((address, ears.port), _HEARD_S).close()
+def speak(addresses: Sequence[str], ears: Ears) -> int:
+    """From this process to the ears, by TCP and UDP, at each of these addresses and each port; returns when all of it was heard: how many words."""
+    places = [(address, port) for address in addresses for port in ears.ports]
+    wanted = len(ears.heard) + 2 * len(places)
+    for place in places:
+        socket.create_connection(place, _HEARD_S).close()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.sendto(b"trial", (address, ears.port))
+            sock.sendto(b"trial", place)
     give_up = time.monotonic() + _HEARD_S
     while len(ears.heard) < wanted:
         if time.monotonic() > give_up:
             raise TimeoutError(f"the host's listeners did not hear all of {addresses}")
         time.sleep(0.01)
+    return 2 * len(places)
 
 
 def _listeners() -> tuple[int, list[socket.socket]]:

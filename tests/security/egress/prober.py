@@ -6,6 +6,7 @@ Standard input: `{"steps": [{"id", "do", "args", "alone"}], "patience_s"}`. Its 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import socket
@@ -22,7 +23,7 @@ from typing import Any
 
 PATIENCE_S = 3.0
 AT_ONCE = 12
-BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+AUTHORITY = "/usr/local/share/ca-certificates/local-root.crt"
 RCODES = {0: "NOERROR", 1: "FORMERR", 3: "NXDOMAIN", 4: "NOTIMP", 5: "REFUSED"}
 
 
@@ -229,18 +230,20 @@ def http(address: str, port: str, head: str) -> str:
         return reply(sock)
 
 
-def context() -> ssl.SSLContext:
-    """A client that trusts what the cell trusts, and checks no name: the sides' names are the question here."""
-    made_context = ssl.create_default_context(cafile=BUNDLE)
-    made_context.check_hostname = False
-    return made_context
+@functools.cache
+def context(alpn: str = "") -> ssl.SSLContext:
+    """A client that trusts the range's authority, and checks no name: the sides' names are the question here."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(AUTHORITY)
+    if alpn:
+        client.set_alpn_protocols([alpn])
+    return client
 
 
-def tls(address: str, port: str, sni: str, head: str = "", alpn: str = "") -> str:
+def tls(address: str, port: str, sni: str, head: str = "") -> str:
     """A handshake with this name (`-`: none), then a request as written."""
     client = context()
-    if alpn:
-        client.set_alpn_protocols(alpn.split(","))
     with made(socket.SOCK_STREAM) as sock:
         sock.connect((address, int(port)))
         with client.wrap_socket(sock, server_hostname=None if sni == "-" else sni) as secure:
@@ -248,6 +251,30 @@ def tls(address: str, port: str, sni: str, head: str = "", alpn: str = "") -> st
                 return f"shaken {secure.version()}"
             secure.sendall(head.replace("|", "\r\n").encode("latin-1"))
             return reply(secure)
+
+
+def h2(address: str, port: str, sni: str, authority: str, path: str) -> str:
+    """A request of HTTP/2 (RFC 9113): preface, settings, one block of literal fields (RFC 7541, section 6.2.2)."""
+    fields = {":method": "GET", ":scheme": "https", ":path": path, ":authority": authority}
+    block = b"".join(b"\0" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode() for k, v in fields.items())
+    request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(4, 0, 0, b"") + h2_frame(1, 5, 1, block)
+    client = context("h2")
+    with made(socket.SOCK_STREAM) as sock:
+        sock.connect((address, int(port)))
+        with client.wrap_socket(sock, server_hostname=sni) as secure:
+            secure.sendall(request)
+            said = b""
+            while b"\x01\x04\x00\x00\x00\x01" not in said and b"\x01\x05\x00\x00\x00\x01" not in said:
+                more = secure.recv(4096)
+                if not more:
+                    return "closed"
+                said += more
+            return f"answered {secure.selected_alpn_protocol()}"
+
+
+def h2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """One frame."""
+    return struct.pack("!I", len(payload))[1:] + bytes((kind, flags)) + struct.pack("!I", stream) + payload
 
 
 def mail(address: str, port: str, sender: str, to: str, text: str) -> str:
@@ -336,7 +363,7 @@ DOING: dict[str, Callable[..., str]] = {
     made_of.__name__: made_of
     for made_of in (
         *(tcp, each, begin, ended, udp, from_address, packet_info, source_route, fragments, open_socket, frame),
-        *(dns, dns_odd, many, again, resolve, resolve_and_connect, http, tls, mail, run, write),
+        *(dns, dns_odd, many, again, resolve, resolve_and_connect, http, tls, h2, mail, run, write),
         *(with_hosts, with_resolver, with_own_resolver),
     )
 }

@@ -21,7 +21,7 @@ from tests.security.egress import host
 from tests.security.egress.case import Case
 from tests.security.egress.evidence import Seen, fill
 from tests.security.egress.frames import read_frames
-from tests.security.egress.table import CASES, port, token
+from tests.security.egress.table import CASES, LISTENED, port, token
 
 from belljar.cell import Cell
 from belljar.cell.ranges import Range, open_range
@@ -40,7 +40,7 @@ belljar: 1
 risk: low
 tier: {tier}
 user: root
-resources: {{memory: 256MiB, disk: 64MiB, processes: 128, exec_timeout: 180s}}
+resources: {{exec_timeout: 180s}}
 network:
 """
 SITE: Final = 'routes: [{path: "/{rest...}", body: "%s"}, {path: /, body: "%s"}]'
@@ -151,6 +151,7 @@ class World:
     seen: Mapping[str, Seen]
     layouts: Mapping[str, RangeLayout]
     facts: Mapping[str, Mapping[str, str]]
+    ports: Sequence[int]
     links: Mapping[str, Sequence[str]]
     routes: Mapping[str, Sequence[str]]
     deaths: Mapping[str, Death]
@@ -160,8 +161,17 @@ class World:
     def lacks(self, case: Case) -> str:
         """What the case's evidence misses; empty when the host saw all of it."""
         name, cell = place(case)
-        own = {**self.facts[name], "port": str(port(case)), "token": token(case)}
-        return fill(case.evidence, own).lacks(self.seen[name], case.name, cell)
+        return fill(case.evidence, self.own(case)).lacks(self.seen[name], case.name, cell)
+
+    def own(self, case: Case) -> dict[str, str]:
+        """What stands in its braces."""
+        return {**self.facts[place(case)[0]], **own_words(case, self.ports)}
+
+
+def own_words(case: Case, ports: Sequence[int]) -> dict[str, str]:
+    """What is a case's alone: its port, its token, and a port of the host's listeners."""
+    ear = ports[LISTENED.index(case)] if case in LISTENED else 0
+    return {"port": str(port(case)), "token": token(case), "ear": str(ear)}
 
 
 def place(case: Case) -> tuple[str, str]:
@@ -171,7 +181,7 @@ def place(case: Case) -> tuple[str, str]:
 
 def look(tier: str, home: Path, folder: Path) -> World:
     """Open, try everything, strike two of the ranges, and gather what the host saw."""
-    with host.lan() as lan, host.Ears() as ears:
+    with host.lan() as lan, host.Ears(len(LISTENED) + 1) as ears:
         stage = _Stage(tier, home, folder, lan, ears)
         anyio.run(stage.play)
         return stage.world()
@@ -187,7 +197,7 @@ class _Stage:
         self._links: dict[str, list[str]] = {}
         self._routes: dict[str, list[str]] = {}
         self._tried = tuple(host.addresses())
-        host.speak(self._tried, ears)
+        self._trials = host.speak(self._tried, ears)
         self._trial = ears.heard
         self._packet_trial: tuple[str, ...] = ()
         self._packets: tuple[str, ...] = ()
@@ -201,7 +211,7 @@ class _Stage:
                 await stack.enter_async_context(self._range(name))
             networks = [made.network.layout.prefix for made in self._ranges.values()]
             with host.Sniffer([*networks, f"{self._lan.public}/32"]) as sniffer:
-                host.speak([self._lan.public], self._ears)
+                self._trials += host.speak([self._lan.public], self._ears)
                 self._packet_trial = tuple(sniffer.seen())
                 await self._try_all()
                 await self._strike("deny", self._flush)
@@ -225,33 +235,35 @@ class _Stage:
             self._deaths[name].left = type(error).__name__
 
     async def _first_command(self, cell: Cell) -> None:
-        words = FIRST.format(port=FIRST_PORT, lan=self._lan.private, ear=self._ears.port)
+        words = FIRST.format(port=FIRST_PORT, lan=self._lan.private, ear=self._ears.ports[-1])
         await cell.exec(["/bin/bash", "-c", words])
 
     async def _try_all(self) -> None:
-        prober = PROBER.read_bytes()
+        """In all cells at the same time: the ranges are each other's neighbours while they work."""
+        async with anyio.create_task_group() as group:
+            for name, made in self._ranges.items():
+                for cell_name, cell in made.made.cells.items():
+                    cases = [case for case in CASES if place(case) == (name, cell_name)]
+                    if cases:
+                        group.start_soon(self._try, name, cell, cases)
         for name, made in self._ranges.items():
-            for cell_name, cell in made.made.cells.items():
-                steps = [case for case in CASES if place(case) == (name, cell_name)]
-                if steps:
-                    await cell.write_file("/prober.py", prober)
-                    self._words[name] = {**self._words.get(name, {}), **await self._try(cell, steps, self.facts(name))}
-            made.network.check_now()
+            await made.network.check()
             self._counters[name] = made.network.counters()
             keeper = made.pids[0]
             self._links[name] = [device["ifname"] for device in host.ip("link", namespace=keeper)]
             self._routes[name] = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=keeper)]
 
-    async def _try(self, cell: Cell, cases: Sequence[Case], known: Mapping[str, str]) -> dict[str, str]:
-        steps = []
+    async def _try(self, name: str, cell: Cell, cases: Sequence[Case]) -> None:
+        known, steps = self.facts(name), []
         for case in cases:
-            own = {**known, "port": str(port(case)), "token": token(case)}
+            own = {**known, **own_words(case, self._ears.ports)}
             do, *args = [word.format_map(own) for word in case.step]
             steps.append({"id": case.name, "do": do, "args": args, "alone": case.alone})
+        await cell.write_file("/prober.py", PROBER.read_bytes())
         told = json.dumps({"steps": steps, "patience_s": PATIENCE_S[self._tier]}).encode()
         output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
         assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
-        return dict(json.loads(output.stdout))
+        self._words.setdefault(name, {}).update(json.loads(output.stdout))
 
     def facts(self, name: str) -> dict[str, str]:
         """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
@@ -263,7 +275,6 @@ class _Stage:
             "lan": self._lan.private,
             "lan_public": self._lan.public,
             "host": ",".join(address for address in self._tried if not address.startswith("127.")),
-            "ear": str(self._ears.port),
             "long": LONG,
         }
 
@@ -273,7 +284,7 @@ class _Stage:
         watched = [os.pidfd_open(cell.host_pid) for cell in made.cells if cell.host_pid is not None]
         begun = anyio.Event()
         targets = [self._lan.private, self._lan.public, *self._victims(name)]
-        argv = ["python3", "-c", SENDER, str(self._ears.port), *targets]
+        argv = ["python3", "-c", SENDER, str(self._ears.ports[-1]), *targets]
         raised: list[BelljarError] = []
 
         async def send() -> None:
@@ -309,11 +320,12 @@ class _Stage:
 
     def world(self) -> World:
         """What there is to see, now that all has ended."""
-        of_cells = self._ears.heard[len(self._trial) + 2 :]  # two: the packets' own trial
+        of_cells = self._ears.heard[self._trials :]
         return World(
             seen={name: self._seen(name, of_cells) for name in self._ranges},
             layouts={name: made.network.layout for name, made in self._ranges.items()},
             facts={name: self.facts(name) for name in self._ranges},
+            ports=self._ears.ports,
             links=self._links,
             routes=self._routes,
             deaths=self._deaths,

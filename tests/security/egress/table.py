@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from tests.security.egress import names, packets
+from tests.security.egress import cases_dns, cases_packets, cases_places, cases_web
 from tests.security.egress.case import Case
 
 GROUPS: Final[tuple[tuple[str, tuple[Case, ...]], ...]] = (
-    ("Names: the resolver", names.RESOLVER),
-    ("Names: HTTP, TLS, mail", names.WEB),
-    ("What a cell edits of its own", names.OWN_FILES),
-    ("Addresses and ports", packets.ADDRESSES),
-    ("Sockets, frames and devices", packets.RAW),
-    ("Addresses that no policy can allow", packets.NEVER),
-    ("The host", packets.HOST),
-    ("Other cells, other ranges", packets.NEIGHBOURS),
-    ("A range with a sink, simulation and a metadata service", packets.OPEN),
+    ("Names: the resolver", cases_dns.RESOLVER),
+    ("Names: HTTP, TLS, mail", cases_web.WEB),
+    ("What a cell edits of its own", cases_web.OWN_FILES),
+    ("Addresses and ports", cases_packets.ADDRESSES),
+    ("Sockets, frames and devices", cases_packets.RAW),
+    ("Addresses that no policy can allow", cases_places.NEVER),
+    ("The host", cases_places.HOST),
+    ("Other cells, other ranges", cases_places.NEIGHBOURS),
+    ("A range with a sink, simulation and a metadata service", cases_places.OPEN),
 )
 CASES: Final = tuple(case for _, cases in GROUPS for case in cases)
+LISTENED: Final = tuple(case for case in CASES if "{ear}" in case.step)
+"""Those that go to a listener of the host's: each has a port of its own there."""
 FIRST_PORT: Final = 41_000
 PAGE: Final = Path(__file__).parents[3] / "docs" / "egress.md"
 BEGIN, END = "<!-- cases -->\n", "<!-- end -->\n"

@@ -1,0 +1,193 @@
+"""What counts as evidence of a case, on a sample that was recorded from real ranges (`sample.json`): each kind is satisfied by it, and by nothing less or else."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from tests.security.egress.evidence import (
+    Both,
+    Counted,
+    Either,
+    Evidence,
+    NeverSent,
+    Refused,
+    RefusedEach,
+    Seen,
+    Word,
+    fill,
+    unasked_answers,
+)
+from tests.security.egress.frames import TCP, UDP, Frame, read_frames
+from tests.security.egress.scene import own_words, place
+from tests.security.egress.table import CASES, LISTENED
+
+SAMPLE: Final = json.loads(Path(__file__).with_name("sample.json").read_text())
+BY_NAME: Final = {case.name: case for case in CASES}
+TRACED: Final = (
+    *("tcp-public", "udp-public", "mdns", "http", "http-other-host", "https", "https-no-name"),
+    *("name-unknown", "dns-labels", "dns-many", "target", "mail", "sink"),
+)
+"""Cases that leave events."""
+PACKETS: Final = ("tcp-public", "udp-public", "mdns", "target", "http")
+"""Cases that look at frames."""
+JUDGED: Final = (
+    "tcp-public",
+    "udp-public",
+    "mdns",
+    "http",
+    "http-other-host",
+    "https",
+    "https-no-name",
+    "name-unknown",
+    "sink",
+)
+"""Cases whose events say a verdict."""
+
+
+def recorded(name: str) -> tuple[Seen, Evidence, str]:
+    """What was seen in the sample's range of this case, its evidence as of then, and its cell."""
+    case = BY_NAME[name]
+    part = SAMPLE[place(case)[0]]
+    seen = Seen(
+        events=tuple((kind, data) for kind, data in part["events"]),
+        frames=tuple(read_frames(base64.b64decode(part["pcap"]))),
+        counters=part["counters"],
+        macs=part["macs"],
+        words=part["words"],
+    )
+    return seen, fill(case.evidence, {**part["facts"], **part["own"][name]}), place(case)[1]
+
+
+def lacks(name: str, **changes: Any) -> str:  # noqa: ANN401 - fields of `Seen`
+    """What the case misses in the sample, with these changes."""
+    seen, evidence, cell = recorded(name)
+    return evidence.lacks(replace(seen, **changes), name, cell)
+
+
+def answer(seen: Seen, cell: str, address: str, port: int, protocol: int) -> Frame:
+    """A frame that nobody should be able to send."""
+    return Frame(
+        at_s=1.0,
+        to_mac=seen.macs[cell],
+        from_mac="02:00:00:00:00:01",
+        kind=0x0800,
+        source=address,
+        target="10.0.0.1",
+        protocol=protocol,
+        source_port=port,
+        target_port=50_000,
+        payload=b"leaked",
+    )
+
+
+@pytest.mark.parametrize("name", [*TRACED, "raw-icmp", "ipv6", "ping", "loopback"])
+def test_a_recorded_case_is_complete(name: str) -> None:
+    """The sample has all that the case demands."""
+    assert lacks(name) == ""
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_without_its_events_a_case_is_not_proven(name: str) -> None:
+    """No record, no proof: a prober that tried nothing proves nothing."""
+    assert lacks(name, events=()) != ""
+
+
+@pytest.mark.parametrize("name", PACKETS)
+def test_without_the_packet_record_a_case_is_not_proven(name: str) -> None:
+    """An event alone is not enough where packets are looked at."""
+    assert lacks(name, frames=()) != ""
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_another_verdict_is_no_proof(name: str) -> None:
+    """An event that says anything else, even besides the right one, is noticed."""
+    seen, _, _ = recorded(name)
+    other = {"reason": "another", "answer": "203.0.113.200", "verdict": "other"}
+    changed = [
+        (kind, {**data, **{field: word for field, word in other.items() if field in data}})
+        for kind, data in seen.events
+    ]
+    assert lacks(name, events=tuple(changed)) != ""
+    if name != "sink":  # one more connection that ended elsewhere is another case's
+        assert lacks(name, events=(*seen.events, *changed)) != ""
+
+
+@pytest.mark.parametrize("name", ["tcp-public", "udp-public", "mdns"])
+def test_an_answer_is_a_leak(name: str) -> None:
+    """Data from where nothing may answer is noticed beside all refusals."""
+    seen, evidence, cell = recorded(name)
+    protocol = TCP if name == "tcp-public" else UDP
+    frame = answer(seen, cell, evidence.address, int(evidence.port), protocol)  # type: ignore[attr-defined]
+    assert "answered" in lacks(name, frames=(*seen.frames, frame))
+    assert unasked_answers(replace(seen, frames=(*seen.frames, frame)), cell, frozenset(), has_sink=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("raw-icmp", {"target": "203.0.113.21", "protocol": 1}),
+        ("ipv6", {"kind": 0x86DD, "target": "2001:db8::1"}),
+        ("loopback", {"target": "127.0.0.1", "target_port": 80}),
+        ("ping", {"target": "203.0.113.20", "protocol": 1}),
+    ],
+)
+def test_what_must_not_leave_is_noticed_when_it_leaves(name: str, changes: dict[str, Any]) -> None:
+    """A single frame of the cell's is enough."""
+    seen, _, cell = recorded(name)
+    plain = Frame(at_s=1.0, to_mac="02:00:00:00:00:01", from_mac=seen.macs[cell], kind=0x0800)
+    assert lacks(name, frames=(*seen.frames, replace(plain, **changes))) != ""
+
+
+@pytest.mark.parametrize("name", ["raw-icmp", "ping", "loopback"])
+def test_a_word_counts_only_as_said(name: str) -> None:
+    """A prober that says nothing, or that it was given a socket, proves nothing."""
+    assert lacks(name, words={}) != ""
+    assert lacks(name, words={name: "sent"}) != ""
+
+
+def test_no_two_cases_live_on_the_same_evidence() -> None:
+    """Each has an address, port, name or token of its own, so one that did nothing can't be proven by another."""
+    words = {name: f"<{name}>" for name in ("shop", "wild", "pay", "mail", "db", "private", "cloud", "resolver", "own")}
+    words |= {
+        name: f"<{name}>"
+        for name in ("free", "unused", "network", "broadcast", "catch_all", "lan", "lan_public", "long")
+    }
+    words |= {f"n_{name}": f"<n_{name}>" for name in words}
+    found: Counter[object] = Counter()
+    for case in CASES:
+        own = {**words, "host": "<host>", **own_words(case, list(range(len(LISTENED))))}
+        found.update((place(case), part) for part in {*_traces(fill(case.evidence, own))})
+    assert [part for part, count in found.items() if count > 1] == []
+
+
+def _traces(evidence: Evidence) -> list[Evidence]:
+    """The parts that need something of the case's own to have been seen."""
+    if isinstance(evidence, Both | Either):
+        parts = evidence.parts if isinstance(evidence, Both) else evidence.ways
+        return [trace for part in parts for trace in _traces(part)]
+    return [] if isinstance(evidence, NeverSent | Word | Counted) else [evidence]
+
+
+def test_each_of_several_addresses_must_be_refused() -> None:
+    """One that is missing is named."""
+    seen, evidence, cell = recorded("tcp-public")
+    assert isinstance(evidence, Refused)
+    each = RefusedEach(("address",), f"{evidence.address},203.0.113.250", evidence.port)
+    assert "203.0.113.1:" in each.lacks(seen, "", cell) or "203.0.113.250" in each.lacks(seen, "", cell)
+
+
+def test_frames_are_read_as_far_as_cases_look() -> None:
+    """Of the sample: connections with their ports and flags, datagrams, and what an ICMP error is about."""
+    seen, _, cell = recorded("udp-public")
+    refusal = next(frame for frame in seen.got(cell) if frame.icmp[0] == 3)
+    sent = next(frame for frame in seen.sent(cell) if (frame.protocol, frame.target) == (UDP, "203.0.113.8"))
+    assert refusal.quoted == (UDP, "203.0.113.8", sent.target_port)
+    assert sent.payload.startswith(b"c")
+    with pytest.raises(ValueError, match="no packet record"):
+        list(read_frames(b"anything else"))
