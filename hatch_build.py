@@ -26,7 +26,7 @@ except ImportError:  # by hand, where only the compiler is installed
 ARCHITECTURES = ("x86_64", "aarch64")
 PROGRAMS = {"guest": "agent", "jail": "jail", "probes": "probe", "wire": "wire"}
 FLAGS = (
-    "-std=c11", "-Os", "-static", "-s", "-Wall", "-Wextra", "-Werror", "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections",
+    "-std=c11", "-Os", "-static", "-s", "-Wall", "-Wextra", "-Werror", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections",
     "-fstack-protector-strong", "-Wl,--gc-sections", "-Wl,--build-id=none",
 )  # fmt: skip
 # Static programs run on every Linux of these two architectures, whatever its libc; there is nothing in the wheel for another system.

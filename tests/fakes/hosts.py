@@ -60,7 +60,7 @@ def capable_host() -> HostFacts:
                     ok=True,
                     tier="network",
                 )
-                for name in ("nft", "ip")
+                for name in ("nft",)
             ),
             ToolFact(name="skopeo", use="importing images", needed=False, mend="install skopeo"),
         ),

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, is_silent, read_all, running
@@ -135,7 +136,8 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
 )
 def test_what_all_requests_hold_together_is_bounded(tmp_path: Path, limit: str, most: int, data: bytes) -> None:
     """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the one too many, counted, and all given back afterwards."""
-    with running(tmp_path, **{limit: most}) as gateway:
+    bounds: dict[str, Any] = {limit: most}
+    with running(tmp_path, **bounds) as gateway:
         with contextlib.ExitStack() as stack:
             for _ in range(6):
                 stack.enter_context(gateway.connect("http")).sendall(data)

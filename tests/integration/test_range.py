@@ -287,6 +287,7 @@ def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
     assert [(re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]] == [
         (True, "ConnectionRefusedError 111")
     ] * 20
+    assert seen["unproven"] == []
     assert (seen["zygotes"], seen["deaths"], seen["survivors"], seen["clean"], seen["journal"]) == (1, [], [], True, [])
 
 

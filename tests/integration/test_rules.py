@@ -44,9 +44,9 @@ REFUSED = {
     "agent from target": ("ECONNREFUSED", "neighbour"),
     "gateway's other port": ("ECONNREFUSED", "port"),
     "unused address": ("ECONNREFUSED", "address"),
-    "QUIC": ("EHOSTUNREACH", "udp"),
-    "own resolver": ("EHOSTUNREACH", "udp"),
-    "UDP to LAN": ("EHOSTUNREACH", "forbidden"),
+    "QUIC": ("ECONNREFUSED", "udp"),
+    "own resolver": ("ECONNREFUSED", "udp"),
+    "UDP to LAN": ("ECONNREFUSED", "forbidden"),
     "echo": ("3/13", "icmp"),
 }
 EDITED = {
@@ -112,7 +112,7 @@ def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, A
 
 
 def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(found: dict[str, Any]) -> None:
-    """TCP gets a reset, everything else ICMP's administratively prohibited; exactly one counter moves, by one."""
+    """TCP gets a reset, everything else ICMP's port unreachable; exactly one counter moves, by one."""
     assert {name: (ended, moved) for name, (ended, moved) in found["refusals"].items()} == {
         name: (ended, {reason: 1}) for name, (ended, reason) in REFUSED.items()
     }

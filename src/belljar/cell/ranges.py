@@ -25,7 +25,7 @@ from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import serve, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
-from belljar.errors import BelljarError, ContainmentBreach, HostError, PolicyError
+from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
 from belljar.isolation.port import PortSettings
@@ -33,13 +33,12 @@ from belljar.ledger import RunDirectory
 from belljar.network.hindsight import seen_exchanges
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
-from belljar.network.stand_ins import check
+from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import METADATA_ADDRESS, OWN_CELL, NetworkPlan
 from belljar.policy import LoadedPolicy, resolve_policy
 from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
-from belljar.units import printable
 
 PORT_NAME: Final = "eth0"
 RANGES: Final = "ranges"
@@ -157,7 +156,7 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
         return (_Member(name=OWN_CELL, policy=loaded, parts=own),)
     members = []
     try:
-        _check_stand_ins(loaded, plan)
+        check_stand_ins(loaded)
         targets = [(target.id, target_policy(loaded, target)) for target in plan.targets]
     except BelljarError as error:
         run.recorder.record(refused(loaded, error))
@@ -166,25 +165,6 @@ async def prepare_range(loaded: LoadedPolicy, *, run: RunDirectory, home: Path) 
         parts = await prepare(policy, recorder=run.recorder, home=home, has_port=True)
         members.append(_Member(name=name, policy=policy, parts=parts))
     return (*members, _Member(name=OWN_CELL, policy=loaded, parts=own))
-
-
-def _check_stand_ins(loaded: LoadedPolicy, plan: NetworkPlan) -> None:
-    """Raises `PolicyError` that tells all that is wrong with the stand-ins' files."""
-    found = [
-        f"{stand_in.id}: {sentence}"
-        for stand_in in plan.stand_ins
-        if not stand_in.is_target
-        for sentence in check(stand_in.kind, stand_in.settings, stand_in.directory)
-    ]
-    if found:
-        what = (
-            found[0] if len(found) == 1 else f"{len(found)} things are wrong" + "".join(f"\n  {each}" for each in found)
-        )
-        raise PolicyError(
-            f"a stand-in can't be made: {what}",
-            where=f"{printable(loaded.source)}: network.stand_ins",
-            mend="mend the files it names; `belljar policy check FILE` looks at them again",
-        )
 
 
 async def _open(

@@ -69,7 +69,7 @@ def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FB
 
 def host_checks(facts: HostFacts) -> list[Check]:
     """The facts as checks, the tiers first."""
-    return [*_tiers(facts), *_system(facts), *_virtualisation(facts), _cores(facts), *_tools(facts)]
+    return [*_tiers(facts), *_ranges(facts), *_system(facts), *_virtualisation(facts), _cores(facts), *_tools(facts)]
 
 
 def _tiers(facts: HostFacts) -> Iterator[Check]:
@@ -88,6 +88,21 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
             )
         if not found:
             yield _works(tier.value, facts)
+
+
+def _ranges(facts: HostFacts) -> Iterator[Check]:
+    """Whether a policy with a `network` can be carried out; cells without one need none of it."""
+    from belljar.plan import network_obstacles
+
+    found = network_obstacles(facts)
+    for obstacle in found:
+        yield Check(what="ranges", state="note", detail=obstacle.what, mend=obstacle.mend)
+    if not found:
+        nft = facts.tool("nft")
+        detail = (
+            f"can be made: nft {nft.version if nft else ''}, network namespaces, the libraries of the extra `network`"
+        )
+        yield Check(what="ranges", state="ok", detail=detail)
 
 
 def _works(tier: str, facts: HostFacts) -> Check:

@@ -36,15 +36,17 @@ def policy() -> None:
     help="Print one JSON object: ok, problems with line and column, and the policy with all defaults.",
 )
 def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
-    """Say whether FILE is a valid policy, and all that is wrong with it.
+    """Say whether FILE is a valid policy, and all that is wrong with it and with the files that its stand-ins are made from.
 
     Knows nothing of this host: `belljar plan FILE` says whether it can be carried out here. Exit code 0 when it is valid, 4 when not.
     """
+    from belljar.network.stand_ins.author import check_stand_ins
     from belljar.policy import load_policy
 
     if as_json:
         return _check_json(file)
     loaded = load_policy(file)
+    check_stand_ins(loaded)
     click.echo(f"{printable(str(file))}: ok — {_summary(loaded.policy)}")
     return 0
 
@@ -74,11 +76,17 @@ def _network(policy: Policy) -> str:
 
 def _check_json(file: Path) -> int:
     from belljar.errors import PolicyError
+    from belljar.network.stand_ins.author import stand_in_problems
+    from belljar.policy import LoadedPolicy
     from belljar.policy.load import examine, read_policy_file
 
     found: dict[str, Any]
     try:
-        policy, problems = examine(read_policy_file(file), base=file.parent, default_name=file.stem)
+        text = read_policy_file(file)
+        policy, problems = examine(text, base=file.parent, default_name=file.stem)
+        if policy is not None and not problems:
+            loaded = LoadedPolicy(policy=policy, text=text, source=str(file), base=file.parent)
+            problems = stand_in_problems(loaded)
     except PolicyError as exc:
         found = {
             "ok": False,

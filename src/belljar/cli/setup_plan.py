@@ -102,7 +102,6 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
         Need(command="runc", package="runc", use="container cells"),
         Need(command="runsc", package="runsc", use="gVisor cells", backports=True, elsewhere="runsc (gvisor.dev)"),
         Need(command="nft", package="nftables", use="ranges' packet rules"),
-        Need(command="ip", package="iproute2", use="ranges' devices", elsewhere="iproute"),
         Need(command="mmdebstrap", package="mmdebstrap", use="building images"),
         Need(command="sqfstar", package="squashfs-tools", use="packing images"),
         Need(command="skopeo", package="skopeo", use="importing images"),

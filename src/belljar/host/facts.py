@@ -7,6 +7,7 @@ import platform
 import resource
 import subprocess
 import sys
+from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,18 @@ _UNKNOWN_MEND: Final = (
     "run it where that is allowed (in a container: with a seccomp profile that lets it make namespaces), or as root"
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
+NETWORK_MODULES: Final = (
+    "aiosmtpd",
+    "dns",
+    "dulwich",
+    "h11",
+    "h2",
+    "hypercorn",
+    "jsonschema",
+    "referencing",
+    "wsproto",
+)
+"""What the extra `network` brings, by the names that are imported."""
 APPARMOR_SWITCH: Final = "kernel.apparmor_restrict_unprivileged_userns"
 
 
@@ -87,6 +100,8 @@ def gather_facts(
         open_files_max=_open_files_max(proc),
         cores=_cores(proc),
         network_namespaces=(proc / "self/ns/net").exists(),
+        network_namespaces_max=_most_network_namespaces(proc),
+        modules_missing=tuple(name for name in NETWORK_MODULES if find_spec(name) is None),
         routes=parse_routes(_text(proc / "net/route")),
     )
 
@@ -173,6 +188,11 @@ def _disk_free_mib(home: Path) -> int:
     place = next((path for path in (home, *home.parents) if path.exists()), Path("/"))
     status = os.statvfs(place)
     return status.f_bavail * status.f_frsize // _MIB
+
+
+def _most_network_namespaces(proc: Path) -> int:
+    most = _text(proc / "sys/user/max_net_namespaces").strip()
+    return int(most) if most.isdigit() else -1
 
 
 def _userns(proc: Path, *, is_root: bool) -> UsernsFact:

@@ -168,6 +168,10 @@ class HostFacts:
     open_files_max: int = 1024
     cores: CoreFact = CoreFact()
     network_namespaces: bool = True
+    network_namespaces_max: int = -1
+    """user.max_net_namespaces; -1: not known."""
+    modules_missing: tuple[str, ...] = ()
+    """Python modules of the extra `network` that can't be found here."""
     routes: tuple[str, ...] = ()
     """The IPv4 networks that this host's main routing table leads to, default routes left out."""
 

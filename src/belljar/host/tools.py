@@ -57,7 +57,6 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
             version_argv=("-version",),
         ),
         Tool(name="nft", package="nftables", use="ranges' packet rules", needed_min=NFT_MIN, tier="network"),
-        Tool(name="ip", package="iproute2", use="ranges' devices", tier="network", version_argv=("-V",)),
     )
 
 

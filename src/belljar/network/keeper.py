@@ -7,6 +7,7 @@ every port is down before it says why. Of what a guest sends it reads fixed head
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
@@ -16,11 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, HostError
 from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
 from belljar.network.flows import Flows
 from belljar.network.gateway_process import send_listeners
-from belljar.network.packets import PacketFiles, Tap
+from belljar.network.packets import RECORD, PacketFiles, Tap
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, counts, same_rules
@@ -62,7 +63,7 @@ def run_keeper(fds: list[int], parent: int) -> NoReturn:
         os._exit(0)
     except (BelljarError, OSError) as exc:
         with suppress(datagrams.Closed):
-            datagrams.send(owner, {"failed": _said(exc)})
+            datagrams.send(owner, {"failed": _said(exc), "host": isinstance(exc, HostError), "mend": _mend(exc)})
     os._exit(1)
 
 
@@ -82,6 +83,26 @@ def _said(exc: BelljarError | OSError) -> str:
     return exc.what if isinstance(exc, BelljarError) else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
 
 
+def _mend(exc: BelljarError | OSError) -> str:
+    if isinstance(exc, BelljarError):
+        return exc.mend
+    return "free some space for the run directories" if exc.filename == RECORD else ""
+
+
+def _unshare(kind: int, name: str) -> None:
+    try:
+        syscalls.unshare(kind)
+    except OSError as exc:
+        limit = f"user.max_{name}_namespaces"
+        mend = "let this user make it: a container's or a service's seccomp or AppArmor profile may forbid it"
+        if exc.errno == errno.ENOSPC:
+            mend = (
+                f"as root: raise {limit} (sysctl), here or in the user namespace around this one; or run fewer ranges"
+            )
+        what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
+        raise HostError(what, where="unshare(2)", mend=mend) from exc
+
+
 class _Keeper:
     def __init__(self, task: _Task, owner: socket.socket, files: tuple[int, int]) -> None:
         self._task, self._owner, self._fds = task, owner, files
@@ -95,7 +116,7 @@ class _Keeper:
         task = self._task
         if task.uid is None:
             self._enter_user_namespace(parent)
-        syscalls.unshare(syscalls.CLONE_NEWNET)
+        _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
         self._tap = Tap()
@@ -112,7 +133,7 @@ class _Keeper:
 
     def _enter_user_namespace(self, parent: int) -> None:
         """Its ids are the owner's to map: the programs that may are started by him."""
-        syscalls.unshare(syscalls.CLONE_NEWUSER)
+        _unshare(syscalls.CLONE_NEWUSER, "user")
         datagrams.send(self._owner, {"unshared": True})
         if datagrams.receive(self._owner) != ({"mapped": True}, []):
             raise ValueError("the owner has mapped no ids")
@@ -269,7 +290,7 @@ def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socke
 def _udp(address: str, port: int) -> socket.socket:
     """Bound to one address: of several, the kernel would not know from which to answer."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    listener.bind((address, port))
+    _bind(listener, address, port)
     return listener
 
 
@@ -278,6 +299,14 @@ def _tcp(port: int, *, is_sink: bool = False) -> socket.socket:
     if is_sink:  # it answers for addresses that nobody has
         listener.setsockopt(socket.IPPROTO_IP, _IP_TRANSPARENT, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, SINK_MARK)
-    listener.bind(("0.0.0.0", port))  # noqa: S104 - the range's own namespace, which has no way out
+    _bind(listener, "0.0.0.0", port)  # noqa: S104 - the range's own namespace, which has no way out
     listener.listen(_BACKLOG)
     return listener
+
+
+def _bind(listener: socket.socket, address: str, port: int) -> None:
+    try:
+        listener.bind((address, port))
+    except OSError as exc:
+        listener.close()
+        raise OSError(exc.errno, exc.strerror, f"port {port} of the range") from exc

@@ -16,6 +16,8 @@ from typing import Final
 
 _MAGIC_NANOSECONDS: Final = 0xA1B2_3C4D
 _LINKTYPE_ETHERNET: Final = 1
+RECORD: Final = "the packet record"
+"""What an error of writing it has for its file's name: the writer has only descriptors."""
 SNAP_BYTES: Final = 1 << 16
 _FILE_HEADER: Final = struct.Struct("=IHHiIII")
 _RECORD: Final = struct.Struct("=IIII")
@@ -87,9 +89,12 @@ class PacketFiles:
 def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        done = os.write(fd, view)
+        try:
+            done = os.write(fd, view)
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, RECORD) from exc
         if done == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), RECORD)
         view = view[done:]
 
 

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import belljar
-from belljar.errors import CellError, HostError
+from belljar.errors import BelljarError, CellError, HostError
 from belljar.isolation.process import ProcessId, identify
 from belljar.network import datagrams
 from belljar.plan.jail import IdLine, JailIds
+from belljar.plan.obstacles import NETWORK_EXTRA_MEND
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
 _START_PATIENCE_S: Final = 30.0
 _END_PATIENCE_S: Final = 3.0
 _ANSWER_PATIENCE_S: Final = 20.0
+_GONE_MEND: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; what this process could import, it is told by argument.
 _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.zygote import main; main(sys.argv[1:])"
@@ -97,7 +99,7 @@ class Zygote:
         process = identify(int(message["pid"]))
         if process is None:
             os.close(fds_back[0])
-            raise CellError(f"a {role} ended at once", where="the ranges' zygote")
+            raise CellError(f"a {role} ended at once", where="the ranges' zygote", mend=_GONE_MEND)
         return Child(process=process, pidfd=fds_back[0])
 
     def how_ended(self, child: Child) -> str:
@@ -131,12 +133,20 @@ class Zygote:
         try:
             datagrams.receive(self._socket)
         except (datagrams.Closed, TimeoutError) as exc:
-            raise HostError(
-                f"the ranges' zygote did not start: {self.diagnosis() or 'it said nothing'}",
-                where=sys.executable,
-                mend="install Belljar with its extra `network`: pip install 'belljar[network]'",
-            ) from exc
+            raise self._why_not_ready() from exc
         self._socket.settimeout(_ANSWER_PATIENCE_S)
+
+    def _why_not_ready(self) -> BelljarError:
+        """What ended it by force is no lack of this host's."""
+        try:
+            ended = self._process.wait(_END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            ended = None
+        if ended is not None and ended < 0:
+            what = f"the ranges' zygote ended ({signal.Signals(-ended).name}) while it started"
+            return CellError(what, where=sys.executable, mend=_GONE_MEND)
+        said = self.diagnosis() or "it said nothing"
+        return HostError(f"the ranges' zygote did not start: {said}", where=sys.executable, mend=NETWORK_EXTRA_MEND)
 
     def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
         try:
@@ -147,6 +157,7 @@ class Zygote:
             raise CellError(
                 f"the ranges' zygote is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
                 where="the ranges' zygote",
+                mend=_GONE_MEND,
             ) from exc
 
 

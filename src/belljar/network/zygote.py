@@ -55,7 +55,10 @@ def main(argv: list[str]) -> NoReturn:
         )  # a terminal's signals are the owner's to hear: he ends the range in order
     syscalls.close_all_but((0, 1, 2, owner.fileno()))
     module, _, name = argv[1].partition(":")
-    serve = getattr(importlib.import_module(module), name)
+    try:
+        serve = getattr(importlib.import_module(module), name)
+    except ImportError as exc:
+        sys.exit(f"{exc}")
     preload()
     gc.collect()
     gc.freeze()

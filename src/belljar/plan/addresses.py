@@ -20,6 +20,15 @@ MAX_CELLS: Final = 250
 LEAST_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22
+_USUAL: Final = (
+    "10.0.0.0/16",
+    "10.88.0.0/16",
+    "172.17.0.0/16",
+    "192.168.0.0/23",
+    "192.168.64.0/23",
+    "192.168.122.0/24",
+)
+"""Where virtual machines, containers and homes usually are: an address there would be read wrongly, by people and by probes."""
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1
 _SINK_PORTS: Final = range(20_000, 32_000)
@@ -150,7 +159,7 @@ def _shuffled(numbers: Iterable[int], stream: Iterator[int]) -> list[int]:
 
 
 def _prefix(random_bytes: bytes, avoid: Iterable[str]) -> IPv4Network:
-    avoided = [IPv4Network(item, strict=False) for item in avoid]
+    avoided = [IPv4Network(item, strict=False) for item in (*avoid, *_USUAL)]
     spans = [(int(item.network_address), int(item.broadcast_address)) for item in avoided]
     stream = _stream(random_bytes, "prefix")
     for pool in _POOLS:

@@ -33,7 +33,7 @@ def make_plan(
     """
     demanded = demanded_tier(policy.risk, policy.tier)
     network = plan_network(policy.network, base) if policy.network is not None else None
-    if network is not None and (found := network_obstacles(facts)):
+    if network is not None and (found := network_obstacles(facts, {item.kind for item in network.stand_ins})):
         raise found[0].error()
     walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)
     env = {**(image.env if image else {}), **policy.env}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,10 @@ from belljar.units import format_size
 LEAST_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
-_NETWORK_TOOLS: Final = {"nft": "nftables", "ip": "iproute2"}
+NETWORK_EXTRA_MEND: Final = "install Belljar with its extra `network`: pip install 'belljar[network]'"
+_MODULE_OF: Final = {"aiosmtpd": "smtp", "dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
+"""The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
+_USUAL_NAMESPACES: Final = 15_000
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
 
@@ -97,32 +100,64 @@ def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstac
         )
 
 
-def network_obstacles(facts: HostFacts) -> tuple[Obstacle, ...]:
-    """Why no range with a network can be made here, whatever the tier; empty when one can."""
-    return tuple(_network(facts))
+def network_obstacles(facts: HostFacts, kinds: Collection[str] | None = None) -> tuple[Obstacle, ...]:
+    """Why no range with a network can be made here, whatever the tier; empty when one can. `kinds`: of its stand-ins; None: of all there are."""
+    return (
+        *_network_programs(facts),
+        *_network_modules(facts, kinds),
+        *_network_namespaces(facts),
+        *(() if facts.is_root else _network_rights(facts)),
+    )
 
 
-def _network(facts: HostFacts) -> Iterator[Obstacle]:
-    for name, package in _NETWORK_TOOLS.items():
-        tool = facts.tool(name)
-        if tool is None or not tool.ok:
-            yield Obstacle(
-                what=f"a range's network needs {name}: {_lack(tool) if tool else f'{name} was not looked for'}",
-                where="network",
-                mend=(tool.mend if tool else "")
-                or f"run `belljar setup`, or install {package}; or write `network: none`",
-            )
+def _network_programs(facts: HostFacts) -> Iterator[Obstacle]:
+    tool = facts.tool("nft")
+    if tool is None or not tool.ok:
+        yield Obstacle(
+            what=f"a range's network needs nft: {_lack(tool) if tool else 'nft was not looked for'}",
+            where="network",
+            mend=f"{(tool.mend if tool else '') or 'run `belljar setup`, or install nftables'}; or write `network: none`",
+        )
+
+
+def _network_modules(facts: HostFacts, kinds: Collection[str] | None) -> Iterator[Obstacle]:
+    missing = [name for name in facts.modules_missing if kinds is None or _MODULE_OF.get(name, "") in {"", *kinds}]
+    if missing:
+        yield Obstacle(
+            what=f"a range's network needs the Python modules {', '.join(missing)}, which are not installed",
+            where="network",
+            mend=NETWORK_EXTRA_MEND,
+        )
+
+
+def _network_namespaces(facts: HostFacts) -> Iterator[Obstacle]:
     if not facts.network_namespaces:
         yield Obstacle(
             what="a range's network needs network namespaces, which this kernel doesn't have",
             where="network",
             mend="use a kernel with CONFIG_NET_NS; or write `network: none`",
         )
-    if not facts.is_root and not facts.userns.available:
+    elif facts.network_namespaces_max == 0:
+        yield Obstacle(
+            what="a range's network needs network namespaces, and user.max_net_namespaces is 0",
+            where="network",
+            mend=f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; or write `network: none`",
+        )
+
+
+def _network_rights(facts: HostFacts) -> Iterator[Obstacle]:
+    """An ordinary user's: the range's namespace belongs to a user namespace with ids for its cells."""
+    if not facts.userns.available:
         yield Obstacle(
             what=f"a range's network needs user namespaces, which this user can't make: {facts.userns.reason}",
             where="network",
             mend=facts.userns.mend or "run as root",
+        )
+    if not facts.ids.available:
+        yield Obstacle(
+            what=f"a range's network needs ids of its own: {facts.ids.reason}",
+            where="network",
+            mend=f"{facts.ids.mend}; or run as root; or write `network: none`",
         )
 
 

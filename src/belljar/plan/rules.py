@@ -113,7 +113,7 @@ _ANSWERED: Final = frozenset(
         Reason.RATE,
     }
 )
-"""Refused so that the sender knows at once: TCP by RST, the rest by ICMP admin-prohibited. All else is dropped."""
+"""Refused so that the sender knows at once: TCP by RST, the rest by ICMP port-unreachable (gVisor's stack takes no notice of admin-prohibited). All else is dropped."""
 
 
 def render_rules(layout: RangeLayout, network: NetworkPlan) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
     ]
     if reason not in _ANSWERED:
         return [*rules, [nft.DROP]]
-    return [*rules, [nft.match(nft.L4PROTO, "tcp"), nft.TCP_RESET], [nft.PROHIBITED]]
+    return [*rules, [nft.match(nft.L4PROTO, "tcp"), nft.TCP_RESET], [nft.UNREACHABLE]]
 
 
 def _checked() -> Iterator[Rule]:
@@ -340,7 +340,7 @@ def _output(layout: RangeLayout) -> Iterator[Rule]:
     yield [to_cell, nft.match(nft.source(), "@answered"), nft.NOT_FIRST, nft.ACCEPT]
     yield [to_cell, nft.flags(("syn", "rst"), "rst"), nft.ACCEPT]
     unreachable = nft.match(nft.field("icmp", "type"), "destination-unreachable")
-    yield [to_cell, unreachable, nft.match(nft.field("icmp", "code"), "admin-prohibited"), nft.ACCEPT]
+    yield [to_cell, unreachable, nft.match(nft.field("icmp", "code"), "port-unreachable"), nft.ACCEPT]
     if layout.sink_port is not None:
         yield [to_cell, nft.match(nft.MARK, SINK_MARK), nft.NOT_FIRST, nft.ACCEPT]
     yield [nft.goto(_to(Reason.OUTPUT))]

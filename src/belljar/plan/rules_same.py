@@ -9,7 +9,7 @@ from typing import Any, Final
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
-_ICMP_PROHIBITED: Final = 13
+_ICMP_PORT_UNREACHABLE: Final = 3
 _Key = tuple[str, str, str, str]
 
 
@@ -112,7 +112,7 @@ def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
         return _statement(part["|"])
     kept = {word: _statement(value) for word, value in part.items() if word not in _VOLATILE}
     is_code = kept.get("left") == {"payload": {"protocol": "icmp", "field": "code"}}
-    return {**kept, "right": _ICMP_PROHIBITED} if is_code and kept.get("right") == "admin-prohibited" else kept
+    return {**kept, "right": _ICMP_PORT_UNREACHABLE} if is_code and kept.get("right") == "port-unreachable" else kept
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - JSON values of any shape

@@ -155,7 +155,7 @@ def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: s
     """The policy that these bytes hold. `default_name` names it when it doesn't name itself. Raises `PolicyError` only."""
     policy, problems = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
-        raise _refusal(problems, source)
+        raise refusal(problems, source)
     return LoadedPolicy(policy=policy, text=text, source=source, base=base)
 
 
@@ -187,7 +187,8 @@ def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
         return value
 
 
-def _refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
+def refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
+    """The error that tells all of them (at least one), each with its place in `source`."""
     first, *more = problems
     mend = "`belljar policy check FILE` checks a policy; `belljar policy show high` prints one to begin from"
     if not more:

@@ -18,13 +18,14 @@ from belljar.policy.stand_ins import (
     MAX_PORTS,
     MODELS,
     NUMBER,
-    Names,
-    TargetPorts,
     AnyStandIn,
     At,
     Health,
     MetadataStandIn,
+    Names,
     StandIn,
+    Switch,
+    TargetPorts,
     TargetStandIn,
     list_of,
 )
@@ -63,12 +64,6 @@ class Upstream(Strict):
         str,
         kinds.Text(reader=lambda value: _read_reason(value), pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$"),
     ] = Field(description="Why a stand-in would not do, in a sentence; it stands in plan and report.")
-
-
-def _read_switch(value: object) -> object:
-    if not isinstance(value, bool):
-        raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
-    return value
 
 
 def _read_reason(value: object) -> str:
@@ -138,7 +133,7 @@ class Network(Strict):
         default=Default.DENY,
         description="What a name gets that no stand-in has: NXDOMAIN (deny), or a catch-all that answers plausibly and records (simulate).",
     )
-    sink: Annotated[bool, BeforeValidator(_read_switch, json_schema_input_type=bool)] = Field(
+    sink: Switch = Field(
         default=False,
         description="TCP to a port that nobody has reaches a sink that records the first bytes and closes, instead of being refused.",
     )

@@ -44,6 +44,30 @@ class Cloud(Enum):
     AZURE = "azure"
 
 
+class Tokens(Enum):
+    """Whether a metadata service wants tokens."""
+
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
+class MissingBodies(Enum):
+    """What becomes of an answer whose body was not recorded."""
+
+    REFUSE = "refuse"
+    EMPTY = "empty"
+
+
+def read_switch(value: object) -> object:
+    """`true` or `false`. Raises `ValueError`."""
+    if not isinstance(value, bool):
+        raise ValueError(f"`true` or `false` is needed, but this is {kinds.kind_of(value)}")
+    return value
+
+
+Switch: TypeAlias = Annotated[bool, BeforeValidator(read_switch, json_schema_input_type=bool)]
+
+
 def list_of(what: str, most: int, *, least: int = 1) -> BeforeValidator:
     """A list of so many things, read into a tuple."""
 
@@ -206,6 +230,9 @@ class OpenApiStandIn(StandIn):
 
     kind: Literal["openapi"] = Field(description="What it plays.")
     document: Relative = Field(description="The OpenAPI 3 document, YAML or JSON, in a directory of its own.")
+    auth: Switch | None = Field(
+        default=None, description="Whether an operation with a security scheme asks for credentials. Default true."
+    )
 
 
 class HarStandIn(StandIn):
@@ -215,6 +242,13 @@ class HarStandIn(StandIn):
 
     kind: Literal["har"] = Field(description="What it plays.")
     recording: Relative = Field(description="The HAR file, in a directory of its own.")
+    any_host: Switch | None = Field(
+        default=None, description="Answer whatever host of the stand-in's names is asked with what was recorded of any."
+    )
+    missing_bodies: Annotated[MissingBodies, kinds.Choice(words=MissingBodies)] | None = Field(
+        default=None,
+        description="What an answer whose body was not recorded gets: none at all (refuse), or an empty one.",
+    )
 
 
 class RegistryStandIn(StandIn):
@@ -255,6 +289,12 @@ class MetadataStandIn(StandIn):
         default=(), description="Host names. Default: none, only the address."
     )
     cloud: Annotated[Cloud, kinds.Choice(words=Cloud)] = Field(default=Cloud.AWS, description="Whose service it plays.")
+    tokens: Annotated[Tokens, kinds.Choice(words=Tokens)] | None = Field(
+        default=None, description="Whether AWS's service wants a token of each request (IMDSv2). Default optional."
+    )
+    region: Annotated[str, kinds.NAME] | None = Field(
+        default=None, description="The region it says it is in. Default one of the cloud's."
+    )
     data: Mapping[str, Annotated[str, kinds.TEXT]] | None = Field(
         default=None, max_length=MAX_WORDS, description="What is answered at a path, over what the cloud's would."
     )
@@ -265,6 +305,10 @@ class OpenAiStandIn(StandIn):
 
     kind: Literal["openai"] = Field(description="What it plays.")
     model: Annotated[str, kinds.LINE] | None = Field(default=None, description="The model's name as it is shown.")
+    models: Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of("names of models", 100)] | None = Field(
+        default=None, description="The names of models that it knows; others are refused. Default: any."
+    )
+    api_key: Annotated[str, kinds.LINE] | None = Field(default=None, description="The key it wants. Default: any.")
 
 
 class Health(Strict):

@@ -136,3 +136,21 @@ def test_the_last_line_says_where_cells_can_run(states: dict[str, Literal["note"
     things = ("tier container", "tier gvisor", "tier microvm", "guest kernel", "store")
     found = [Check(what=what, state=states.get(what, "ok"), detail="") for what in things]
     assert verdict(found, emulated=True) == said
+
+
+def test_what_a_range_needs_has_a_line(facts: HostFacts) -> None:
+    """Ok where all is there; else a note for each thing that is missing, with its mend: no cell without a network lacks it."""
+
+    def ranges(host: HostFacts) -> list[Check]:
+        return [check for check in host_checks(host) if check.what == "ranges"]
+
+    assert [check.state for check in ranges(facts)] == ["ok"]
+    bare = ranges(replace(facts, tools=(), modules_missing=("dns",), network_namespaces_max=0))
+    assert [check.state for check in bare] == ["note"] * 3
+    for check, (what, mend) in zip(
+        bare,
+        [("nft", "install nftables"), ("dns", "belljar[network]"), ("user.max_net_namespaces", "sysctl")],
+        strict=True,
+    ):
+        assert what in check.detail
+        assert mend in check.mend

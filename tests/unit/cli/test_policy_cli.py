@@ -94,3 +94,21 @@ def test_a_network_is_told_with_what_is_real(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "none.yaml").write_text(GOOD)
     assert run(["policy", "check", str(tmp_path / "none.yaml")]) == 0
     assert "network none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["policy", "check"], ["plan", "--no-prove"]])
+def test_stand_ins_files_are_looked_at(command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here and in `plan`, before anything is made: the policy's place and the file's, exit 4."""
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec/a.har").write_text('{"log":\n  ]')
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "belljar: 1\nrisk: low\nnetwork:\n  stand_ins:\n"
+        "    site: {kind: har, names: [a.example], recording: rec/a.har}\n"
+    )
+    assert run([*command, str(file)]) == 4
+    assert f"{file}:5:54: network.stand_ins.site.recording: rec/a.har:2:3: not JSON" in capsys.readouterr().err
+    if command[0] == "policy":
+        assert run([*command, "--json", str(file)]) == 4
+        (problem,) = json.loads(capsys.readouterr().out)["problems"]
+        assert (problem["line"], problem["column"], problem["field"]) == (5, 54, "network.stand_ins.site.recording")

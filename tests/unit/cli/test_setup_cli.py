@@ -53,7 +53,6 @@ def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
     assert newer.command[-5:] == ("-t", "bookworm-backports", "qemu-system-x86", "runsc", "umoci")
     assert plain.command[:5] == ("apt-get", "-q", "-y", "install", "--no-install-recommends")
     assert plain.command[5:] == (
-        "iproute2",
         "mmdebstrap",
         "nftables",
         "runc",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host import HostFacts, KvmFact, KvmState, UsernsFact
+from belljar.host import HostFacts, IdsFact, KvmFact, KvmState, UsernsFact
 from belljar.host.facts import APPARMOR_SWITCH
 from belljar.host.runtimes import REFUTED_FOR_S, RUNC_MIN, RUNSC_MIN, RUNTIME_VARIABLE
 from belljar.host.tools import QEMU_MIN
@@ -87,15 +87,26 @@ def test_what_the_page_on_tiers_says_is_needed() -> None:
 
 
 def test_what_a_network_lacks_is_named_with_its_mend(facts: HostFacts) -> None:
-    """Missing or old tools, no namespaces, an ordinary user without user namespaces."""
+    """A missing or old nft, missing modules, no namespaces, an ordinary user without user namespaces or ids."""
     assert network_obstacles(facts) == ()
     old = tuple(replace(tool, ok=False, version="0.9", needed_min="1.0.6", mend="get it") if tool.name == "nft" else tool for tool in facts.tools)  # fmt: skip
-    gone = tuple(replace(tool, ok=False, path="") if tool.name == "ip" else tool for tool in facts.tools)
+    gone = tuple(replace(tool, ok=False, path="") if tool.name == "nft" else tool for tool in facts.tools)
     refused = UsernsFact(available=False, reason="a switch", mend="switch it")
     for host, what, mend in [
         (replace(facts, tools=()), "nft was not looked for", "install nftables"),
         (replace(facts, tools=old), "nft 0.9 is too old: 1.0.6 is needed", "get it"),
-        (replace(facts, tools=gone), "ip is missing", "install iproute2"),
+        (replace(facts, tools=gone), "nft is missing", "install nftables"),
+        (replace(facts, modules_missing=("dns", "h11")), "the Python modules dns, h11, which", "belljar[network]"),
+        (
+            replace(facts, network_namespaces_max=0),
+            "user.max_net_namespaces is 0",
+            "sysctl -w user.max_net_namespaces=",
+        ),
+        (
+            replace(facts, is_root=False, ids=IdsFact(available=False, reason="none", mend="add some")),
+            "none",
+            "add some; or",
+        ),
         (replace(facts, network_namespaces=False), "needs network namespaces", "CONFIG_NET_NS"),
         (replace(facts, is_root=False, userns=refused), "a switch", "switch it"),
     ]:
@@ -104,3 +115,12 @@ def test_what_a_network_lacks_is_named_with_its_mend(facts: HostFacts) -> None:
         assert mend in found[0].mend
         assert found[0].error().where == "network"
     assert network_obstacles(replace(facts, userns=refused)) == ()
+
+
+def test_a_module_that_one_kind_needs_is_missed_by_that_kind_alone(facts: HostFacts) -> None:
+    """And by `belljar doctor`, which asks for all kinds."""
+    without = replace(facts, modules_missing=("aiosmtpd",))
+    assert network_obstacles(without, {"http", "git"}) == ()
+    (obstacle,) = network_obstacles(without, {"http", "smtp"})
+    assert "aiosmtpd" in obstacle.what
+    assert network_obstacles(without) == (obstacle,)

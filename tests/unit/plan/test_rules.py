@@ -85,7 +85,7 @@ def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
         assert count == [{"counter": f"count_{reason}"}]
         assert excess[-1] == {"drop": None}
         assert (log[0]["log"]["prefix"], log[0]["log"]["group"]) == (reason, LOG_GROUP)
-        assert rest[-1] in ([{"drop": None}], [{"reject": {"type": "icmp", "expr": "admin-prohibited"}}])
+        assert rest[-1] in ([{"drop": None}], [{"reject": {"type": "icmp", "expr": "port-unreachable"}}])
         assert len(rest) == (2 if name.startswith("refuse_") else 1)
 
 

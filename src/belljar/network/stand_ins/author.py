@@ -1,0 +1,90 @@
+"""What is wrong with the files and words that an author gave his stand-ins, each with its place in the policy and in the file. Reads, never writes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from belljar.errors import HostError
+from belljar.network.stand_ins import check
+from belljar.plan.network import StandInPlan, plan_network
+from belljar.plan.obstacles import NETWORK_EXTRA_MEND
+from belljar.policy import LoadedPolicy
+from belljar.policy.load import refusal
+from belljar.policy.stand_ins import PythonStandIn, StandIn
+from belljar.policy.yaml_tree import Path, Problem, Tree, closest_mark, field_name, read_tree
+
+_FIELD: Final = re.compile(r"([a-z_]+)((?:\.[^.\[\]:\s]+|\[\d+\])*): ", re.ASCII)
+_STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
+    """All that is wrong with the stand-ins' settings and files, in the order of the policy's text; empty when there is nothing, or no network.
+
+    Raises:
+        HostError: a library that reads them is not installed.
+        PolicyError: a stand-in has files, and the policy has no directory of its own.
+    """
+    network = loaded.policy.network
+    if network is None:
+        return ()
+    tree = read_tree(loaded.text)
+    plans = {plan.id: plan for plan in plan_network(network, loaded.base).stand_ins}
+    found = [
+        problem
+        for name, item in network.stand_ins.items()
+        for problem in _of_one(item, plans[name], ("network", "stand_ins", name), tree)
+    ]
+    return tuple(sorted(found, key=lambda problem: problem.mark))
+
+
+def check_stand_ins(loaded: LoadedPolicy) -> None:
+    """Raises `PolicyError` that tells every one of `stand_in_problems`; else as that."""
+    if problems := stand_in_problems(loaded):
+        raise refusal(problems, loaded.source)
+
+
+def _of_one(item: StandIn, plan: StandInPlan, where: Path, tree: Tree) -> Iterator[Problem]:
+    if isinstance(item, PythonStandIn):
+        sentences = _no_module(item, plan)
+    elif plan.is_target:
+        sentences = ()
+    else:
+        sentences = _checked(plan)
+    for sentence in sentences:
+        below, message = _placed(item, sentence)
+        path = (*where, *below)
+        yield Problem(mark=closest_mark(tree, path), field=field_name(path), message=message)
+
+
+def _checked(plan: StandInPlan) -> tuple[str, ...]:
+    try:
+        return check(plan.kind, plan.settings, plan.directory)
+    except ModuleNotFoundError as error:
+        raise HostError(
+            f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}, which is not installed",
+            where=f"network.stand_ins.{plan.id}",
+            mend=NETWORK_EXTRA_MEND,
+        ) from error
+
+
+def _no_module(item: PythonStandIn, plan: StandInPlan) -> tuple[str, ...]:
+    """Its server would say so too, but in a cell that has to be made first."""
+    module = item.app.partition(":")[0].replace(".", "/")
+    if plan.directory is None or any((plan.directory / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
+        return ()
+    return (f"app: there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`",)
+
+
+def _placed(item: StandIn, sentence: str) -> tuple[Path, str]:
+    """The field below the stand-in that a sentence of `check` is about, and what it says there."""
+    own_field, own = item.own_path()
+    file = PurePosixPath(own)
+    if own_field == item.file_field and own_field and sentence.startswith(f"{file.name}:"):
+        return (own_field,), f"{file.parent}/{sentence}"
+    if (match := _FIELD.match(sentence)) and match[1] in type(item).model_fields:
+        steps: tuple[str | int, ...] = tuple(name or int(index) for name, index in _STEP.findall(match[2]))
+        return (match[1], *steps), sentence[match.end() :]
+    return ((own_field,) if own_field else ()), sentence
