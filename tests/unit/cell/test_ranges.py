@@ -1,4 +1,4 @@
-"""A range's own pieces, without cells: a port's settings, what its router's look means, what is refused before anything is made."""
+"""A range's own pieces, without cells: a port's settings and what its router's look means."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
 from belljar.cell import Parts
-from belljar.cell.ranges import RangePort, RangeRouter, _check_stand_ins, _trusting
+from belljar.cell.ranges import RangePort, RangeRouter, _trusting
 from belljar.cell.trust import BUNDLE
-from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
+from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.network.range import Range as Network
 from belljar.plan import make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
@@ -28,8 +28,6 @@ network:
   sink: true
   stand_ins:
     page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
-    api: {kind: openapi, names: [api.example], document: api/spec.yaml}
-    old: {kind: har, names: [old.example], recording: old/was.har}
 """
 
 
@@ -53,10 +51,7 @@ class ANetwork:
 
 
 def loaded_of(folder: Path) -> LoadedPolicy:
-    """The policy with files that hold nothing sensible."""
-    for name in ("api/spec.yaml", "old/was.har"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("nonsense")
+    """The policy."""
     (folder / "policy.yaml").write_text(POLICY)
     return load_policy(folder / "policy.yaml")
 
@@ -105,17 +100,6 @@ def test_what_a_look_at_the_router_means(
     assert word in sight.what
     assert "network.tcp4" in router.known
     assert "network.metadata" not in router.known
-
-
-def test_all_faults_of_stand_ins_are_told_at_once(tmp_path: Path) -> None:
-    """Each with the stand-in's name and its file."""
-    with pytest.raises(PolicyError) as caught:
-        _check_stand_ins(loaded_of(tmp_path), network_of(tmp_path))
-    said = str(caught.value)
-    assert "api: " in said
-    assert "old: " in said
-    assert "was.har" in said
-    assert "page" not in said
 
 
 def test_the_policys_own_variables_win(tmp_path: Path) -> None:
