@@ -239,8 +239,8 @@ async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_pat
         with pytest.raises(PolicyError) as caught:
             async with open_cell(policy_of(tmp_path, bad), run=run):
                 pytest.fail("it was opened")
-    assert "shop:" in str(caught.value)
-    assert "other:" in str(caught.value)
+    assert "stand_ins.shop.routes" in str(caught.value)
+    assert "stand_ins.other.routes" in str(caught.value)
     kinds = [line.kind for line in read_events(run.path)]
     assert Kind.POLICY_REFUSED in kinds
     assert Kind.RANGE_OPENING not in kinds
