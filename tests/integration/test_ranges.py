@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -238,8 +239,8 @@ async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_pat
         with pytest.raises(PolicyError) as caught:
             async with open_cell(policy_of(tmp_path, bad), run=run):
                 pytest.fail("it was opened")
-    assert "shop:" in str(caught.value)
-    assert "other:" in str(caught.value)
+    assert "stand_ins.shop.routes" in str(caught.value)
+    assert "stand_ins.other.routes" in str(caught.value)
     kinds = [line.kind for line in read_events(run.path)]
     assert Kind.POLICY_REFUSED in kinds
     assert Kind.RANGE_OPENING not in kinds
@@ -351,3 +352,14 @@ async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) ->
         known = {each.name: each.known for each in report.findings if each.known}
         assert "sink" in known["network.tcp4"]
         assert "stand-in" in known["network.metadata"]
+
+
+async def test_the_guides_example(home: Path, tmp_path: Path) -> None:
+    """The policy that docs/ranges.md begins with does what stands below it."""
+    page = (Path(__file__).parents[2] / "docs" / "ranges.md").read_text()
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "policy.yaml").write_text(example)
+    async with recorded("guide") as run, open_cell(tmp_path / "policy.yaml", run=run) as cell:
+        assert json.loads(await text(cell, "https://api.example/")) == {"status": "fine"}
+        assert "<title>Directory listing" in await text(cell, "http://shop.example:8000/")
+        assert (await curl(cell, "https://example.org/")).returncode == NO_SUCH_NAME

@@ -1,4 +1,4 @@
-"""A range's own pieces, without cells: a port's settings, what its router's look means, what is refused before anything is made."""
+"""A range's own pieces, without cells: a port's settings and what its router's look means."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ network:
   sink: true
   stand_ins:
     page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
-    api: {kind: openapi, names: [api.example], document: api/spec.yaml}
-    old: {kind: har, names: [old.example], recording: old/was.har}
 """
 
 
@@ -53,10 +51,7 @@ class ANetwork:
 
 
 def loaded_of(folder: Path) -> LoadedPolicy:
-    """The policy with files that hold nothing sensible."""
-    for name in ("api/spec.yaml", "old/was.har"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text("nonsense")
+    """The policy."""
     (folder / "policy.yaml").write_text(POLICY)
     return load_policy(folder / "policy.yaml")
 
