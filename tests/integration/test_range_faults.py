@@ -21,7 +21,7 @@ from belljar.errors import HostError
 from belljar.network.processes import Zygote
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
-_HEAD = "belljar: 1\nrisk: low\ntier: container\nuser: root\nnetwork:\n  stand_ins:\n"
+_HEAD = "belljar: 1\nrisk: low\nuser: root\nnetwork:\n  stand_ins:\n"
 _SITE = "    site: {kind: http, names: [shop.example], ports: [80], routes: [{path: /, body: hello}]}\n"
 _FETCH = ("curl", "-s", "http://shop.example/")
 _HALF = (
@@ -329,12 +329,22 @@ def started(host: Host, *args: str) -> subprocess.Popen[bytes]:
     )
 
 
-@pytest.mark.parametrize("victim", ["zygote", "keeper", "gateway"])
-@pytest.mark.parametrize("moment", ["start", "request"])
-def test_a_part_is_killed(victim: str, moment: str, host: Host, policy: Callable[..., str]) -> None:
+@pytest.mark.parametrize(
+    ("victim", "moment", "tier"),
+    [
+        *(
+            (victim, moment, "container")
+            for victim in ("zygote", "keeper", "gateway")
+            for moment in ("start", "request")
+        ),
+        ("gateway", "request", "gvisor"),
+        ("keeper", "start", "gvisor"),
+    ],
+)
+def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, policy: Callable[..., str]) -> None:
     """SIGKILL as soon as it is there, or while a request is half sent: the range ends, which one died is said, exit 5."""
     before = len(host.belljar.runs())
-    with started(host, "exec", policy(), "--", "python3", "-c", _HALF) as process:
+    with started(host, "exec", policy(), "--tier", tier, "--", "python3", "-c", _HALF) as process:
         assert process.stdout is not None
         found: list[int] = []
 
