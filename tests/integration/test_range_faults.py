@@ -272,7 +272,7 @@ def test_files_that_will_not_do(
 ) -> None:
     """Refused with the policy's line and the file's, before anything is made."""
     found = refused(host, policy(f"    site: {stand_in}\n", **files), code=4)
-    assert "p.yaml:7:" in found
+    assert "p.yaml:6:" in found
     assert said in found
 
 
