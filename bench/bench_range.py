@@ -29,7 +29,7 @@ SHOP = StandInPlan(
     kind="http",
     names=("shop.example",),
     ports=(PortPlan(number=80, protocol="http"),),
-    settings={"routes": [{"path": "/", "text": "hello"}]},
+    settings={"routes": [{"path": "/", "body": "hello"}]},
 )
 NETWORK = NetworkPlan(stand_ins=(SHOP,))
 

@@ -84,6 +84,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Where Python is told to keep no compiled files, those of the many programs that tests start are kept with the tests': each would compile all it imports."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        os.environ["PYTHONPYCACHEPREFIX"] = str(shared_folder(base) / "compiled")
+
+
 def _rank(item: pytest.Item) -> int:
     places = (rank for rank, place in enumerate(LONGEST_FIRST) if item.nodeid.startswith(place))
     return next(places, len(LONGEST_FIRST))

@@ -66,6 +66,7 @@ class Kind(StrEnum):
     NETWORK_WEBSOCKET = "network.websocket"
     NETWORK_STREAM = "network.stream"
     NETWORK_ATTEMPT = "network.attempt"
+    NETWORK_UPSTREAM = "network.upstream"
 
 
 class Actor(StrEnum):

@@ -241,6 +241,7 @@ def copy_package(target: Path) -> Path:
     target.mkdir(mode=0o755)
     source = Path(belljar.__file__).parent
     shutil.copytree(source, target / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(target / "belljar")], check=True)  # once for all runs
     copy_distributions(_project()["dependencies"], target)
     return target
 
@@ -259,11 +260,12 @@ def copy_distributions(requirements: Sequence[str], target: Path) -> None:
     for distribution in _closure(requirements):
         for file in distribution.files or []:
             found, copy = Path(str(file.locate())), target / file
-            outside = ".." in file.parts or file.suffix == ".pyc"
-            if outside or copy.exists() or not found.is_file():
+            if ".." in file.parts or copy.exists() or not found.is_file():
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(found, copy)
+            times = found.stat()
+            os.utime(copy, ns=(times.st_atime_ns, times.st_mtime_ns))  # compiled files go by them
 
 
 def _closure(requirements: Sequence[str]) -> Iterator[importlib.metadata.Distribution]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NoReturn, cast
 
 from belljar.events import Kind
+from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.reporter import READY, Item, Reporter
-from belljar.network.gateway.bounds import Bounds
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:

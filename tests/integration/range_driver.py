@@ -332,6 +332,7 @@ async def many(home: Path) -> dict[str, Any]:
         "clean": all(made.destruction is not None and made.destruction.clean for made in opened),
         "survivors": [what for made in opened for what in (made.destruction.survivors if made.destruction else ())],
         "deaths": [str(error) for scene in scenes for error in scene.deaths],
+        "unproven": [what for made in opened for what in (made.destruction.unproven if made.destruction else ())],
         "zygotes": len(zygotes),
         "journal": sorted(path.name for path in (home / "journal").glob("*")),
     }

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fakes.gateway import DEADLINE_S, MAIL, SHOP, Gateway, is_silent, read_all, running

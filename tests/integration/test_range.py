@@ -232,7 +232,7 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     assert_gone(seen)
     ((error, what),) = seen["deaths"]
     assert error == "ContainmentBreach"
-    assert what.startswith("the range's rules were changed: ")
+    assert what.startswith("the range's network was changed: ")
     assert seen["told"]
     assert seen["ended"]
     assert seen["kinds"].count("range.failed") == 1
@@ -287,6 +287,7 @@ def test_twenty_at_once_and_none_reaches_another(who: Who) -> None:
     assert [(re.match(r"echo [\d.]+:80 hello\n", own) is not None, other) for own, other in seen["said"]] == [
         (True, "ConnectionRefusedError 111")
     ] * 20
+    assert seen["unproven"] == []
     assert (seen["zygotes"], seen["deaths"], seen["survivors"], seen["clean"], seen["journal"]) == (1, [], [], True, [])
 
 

@@ -147,7 +147,6 @@ HELD_ELSEWHERE = {
     "tests/integration/test_gateway_h2.py": ["network/gateway/websocket"],
     "tests/integration/test_gateway_hostile.py": [
         "network/gateway/accept",
-        "network/gateway/http",
         "network/gateway/websocket",
     ],
     "tests/integration/test_gateway_http.py": [
@@ -155,7 +154,6 @@ HELD_ELSEWHERE = {
         "network/gateway/middleware",
         "network/gateway/pipe",
         "network/gateway/serve",
-        "network/gateway/site",
         "network/gateway/tls",
     ],
     "tests/integration/test_gateway_streams.py": ["network/gateway/stream"],

@@ -22,10 +22,11 @@ from belljar.units import printable
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
 _BEHIND: Final = (
+    'command -v "$1" > /dev/null || { echo "$1: not found" >&2; exit 127; }; '
     "log=/var/log/service.log; (: > $log) 2> /dev/null || log=/tmp/service.log; "
     '"$@" > $log 2>&1 < /dev/null & echo $log'
 )
-"""A shell's words: the program behind it, its output in a file of the cell's. Prints which."""
+"""A shell's words: the program behind it, its output in a file of the cell's. Prints which. In a subshell, since a POSIX shell ends where its own `:` can't write."""
 _START_TIMEOUT_S: Final = 30.0
 _LOG_BYTES: Final = 2000
 

@@ -25,6 +25,8 @@ _BUNDLES: Final = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # Alpine's OpenSSL, and others'
 )
+_HASHED: Final = "/etc/ssl/certs"
+"""Where OpenSSL looks by a name's hash: Debian's Python reads no bundle unless it is told to."""
 BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
 """Where every cell of a range has all authorities together, whatever its image had."""
 _NAME: Final = "local-root.crt"
@@ -50,6 +52,9 @@ if ! [ -f {BUNDLE} ]; then
   mkdir -p {BUNDLE.rpartition("/")[0]}
   for b in {bundles}; do if [ -f "$b" ]; then cat "$b" > {BUNDLE}; break; fi; done
   if ! [ -f {BUNDLE} ]; then printf '%s\\n' "$pem" > {BUNDLE}; fi
+fi
+if command -v openssl > /dev/null && [ -d {_HASHED} ]; then
+  h=$(printf '%s\n' "$pem" | openssl x509 -noout -subject_hash) && printf '%s\n' "$pem" > "{_HASHED}/$h.0"
 fi
 for j in /etc/ssl/certs/java/cacerts /usr/lib/jvm/*/lib/security/cacerts /opt/java/*/lib/security/cacerts; do
   if [ -f "$j" ] && command -v keytool > /dev/null; then

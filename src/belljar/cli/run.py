@@ -116,6 +116,8 @@ def show(outcome: RunOutcome) -> None:
     console.print(table(findings))
     for line in (*remarks(findings), *dropped(outcome)):
         console.print(line, markup=False)
+    for use in findings.upstreams:
+        console.print(use.sentence(), markup=False, style="bold red")
     console.print(f"\n{summary(findings)}", markup=False, style=_COLOURS[findings.verdict.value])
     console.print(f"run {outcome.run_id}: {outcome.path}", markup=False)
 

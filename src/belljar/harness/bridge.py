@@ -6,6 +6,7 @@ The request is a guest's: only text, tools and a few numbers of it are taken ove
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
@@ -29,6 +30,7 @@ from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolPa
 
 from belljar.units import printable
 
+logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
 _NUMBERS: Final = {
     "max_tokens": "max_tokens",
@@ -78,6 +80,15 @@ def read_request(body: bytes) -> dict[str, Any]:
 
 
 async def _generate(request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return await _answer(request)
+    except Exception as error:
+        # The program in the cell learns only that its API is down; why stands on the sample's transcript.
+        logger.warning("a program's question to the model was not answered: %s", printable(repr(error), max_chars=500))
+        raise
+
+
+async def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     output = await get_model().generate(
         messages_of(request["messages"]),
         tools=tools_of(request.get("tools") or ()),
@@ -164,13 +175,12 @@ def _config(request: Mapping[str, Any]) -> GenerateConfig:
 
 
 def completion_of(output: ModelOutput) -> dict[str, Any]:
-    """The answer in the shape of a chat completion."""
+    """The answer in the shape of a chat completion. Which model answers is not said: the stand-in names the one that was asked for."""
     usage = output.usage
     counted = {"prompt_tokens": usage.input_tokens, "completion_tokens": usage.output_tokens} if usage else {}
     return {
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": output.model,
         "choices": [_choice(index, choice) for index, choice in enumerate(output.choices)],
         **({"usage": {**counted, "total_tokens": sum(counted.values())}} if counted else {}),
     }

@@ -7,6 +7,7 @@ socket) is refused by name; so is what a cell would silently not do.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ _FULFILLED: Final = frozenset(
 )
 """Read elsewhere, or kept by a cell anyway."""
 _IDLE: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
+_SHELLS: Final = frozenset({"sh", "bash", "/bin/sh", "/bin/bash"})
 _STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
 """Images that only mean *some ordinary Linux with the usual tools*: the default image is one."""
 _TOP: Final = frozenset({"services", "version", "name", "networks"})
@@ -41,6 +43,10 @@ _TIME: Final = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)m
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg]?)b?", re.ASCII | re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _LEAST_INTERVAL_S: Final = 0.1
+_MOST_INTERVAL_S: Final = 1.0
+_MOST_TRIES: Final = 1000
+_USUAL_INTERVAL_S: Final = 30.0
+_USUAL_RETRIES: Final = 3
 
 
 class CannotKeepError(ValueError):
@@ -76,7 +82,7 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     named = {str(name): _mapping(service, f"service {name}") for name, service in services.items()}
     default = default_service(named)
     notes: list[str] = []
-    changes = _cell_of(default, named[default], notes, idle=len(named) == 1)
+    changes = _cell_of(default, named[default], notes)
     if len(named) == 1:
         return Composed(changes=changes, notes=tuple(notes))
     _one_network(named, compose.get("networks"))
@@ -103,12 +109,18 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
 # ---- one service
 
 
-def _cell_of(name: str, service: Mapping[str, Any], notes: list[str], *, idle: bool) -> dict[str, Any]:
-    """The policy fields of the default service."""
+def _cell_of(name: str, service: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The policy fields of the default service. Its cell runs what the task says, and nothing beside that."""
     changes = _common(name, service, notes)
-    if idle and (command := _command(service)) and shlex.join(command) not in _IDLE and " ".join(command) not in _IDLE:
-        raise CannotKeepError(_asks("command"))
+    if (command := _command(service)) and not _is_idle(command):
+        raise CannotKeepError(_asks("command", name=name))
     return changes
+
+
+def _is_idle(command: Sequence[str]) -> bool:
+    """Whether it only keeps a container from ending."""
+    words = command[2:] if command[0] in _SHELLS and command[1:2] == ["-c"] else command
+    return " ".join(words).strip() in _IDLE
 
 
 def _target_of(name: str, service: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -175,15 +187,17 @@ def _health(check: object) -> dict[str, Any] | None:
     if not words or words[0] == "NONE":
         return None
     command = ["sh", "-c", words[1]] if words[0] == "CMD-SHELL" else words[1:]
-    retries = int(check.get("retries") or 3)
-    times = {name: _seconds(str(check[key])) for name, key in _TIMES if check.get(key)}
-    # A start-up period is time in which a failure does not count: more attempts do the same.
-    interval_s = max(times.get("interval", 30.0), _LEAST_INTERVAL_S)
-    retries += int(times.pop("start", 0.0) / interval_s)
-    return {"command": command, "retries": retries, **{name: f"{value:g}s" for name, value in times.items()}}
+    # As patient as compose, a start-up period included in which a failure would not count, but asking oftener.
+    interval_s = _time(check, "interval", _USUAL_INTERVAL_S)
+    patience_s = int(check.get("retries") or _USUAL_RETRIES) * interval_s + _time(check, "start_period", 0.0)
+    every_s = min(max(interval_s, _LEAST_INTERVAL_S), _MOST_INTERVAL_S)
+    tries = min(max(1, math.ceil(patience_s / every_s)), _MOST_TRIES)
+    health = {"command": command, "retries": tries, "interval": f"{every_s:g}s"}
+    return health | ({"timeout": f"{_time(check, 'timeout', 0.0):g}s"} if check.get("timeout") else {})
 
 
-_TIMES: Final = (("interval", "interval"), ("timeout", "timeout"), ("start", "start_period"))
+def _time(check: Mapping[str, Any], key: str, usual_s: float) -> float:
+    return _seconds(str(check[key])) if check.get(key) else usual_s
 
 
 def _seconds(text: str) -> float:

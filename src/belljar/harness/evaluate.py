@@ -26,6 +26,7 @@ from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.report.cells import gather_cells
 from belljar.report.samples import RunFindings, as_json, find_rows
+from belljar.report.upstreams import gather_upstreams
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -310,7 +311,8 @@ def _findings(run: RunDirectory, session: Session, logs: Logs) -> RunFindings:
 
     errors = logs.errors if logs.transcripts or logs.errors else ["the evaluation did not run"]
     problems = [error.what for error in session.breaches]
-    return find_rows(logs.transcripts, gather_cells(read_events(run.path)), problems=problems, errors=errors)
+    cells, upstreams = gather_cells(read_events(run.path)), gather_upstreams(read_events(run.path))
+    return find_rows(logs.transcripts, cells, problems=problems, errors=errors, upstreams=upstreams)
 
 
 def _verified(findings: RunFindings, run: RunDirectory) -> RunFindings:

@@ -353,6 +353,15 @@ class _NetworkAttempt(_Data):
     what: str
 
 
+class _NetworkUpstream(_Data):
+    host: str
+    port: Count | None
+    address: str
+    verdict: Literal["dialled", "refused", "failed"]
+    reason: str
+    problem: str
+
+
 _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.RUN_STARTED: _RunStarted,
     Kind.RUN_FINISHED: _RunFinished,
@@ -403,6 +412,7 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.NETWORK_WEBSOCKET: _NetworkWebsocket,
     Kind.NETWORK_STREAM: _NetworkStream,
     Kind.NETWORK_ATTEMPT: _NetworkAttempt,
+    Kind.NETWORK_UPSTREAM: _NetworkUpstream,
 }
 
 

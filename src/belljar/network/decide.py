@@ -17,6 +17,9 @@ from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, PortPlan, St
 
 CATCH_ALL: Final = "catch-all"
 """The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy reserves it."""
+UPSTREAM: Final = "upstream"
+"""The kind of what is real. No policy's stand-in has it."""
+NO_METHOD: Final = "the upstream does not take this method"
 MAX_NAME_BYTES: Final = 253
 """RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte."""
 HTTP: Final = frozenset({"http", "tls"})
@@ -73,7 +76,7 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     name = _said(flow, protocol)
     if isinstance(name, _No):
         return Verdict(allowed=False, stand_in=stand_in, reason=name.reason, protocol=protocol)
-    problem = "" if name is None else _elsewhere(name, flow.address, layout)
+    problem = "" if name is None else _elsewhere(name, flow.address, layout) or _unnamed(flow, stand_in, stand_ins)
     return Verdict(allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or "")
 
 
@@ -198,6 +201,14 @@ def _is_address(host: bytes) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _unnamed(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> str:
+    """Why a method may not go to something real; empty when it may. A stand-in hears them all."""
+    upstream = next((item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None)
+    if upstream is None or flow.asked is None or flow.asked.method in upstream.settings["methods"]:
+        return ""
+    return NO_METHOD
 
 
 def _elsewhere(name: str, address: str, layout: RangeLayout) -> str:

@@ -2,8 +2,10 @@
 is the other). Pure: no I/O.
 
 Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn,
-in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body. The first word of all is `ready`: it serves.
+in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
+The first word of all is `ready`: it serves.
 Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question.
+The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor that comes with the head.
 
 The decoder reads what a gateway wrote that may have been taken over: every field, length and order is checked, and anything else is a violation.
 """
@@ -26,6 +28,8 @@ MAX_BODY_BYTES: Final = 1 << 20
 MAX_QUESTION_BYTES: Final = 4 << 20
 MAX_ANSWER_BYTES: Final = 4 << 20
 ASK: Final = "ask"
+DIAL: Final = "dial"
+"""What is asked for a connected socket to a real upstream."""
 READY: Final = "ready"
 _MAX_ID: Final = (1 << 53) - 1
 _MAX_DEPTH: Final = 16

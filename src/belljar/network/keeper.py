@@ -12,7 +12,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -32,6 +32,7 @@ _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 """In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks for this one."""
 _LOGS_AT_ONCE: Final = 256
+_STRANGE_TOLD: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ class _Keeper:
         self._flows = Flows(task.layout)
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
+        self._ports: set[int] = set()
 
     def make(self, gateway: socket.socket, parent: int) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
@@ -210,19 +212,29 @@ class _Keeper:
         with inner:
             offloads = bool(message["offloads"])
             made = links.make_port(self._tables(), inner, fds[0], port, self._task.layout.resolver, offloads=offloads)
+        self._ports.add(made.index)
         self._flows.attached(made.index, made.cell)
 
     def _check(self) -> None:
-        """Ends this process, all ports down, when the rules are not what they were."""
+        """Ends this process, all ports down, when the rules are not what they were or a device is up that is no port."""
         listed = nft.list_rules(self._task.nft)
         for _ in nflog.read_all(self._changes):
             pass  # what has changed until now is in the listing
         self._next_check = time.monotonic() + self._task.check_every_s
-        if differences := same_rules(self._task.rules, listed):
+        self._end_if_changed((*same_rules(self._task.rules, listed), *self._strange_devices()))
+        self._tell(counters=self._counters(listed))
+
+    def _end_if_changed(self, differences: Sequence[str]) -> None:
+        if differences:
             self._shut()
             self._tell(breach=list(differences))
             os._exit(1)
-        self._tell(counters=self._counters(listed))
+
+    def _strange_devices(self) -> list[str]:
+        """What somebody else has put up here: one that is down (the kernel makes some itself) lets nothing pass."""
+        links_up = (link for link in netlink.list_links(self._tables()) if link.is_up)
+        strange = [link.name for link in links_up if link.name != "lo" and link.index not in self._ports]
+        return [f"a device is up that is no cell's port: {name}" for name in strange[:_STRANGE_TOLD]]
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = {str(reason): number for reason, number in counts(listed).items()}
@@ -240,6 +252,7 @@ class _Keeper:
 
     def _end(self, number: int) -> NoReturn:
         """The last packets, logs and counts, with every port down."""
+        self._end_if_changed(self._strange_devices())
         self._shut()
         while self._tap.read_into(self._files):
             pass

@@ -34,6 +34,8 @@ _TCP_BUFFER: Final = "4096 32768 65536"
 # Forwarding first: to set it sets others anew (ip-sysctl.rst).
 _IPV4: Final = (
     ("ip_unprivileged_port_start", "0"),
+    # Refusals are answered as often as the rules say: the kernel's own limit (six, then one a second for each cell) would leave clients waiting.
+    ("icmp_ratemask", "0"),
     ("tcp_rmem", _TCP_BUFFER),
     ("tcp_wmem", _TCP_BUFFER),
     *(

@@ -7,7 +7,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +15,9 @@ from belljar.errors import HostError
 from belljar.host.tools import SEARCH_PATH
 from belljar.network import datagrams
 from belljar.network.confine import FILES_ROOT
+from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig
+from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, as_stand_in
 from belljar.network.processes import SERVE, Zygote
 from belljar.network.watch import Lines
 from belljar.plan.addresses import RangeLayout
@@ -39,6 +40,7 @@ class RangeSpec:
         directory: an existing directory for the packet record, which stays.
         check_every_s: how often the rules are read back.
         serve: `module:function` of the gateway.
+        reach: how the plan's upstreams are reached.
     """
 
     network: NetworkPlan
@@ -46,6 +48,7 @@ class RangeSpec:
     directory: Path
     check_every_s: float = CHECK_EVERY_S
     serve: str = SERVE
+    reach: Reach = field(default_factory=Reach)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +151,17 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
     )
     config = GatewayConfig(
         layout=spec.layout,
-        stand_ins=tuple(inside),
+        stand_ins=(*inside, *map(as_stand_in, spec.network.upstreams)),
+        authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
         bounds=Bounds.of(spec.network.bounds),
     )
     memory_bytes = spec.network.bounds.gateway_memory_bytes
     return {"config": config.to_json(), "uid": uid, "directories": directories, "memory_bytes": memory_bytes}
+
+
+def _has_encrypted(network: NetworkPlan) -> bool:
+    return any(port != HTTP_PORT for upstream in network.upstreams for port in upstream.ports)
 
 
 def _directories(network: NetworkPlan, uid: int | None) -> dict[str, str]:

@@ -23,6 +23,7 @@ from belljar.isolation.journal import Journal, JournalEntry, new_range_id, own_e
 from belljar.isolation.process import close_all, namespaces_of, pin_namespaces
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network import datagrams, links
+from belljar.network.dial import Dialler, Reach
 from belljar.network.making import (
     CHECK_EVERY_S,
     PACKETS,
@@ -43,6 +44,7 @@ _START_DEADLINE_S: Final = 20.0
 _LATE_MEND: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
 _ANSWER_DEADLINE_S: Final = 30.0
 _END_DEADLINE_S: Final = 5.0
+HOSTS_REACH: Final = Reach()
 
 
 def _ignore(_error: BelljarError) -> None:
@@ -61,6 +63,7 @@ async def open_range(
     answer: Answer | None = None,
     check_every_s: float = CHECK_EVERY_S,
     serve: str = SERVE,
+    reach: Reach = HOSTS_REACH,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
@@ -71,13 +74,16 @@ async def open_range(
         on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
             ended, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
+        reach: how the plan's upstreams are reached: by this host's own resolver and routes.
 
     Raises:
         HostError: this host can't. CellError: it did not come up.
 
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
-    spec = RangeSpec(network=network, layout=layout, directory=directory, check_every_s=check_every_s, serve=serve)
+    spec = RangeSpec(
+        network=network, layout=layout, directory=directory, check_every_s=check_every_s, serve=serve, reach=reach
+    )
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
     try:
         await anyio.to_thread.run_sync(made.make)
@@ -232,7 +238,8 @@ class Range:
             self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
         )
         self._mark("forks")
-        self._watch = Watch(self.id, lines, self._recorder, on_death=self._died, answer=self._answer)
+        dialler = Dialler(self._spec.network, self._spec.reach)
+        self._watch = Watch(self.id, lines, self._recorder, on_death=self._died, answer=self._answer, dialler=dialler)
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})

@@ -67,8 +67,6 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "set_robust_list": (273, 99),
     "recvfrom": (45, 207),
     "recvmsg": (47, 212),
-    "sendto": (44, 206),
-    "sendmsg": (46, 211),
     "accept": (43, 202),
     "accept4": (288, 242),
     "getsockname": (51, 204),
@@ -114,6 +112,9 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
 }
 _MMAP: Final = (9, 222)
 _MPROTECT: Final = (10, 226)
+_SENDTO: Final = (44, 206)
+_SENDMSG: Final = (46, 211)
+_MSG_FASTOPEN: Final = 0x2000_0000  # connects what is not connected: `connect` by another name
 _SOCKETPAIR: Final = (53, 199)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)
@@ -147,6 +148,8 @@ def _program(machine: str) -> Iterator[_Instruction]:
             yield (_RETURN, 0, 0, _ALLOW)
     for number in (_MMAP[column], _MPROTECT[column]):
         yield from _when(number, _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
+    for number, flags in ((_SENDTO[column], 3), (_SENDMSG[column], 2)):
+        yield from _when(number, _argument(flags), (_ANY_BIT, 1, 0, _MSG_FASTOPEN))
     yield from _when(_SOCKETPAIR[column], _argument(0), (_EQUAL, 0, 1, _AF_UNIX))
     for request in _IOCTLS:
         yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))

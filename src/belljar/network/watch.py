@@ -10,7 +10,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +19,9 @@ from typing import Any, Final
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
 from belljar.events import Event, Kind, Recorder, Trust
 from belljar.network import datagrams
+from belljar.network.dial import Dialler, NotAnUpstream
 from belljar.network.events_wire import (
+    DIAL,
     MAX_DATAGRAM_BYTES,
     Asked,
     Ready,
@@ -78,12 +80,13 @@ class Watch:
         *,
         on_death: Callable[[BelljarError], None],
         answer: Answer | None,
+        dialler: Dialler,
     ) -> None:
         self.heard = Heard()
         self.error: BelljarError | None = None
         self.closing = False
         self._range, self._lines, self._recorder = range_id, lines, recorder
-        self._on_death, self._answer = on_death, answer
+        self._on_death, self._answer, self._dialler = on_death, answer, dialler
         self._decoder = UpDecoder()
         self._open = {lines.control, lines.events}
         self._said = b""
@@ -172,7 +175,7 @@ class Watch:
                 self.heard.milestones.put(next(iter(message)))
             case {"breach": differences}:
                 what = "; ".join(str(difference) for difference in differences)
-                self.die(ContainmentBreach(f"the range's rules were changed: {printable(what)}", where=self._where()))
+                self.die(ContainmentBreach(f"the range's network was changed: {printable(what)}", where=self._where()))
             case {"failed": _}:
                 self.die(self._gave_up(message))
             case _:
@@ -220,7 +223,7 @@ class Watch:
             raise ProtocolViolation(f"more than {_MAX_QUESTIONS} questions at once", where=self._where())
         if self._questions is None:
             self._questions = ThreadPoolExecutor(_QUESTIONS_AT_ONCE, thread_name_prefix=f"range-{self._range}-answers")
-        self._questions.submit(self._reply, asked)
+        self._questions.submit(self._dial if asked.what == DIAL else self._reply, asked)
 
     def _reply(self, asked: Asked) -> None:
         try:
@@ -233,10 +236,31 @@ class Watch:
             self._asked.release()
         self._send(*words)
 
-    def _send(self, *words: bytes) -> None:
+    def _dial(self, asked: Asked) -> None:
+        """Hands the gateway a connected socket, or says why not. It may not ask for what the plan does not have: then it is not ours any more."""
+        try:
+            with self._dialler.dial(asked.body, self._say_dialled) as end:
+                self._send(encode_answer(asked.id, b"")[0], fds=(end.fileno(),))
+                return
+        except NotAnUpstream as exc:
+            self.die(ProtocolViolation(f"the gateway broke its protocol: {exc}", where=self._where()))
+        except BelljarError as exc:  # it can't be recorded: then nothing is dialled, and nothing goes on
+            self.die(exc)
+        except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
+            self._send(*encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False))
+        finally:
+            self._asked.release()
+
+    def _say_dialled(self, data: Mapping[str, Any]) -> None:
+        """Raises `LedgerError`; and `ValueError` when the range is over: what is not on record is not dialled."""
+        if self.closing or self.error is not None:
+            raise ValueError("the range is over")
+        self._record(Kind.NETWORK_UPSTREAM, data)
+
+    def _send(self, *words: bytes, fds: Sequence[int] = ()) -> None:
         with suppress(OSError), self._send_lock:  # one that is gone is seen elsewhere
             for word in words:
-                self._lines.events.send(word)
+                socket.send_fds(self._lines.events, [word], list(fds))
 
     def _ended(self, who: str) -> None:
         """One ends by itself only when something is wrong; the other may not go on alone."""

@@ -20,7 +20,14 @@ MAX_CELLS: Final = 250
 LEAST_RANDOM_BYTES: Final = 16
 _POOLS: Final = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
 _PREFIX_LENGTH: Final = 22
-_USUAL: Final = ("10.0.0.0/16", "10.88.0.0/16", "172.17.0.0/16", "192.168.0.0/23", "192.168.64.0/23", "192.168.122.0/24")
+_USUAL: Final = (
+    "10.0.0.0/16",
+    "10.88.0.0/16",
+    "172.17.0.0/16",
+    "192.168.0.0/23",
+    "192.168.64.0/23",
+    "192.168.122.0/24",
+)
 """Where virtual machines, containers and homes usually are: an address there would be read wrongly, by people and by probes."""
 _SIZE: Final = 1 << (32 - _PREFIX_LENGTH)
 _RESOLVER_HOST: Final = 1

@@ -39,11 +39,12 @@ def _reach(network: NetworkPlan) -> Iterator[str]:
 
 
 def _but(network: NetworkPlan) -> str:
-    return "; but the gateway dials what is called REAL below" if network.upstreams else ""
+    return "; but this host dials for the gateway what is called REAL below" if network.upstreams else ""
 
 
 def _without(network: NetworkPlan) -> str:
-    return "which dials what is called REAL below" if network.upstreams else "without capabilities or any route"
+    handed = "which is handed connections to what is called REAL below, and has no other way out"
+    return handed if network.upstreams else "without capabilities or any route"
 
 
 def _stand_in(item: StandInPlan) -> str:
@@ -61,7 +62,7 @@ def _ports(ports: tuple[PortPlan, ...]) -> str:
 def _upstream(item: UpstreamPlan) -> str:
     ports = ", ".join(map(str, item.ports))
     return (
-        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by the gateway; at most "
+        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by this host for the gateway; at most "
         f"{format_size(item.budget_bytes)} in both directions. Why: {printable(item.reason)}"
     )
 

@@ -246,7 +246,8 @@ class HarStandIn(StandIn):
         default=None, description="Answer whatever host of the stand-in's names is asked with what was recorded of any."
     )
     missing_bodies: Annotated[MissingBodies, kinds.Choice(words=MissingBodies)] | None = Field(
-        default=None, description="What an answer whose body was not recorded gets: none at all (refuse), or an empty one."
+        default=None,
+        description="What an answer whose body was not recorded gets: none at all (refuse), or an empty one.",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import CellFindings, Probing
 from belljar.report.reconcile import Call, Difference, reconcile
+from belljar.report.upstreams import UpstreamUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +83,14 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFindings:
     """The run as a whole. `strays` are cells of no sample, `spares` those of them that were made ahead and that nobody took;
-    `problems` concern the run and void it.
+    `problems` concern the run and void it; `upstreams` are real and were asked for.
     """
 
     rows: tuple[Row, ...]
     strays: tuple[CellFindings, ...]
     problems: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    upstreams: tuple[UpstreamUse, ...] = ()
 
     @property
     def spares(self) -> tuple[CellFindings, ...]:
@@ -127,6 +129,7 @@ def find_rows(
     *,
     problems: Sequence[str] = (),
     errors: Sequence[str] = (),
+    upstreams: Sequence[UpstreamUse] = (),
 ) -> RunFindings:
     """Join the harness's samples with the ledger's cells and judge each."""
     by_uuid: dict[str, list[CellFindings]] = {}
@@ -135,7 +138,13 @@ def find_rows(
     rows = [_row(transcript, by_uuid.pop(transcript.uuid, [])) for transcript in transcripts]
     strays = tuple(cell for left in by_uuid.values() for cell in left)
     unclean = [f"cell {cell.cell_id}: {fault}" for cell in strays for fault in (*_unclean(cell), *_breaches(cell))]
-    return RunFindings(rows=tuple(rows), strays=strays, problems=(*problems, *unclean), errors=tuple(errors))
+    return RunFindings(
+        rows=tuple(rows),
+        strays=strays,
+        problems=(*problems, *unclean),
+        errors=tuple(errors),
+        upstreams=tuple(upstreams),
+    )
 
 
 def _row(transcript: Transcript, cells: Sequence[CellFindings]) -> Row:
@@ -202,6 +211,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "problems": list(findings.problems),
         "errors": list(findings.errors),
         "samples": [_row_json(row) for row in findings.rows],
+        "upstreams": [use.to_json() for use in findings.upstreams],
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_spare],
         "spare_cells": [cell.cell_id for cell in findings.spares],
     }

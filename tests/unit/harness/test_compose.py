@@ -57,16 +57,33 @@ def test_command_and_entrypoint_are_one() -> None:
     assert shop(entrypoint=["e"], command=["c", "d"])["command"] == ["e", "c", "d"]
 
 
+@pytest.mark.parametrize("command", ["serve", ["sh", "-c", "serve & sleep infinity"], ["tail", "-f", "/var/log/x"]])
+def test_the_default_service_runs_what_the_task_says(command: Any) -> None:  # noqa: ANN401 - YAML
+    """Another command of its own would silently not run: it is refused, with other services beside it too; one that only waits is none."""
+    services: dict[str, Any] = {"default": {"image": "a", "command": command}, "web": {"image": "w"}}
+    with pytest.raises(CannotKeepError, match="default asks for command"):
+        read_compose({"services": services})
+    for idle in ("sleep infinity", ["tail", "-f", "/dev/null"], ["bash", "-c", "sleep infinity"], []):
+        services["default"]["command"] = idle
+        assert read_compose({"services": services}).network
+
+
 def test_a_health_check() -> None:
-    """Both ways to write it; a start-up period gives as many tries more."""
+    """Both ways to write it. It waits as long as compose would, whose interval is half a minute unless it is said, and asks at least once a second."""
     check = {"test": ["CMD", "curl", "x"], "interval": "2s", "timeout": "1m30s", "retries": 5, "start_period": "10s"}
     assert shop(healthcheck=check)["health"] == {
         "command": ["curl", "x"],
-        "retries": 10,
-        "interval": "2s",
+        "retries": 20,
+        "interval": "1s",
         "timeout": "90s",
     }
-    assert shop(healthcheck={"test": "curl x"})["health"] == {"command": ["sh", "-c", "curl x"], "retries": 3}
+    assert shop(healthcheck={"test": "curl x"})["health"] == {
+        "command": ["sh", "-c", "curl x"],
+        "retries": 90,
+        "interval": "1s",
+    }
+    assert shop(healthcheck={"test": "x", "interval": "500ms"})["health"]["interval"] == "0.5s"
+    assert shop(healthcheck={"test": "x", "retries": 10**9})["health"]["retries"] == 1000
     assert "health" not in shop(healthcheck={"test": ["NONE"]})
     assert "health" not in shop(healthcheck={"disable": True, "test": "x"})
 

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.decide import CATCH_ALL, Asked, Flow, canonical_name, decide, find, split_target
+from belljar.network.decide import (
+    CATCH_ALL,
+    NO_METHOD,
+    UPSTREAM,
+    Asked,
+    Flow,
+    canonical_name,
+    decide,
+    find,
+    split_target,
+)
 from belljar.plan.addresses import NameAddress, RangeLayout
 from belljar.plan.network import METADATA_ADDRESS, PortPlan, StandInPlan
 
@@ -259,3 +269,15 @@ def test_every_pair_of_our_names_disagrees() -> None:
         refused(secure(one, other, here))
         refused(secure(one, one, there))
         refused(web(other, here))
+
+
+@given(st.sampled_from(["GET", "HEAD", "POST", "DELETE", "get", "CONNECT", "BREW", ""]) | st.text(max_size=10))
+def test_something_real_gets_the_named_methods_only(method: str) -> None:
+    """Exactly as the policy spells them, at its own address and name; a stand-in hears them all."""
+    real = StandInPlan(id="shop", kind=UPSTREAM, names=(), ports=WEB, settings={"methods": ["GET", "HEAD"]})
+    flow = web("shop.example", method=method)
+    verdict = decide(flow, LAYOUT, (real,))
+    assert verdict.allowed == (method in {"GET", "HEAD"})
+    assert verdict.allowed or verdict.reason in {NO_METHOD, "CONNECT"}
+    assert decide(flow, LAYOUT, STAND_INS).allowed == (method.upper() != "CONNECT")
+    assert decide(web("mail.example", method="GET"), LAYOUT, (real,)).reason == "the name has another address"

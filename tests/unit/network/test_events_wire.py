@@ -33,7 +33,7 @@ def body(name: str, content: bytes, extra: int = 0) -> Body:
     )
 
 
-def head(**changes: Any) -> bytes:
+def head(**changes: object) -> bytes:
     """A good event's head, with changes."""
     return json.dumps({"id": 1, "kind": "network.dns", "data": {}, "bodies": [], **changes}).encode()
 

@@ -55,6 +55,6 @@ def test_a_half_record_is_left_out(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_an_error() -> None:
     """Nothing goes unrecorded in silence."""
     full = os.open("/dev/full", os.O_WRONLY)
-    with pytest.raises(OSError, match="No space left|Invalid argument"):
+    with pytest.raises(OSError, match=r"No space left|Invalid argument"):
         PacketFiles((full, full), MIN_BYTES)
     os.close(full)

@@ -35,7 +35,7 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
     """Each number up to the newest call: allowed when it is on the list, else refused."""
     allowed = {numbers[COLUMN[machine]] for numbers in ALLOWED.values()}
-    by_argument = {"x86_64": {9, 10, 53}, "aarch64": {222, 226, 199}}[machine]
+    by_argument = {"x86_64": {9, 10, 53, 44, 46}, "aarch64": {222, 226, 199, 206, 211}}[machine]
     for number in range(600):
         seen = verdict(machine, number, 1, 0, 0)
         if number in allowed or number in by_argument:
@@ -50,6 +50,15 @@ def test_no_memory_becomes_code(machine: str, mmap: int, mprotect: int) -> None:
     for call in (mmap, mprotect):
         assert verdict(machine, call, 0, 4096, 3) == ALLOW
         assert verdict(machine, call, 0, 4096, 7) == EPERM
+
+
+@pytest.mark.parametrize(("machine", "sendto", "sendmsg"), [("x86_64", 44, 46), ("aarch64", 206, 211)])
+def test_nothing_is_connected_by_sending(machine: str, sendto: int, sendmsg: int) -> None:
+    """MSG_FASTOPEN is refused, with whatever else; other flags are not."""
+    assert verdict(machine, sendto, 3, 0, 1, 0x4000) == ALLOW
+    assert verdict(machine, sendto, 3, 0, 1, 0x2000_4000) == EPERM
+    assert verdict(machine, sendmsg, 3, 0, 0x4000) == ALLOW
+    assert verdict(machine, sendmsg, 3, 0, 0x2000_4000) == EPERM
 
 
 @pytest.mark.parametrize(("machine", "socketpair", "ioctl"), [("x86_64", 53, 16), ("aarch64", 199, 29)])

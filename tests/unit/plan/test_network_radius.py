@@ -48,10 +48,10 @@ def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
     network = NetworkPlan(upstreams=(UPSTREAM,))
     (real,) = [sentence for sentence in reach(network) if sentence.startswith(REAL)]
     assert real == (
-        "REAL network: real.example on 443, by GET, HEAD, dialled by the gateway; at most 10 MiB in both directions. Why: a\\x1b[2J b"
+        "REAL network: real.example on 443, by GET, HEAD, dialled by this host for the gateway; at most 10 MiB in both directions. Why: a\\x1b[2J b"
     )
     assert any("leaves this host" in sentence for sentence in warnings(network, facts))
-    assert "but the gateway dials" in reach(network)[0]
+    assert "but this host dials" in reach(network)[0]
     assert "dials" not in " ".join(reach(NetworkPlan()))
     assert not any("without" in sentence for sentence in reach(network) if "gateway, which answers" in sentence)
 

@@ -13,7 +13,7 @@ def test_statements_are_json_with_one_word_each() -> None:
         nft.ACCEPT,
         nft.DROP,
         nft.TCP_RESET,
-        nft.PROHIBITED,
+        nft.UNREACHABLE,
         nft.FIRST,
         nft.NOT_FIRST,
         nft.FRAGMENT,

@@ -59,6 +59,10 @@ class Bounds:
     h2_control_frames_per_request: int = 16
     stream_bytes: int = 256 << 20
     """Of a raw stream, both ways together: closed."""
+    upstream_wait_s: float = 30.0
+    """Between two pieces of what a real upstream says, TLS included: 504, or the answer is cut off."""
+    upstream_exchanges: int = 8
+    """Connections to one real upstream at one time: further requests wait."""
     kept_body_bytes: int = 64 << 10
     """Kept of each body in a record: the rest is counted, and in the digest."""
     kept_stream_bytes: int = 4 << 10

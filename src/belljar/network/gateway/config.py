@@ -6,11 +6,15 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from belljar.network.decide import UPSTREAM
 from belljar.network.gateway.bounds import Bounds
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import StandInPlan
+from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
+
+HTTP_PORT: Final = 80
+"""Of an upstream: at all others TLS is spoken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,7 @@ class GatewayConfig:
         range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are never made from it.
         scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is there for as long as OpenSSL takes to read it.
         bounds: see its type.
+        authorities: the certificates that upstreams are checked by, PEM; the gateway can open no file.
     """
 
     layout: RangeLayout
@@ -30,6 +35,7 @@ class GatewayConfig:
     range_seed: str
     scratch: Path = Path("/t")
     bounds: Bounds = field(default_factory=Bounds)
+    authorities: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -39,6 +45,7 @@ class GatewayConfig:
             "range_seed": self.range_seed,
             "scratch": str(self.scratch),
             "bounds": asdict(self.bounds),
+            "authorities": self.authorities,
         }
 
     @classmethod
@@ -53,7 +60,15 @@ class GatewayConfig:
             range_seed=seed,
             scratch=Path(data["scratch"]),
             bounds=Bounds.from_json(data["bounds"]),
+            authorities=str(data["authorities"]),
         )
+
+
+def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:
+    """A real upstream as the gateway sees it: what has a name, ports and an address in the range, of the kind `upstream`."""
+    ports = (PortPlan(number=port, protocol="http" if port == HTTP_PORT else "tls") for port in upstream.ports)
+    settings = {"methods": list(upstream.methods), "budget_bytes": upstream.budget_bytes}
+    return StandInPlan(id=upstream.id, kind=UPSTREAM, names=(upstream.host,), ports=tuple(ports), settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

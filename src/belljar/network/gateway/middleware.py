@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import Asked, Verdict, split_target
+from belljar.network.decide import NO_METHOD, Asked, Verdict, split_target
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Peer, Site, since_ms
@@ -21,7 +21,13 @@ from belljar.network.gateway.websocket import WebSocketRecord
 
 PEER: Final = "peer"
 """Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and `name` in its place."""
-_STATUS: Final = {"CONNECT": 405, "no Host": 400, "Host is no host name": 400, "the target is no path": 400}
+_STATUS: Final = {
+    "CONNECT": 405,
+    "no Host": 400,
+    "Host is no host name": 400,
+    "the target is no path": 400,
+    NO_METHOD: 405,
+}
 _MISDIRECTED: Final = 421
 
 
@@ -97,7 +103,7 @@ class Exchange:
             return
         try:
             await app(scope, self._receive, self._send)
-        except _Refused as refused:
+        except Refused as refused:
             await self.fail(refused.reason, refused.status)
         if not self._answered:
             await self.fail("the stand-in gave no answer", 500)
@@ -148,7 +154,7 @@ class Exchange:
             async with asyncio.timeout(self._site.bounds.body_wait_s):
                 return await self._upstream()
         except TimeoutError:
-            raise _Refused("the body stalled", 408) from None
+            raise Refused("the body stalled", 408) from None
 
     def _hold(self, data: bytes) -> None:
         self._request.add(data)
@@ -156,15 +162,15 @@ class Exchange:
         self._site.bodies_bytes += len(data)
         if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
             self._site.hit("bodies_bytes")
-            raise _Refused("the bodies of all requests are over the bound", 503)
+            raise Refused("the bodies of all requests are over the bound", 503)
 
     def _bound_body(self) -> None:
         bounds, total = self._site.bounds, self._request.total_bytes
         if total > (bounds.body_bytes if self.verdict.allowed else bounds.kept_body_bytes):
-            raise _Refused("the body is over the bound", 413)
+            raise Refused("the body is over the bound", 413)
         late = time.monotonic() - self._start - bounds.body_wait_s
         if late > 0 and total < late * bounds.body_bytes_per_s:
-            raise _Refused("the body is too slow", 408)
+            raise Refused("the body is too slow", 408)
 
     async def _send(self, message: Message) -> None:
         if self._answered:
@@ -201,7 +207,7 @@ class Exchange:
         try:
             while not self._read_all:
                 await self._receive()
-        except _Refused as refused:
+        except Refused as refused:
             self._read_all = True
             self._reason = self._reason or refused.reason
             if self._head is not None and self._scope["http_version"] != "2":
@@ -224,7 +230,7 @@ class Exchange:
         await self._record_request()
 
     async def _too_large(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise _Refused("the body is over the bound", 413)
+        raise Refused("the body is over the bound", 413)
 
     def _declared_bytes(self) -> int:
         declared = [value for name, value in self._scope["headers"] if name == b"content-length"]
@@ -275,7 +281,9 @@ class Exchange:
         return scope
 
 
-class _Refused(Exception):  # noqa: N818 - a verdict on a request
+class Refused(Exception):  # noqa: N818 - a verdict on a request
+    """Ends an exchange with a status and a reason for the record; a stand-in may raise it."""
+
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
         self.reason = reason

@@ -80,13 +80,15 @@ def reset(sock: socket.socket) -> None:
 
 
 class TlsPipe:
-    """TLS over another pipe, server side. Call `handshake` first."""
+    """TLS over another pipe: the server's side, or with `server_name` the client's of a server of that name. Call `handshake` first."""
 
-    def __init__(self, inner: Pipe, context: ssl.SSLContext) -> None:
+    def __init__(self, inner: Pipe, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
         self._inner = inner
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
-        self.engine = context.wrap_bio(self._in, self._out, server_side=True)
+        self.engine = context.wrap_bio(
+            self._in, self._out, server_side=server_name is None, server_hostname=server_name
+        )
         self._sending = asyncio.Lock()
 
     @property

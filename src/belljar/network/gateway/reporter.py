@@ -2,11 +2,13 @@
 
 The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are
 `{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes
-`{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise.
+`{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise; to the question `dial`
+the answer is a descriptor beside the head.
 """
 
 from __future__ import annotations
 
+import array
 import asyncio
 import json
 import os
@@ -29,6 +31,8 @@ OWNER_GONE: Final = 70
 """The gateway's exit status when nobody records any more."""
 READY: Final = "ready"
 ASK: Final = "ask"
+DIAL: Final = "dial"
+_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Reporter:
         self._on_lost = on_lost
         self._next = 1
         self._queue: deque[bytes] = deque()
-        self._waiting: dict[int, tuple[asyncio.Future[bytes], int]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
         self._unrecorded = 0
         self._recorded = 0
         self._room: deque[asyncio.Future[None]] = deque()
@@ -97,14 +101,14 @@ class Reporter:
         for future in [self.post(item) for item in items]:
             await future
 
-    def post(self, item: Item) -> asyncio.Future[bytes]:
+    def post(self, item: Item) -> asyncio.Future[Any]:
         """Sends one without waiting: for what nothing depends on (the end of a connection that is already cut). The future is done when it is on record."""
         item = self._within_budget(item)
         number = self._next
         sent = datagrams(number, item)
         self._next += 1
         size = sum(map(len, sent))
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (future, size)
         self._unrecorded += size
         self._queue.extend(sent)
@@ -112,12 +116,20 @@ class Reporter:
             self._writable()
         return future
 
-    async def ask(self, kind: str, body: bytes) -> bytes:
+    async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
         """Asks the owner. Raises `ValueError` with its reason when it refuses."""
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
         return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
+
+    async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
+        """A connected socket to a real upstream, from the owner: the caller's to close. Raises `ValueError` with the reason when there is none to be had."""
+        body = json.dumps({"host": host, "port": port, "stand_in": stand_in}).encode()
+        answer = await self.ask(DIAL, body)
+        if not isinstance(answer, socket.socket):
+            raise ValueError("the owner has handed over no socket")
+        return answer
 
     async def _has_room(self) -> None:
         if self._room or self._unrecorded >= self._bounds.unrecorded_bytes:
@@ -167,7 +179,7 @@ class Reporter:
     def _readable(self) -> None:
         for _ in range(256):
             try:
-                said = self._sock.recv(MAX_DATAGRAM_BYTES)
+                said, fds = _take(self._sock)
             except BlockingIOError:
                 break
             except OSError:
@@ -175,18 +187,21 @@ class Reporter:
             if not said:
                 self._on_lost()
             try:
-                self._heard(said)
+                self._heard(said, fds)
             except (ValueError, KeyError, TypeError):
                 self._on_lost()
         self._wake()
 
-    def _heard(self, said: bytes) -> None:
+    def _heard(self, said: bytes, fds: list[int]) -> None:
         if self._answer is not None:
             self._more_of_answer(said)
             return
         word: dict[str, Any] = json.loads(said)
         if "ack" in word:
             self._done(word["ack"], b"")
+            return
+        if fds:
+            self._hand_over(int(word["answer"]), socket.socket(fileno=fds[0]))
             return
         self._answer = (int(word["answer"]), bool(word["ok"]), int(word["bytes"]), bytearray())
         self._more_of_answer(b"")
@@ -201,12 +216,30 @@ class Reporter:
         self._answer = None
         self._done(number, bytes(got), is_ok=is_ok)
 
-    def _done(self, number: int, answer: bytes, *, is_ok: bool = True) -> None:
+    def _hand_over(self, number: int, end: socket.socket) -> None:
+        end.setblocking(False)  # noqa: FBT003 - the library's signature
+        if self._waiting[number][0].done():  # nobody waits for it any more
+            end.close()
+        self._done(number, end)
+
+    def _done(self, number: int, answer: bytes | socket.socket, *, is_ok: bool = True) -> None:
         future, size = self._waiting.pop(number)
         self._unrecorded -= size
         if future.done():
             return
-        if is_ok:
+        if is_ok or not isinstance(answer, bytes):
             future.set_result(answer)
         else:
             future.set_exception(ValueError(answer.decode(errors="replace")))
+
+
+def _take(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """A datagram, and the descriptor that came with it."""
+    said, ancillary, _, _ = sock.recvmsg(
+        MAX_DATAGRAM_BYTES, socket.CMSG_LEN(_DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
+    )
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % _DESCRIPTOR_BYTES])
+    return said, list(fds)

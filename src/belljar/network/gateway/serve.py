@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import stand_ins
-from belljar.network.decide import CATCH_ALL
+from belljar.network.decide import CATCH_ALL, UPSTREAM
+from belljar.network.gateway import upstream
 from belljar.network.gateway.accept import Front
 from belljar.network.gateway.ca import Authority
 from belljar.network.gateway.config import GatewayConfig, Listeners
@@ -61,8 +62,10 @@ async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket
 
 def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:
     """The stand-ins that the gateway answers for, by id: ASGI apps, and servers of streams."""
-    plans = [plan for plan in config.stand_ins if not plan.is_target]
+    plans = [plan for plan in config.stand_ins if not plan.is_target and plan.kind != UPSTREAM]
     apps = {plan.id: make(plan.kind, context_of(plan, config, site)) for plan in plans}
+    trust = upstream.Trust(config.authorities)
+    apps |= {plan.id: upstream.make(plan, site, trust) for plan in config.stand_ins if plan.kind == UPSTREAM}
     if config.layout.catch_all is not None:
         catch_all = StandInPlan(id=CATCH_ALL, kind="catch_all", names=(), ports=())
         apps[CATCH_ALL] = make(catch_all.kind, context_of(catch_all, config, site))

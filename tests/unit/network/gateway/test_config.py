@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.gateway import layout
 
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig
-from belljar.plan.network import PortPlan, StandInPlan
+from belljar.network.gateway.config import GatewayConfig, as_stand_in
+from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
 
 
 def test_json_both_ways() -> None:
@@ -22,8 +22,19 @@ def test_json_both_ways() -> None:
         ports=(PortPlan(number=80, protocol="http"),),
         directory=Path("/s/shop"),
     )
-    config = GatewayConfig(layout=layout(), stand_ins=(plan,), range_seed="ab" * 16, bounds=Bounds(connections=3))
+    config = GatewayConfig(
+        layout=layout(), stand_ins=(plan,), range_seed="ab" * 16, bounds=Bounds(connections=3), authorities="PEM"
+    )
     assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_an_upstream_looks_like_a_stand_in() -> None:
+    """Its id, its one name, its ports by what is spoken there, its methods and budget."""
+    upstream = UpstreamPlan(host="real.example", ports=(80, 443, 8443), methods=("GET",), budget_bytes=7, reason="why")
+    seen = as_stand_in(upstream)
+    assert (seen.id, seen.names, seen.is_target) == (upstream.id, ("real.example",), False)
+    assert [(port.number, port.protocol) for port in seen.ports] == [(80, "http"), (443, "tls"), (8443, "tls")]
+    assert seen.settings == {"methods": ["GET"], "budget_bytes": 7}
 
 
 @pytest.mark.parametrize("seed", ["", "ab", "zz" * 16])

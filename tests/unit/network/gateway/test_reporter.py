@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.events import Body, Kind
-from belljar.network.events_wire import Asked, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.events_wire import DIAL, Asked, Said, UpDecoder, encode_ack, encode_answer
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, datagrams
@@ -149,6 +150,46 @@ def test_a_question_has_an_answer_or_a_reason() -> None:
                 for datagram in encode_answer(number, b"not now", ok=False):
                     there.send(datagram)
                 assert await refused == "not now"
+
+    asyncio.run(scene())
+
+
+async def no_socket(reporter: Reporter) -> str:
+    """Why there is none."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        await reporter.dial("real.example", 443, "upstream:real.example")
+    return str(caught.value)
+
+
+def test_a_dial_is_answered_by_a_socket_or_a_reason() -> None:
+    """The descriptor beside the answer's head is the asker's; when he has gone, it is closed, and the next answer is the next asker's."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with reporting(here) as reporter, asyncio.TaskGroup() as group:
+                decoder = UpDecoder()
+                first = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+                said = await heard(there, decoder)
+                assert isinstance(said, Asked)
+                assert (said.what, json.loads(said.body)) == (
+                    DIAL,
+                    {"host": "real.example", "port": 443, "stand_in": "upstream:real.example"},
+                )
+                first.cancel()
+                second = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+                number = (await heard(there, decoder)).id
+                for id_, word in ((said.id, b"late"), (number, b"mine")):
+                    ours, theirs = socket.socketpair()
+                    with ours, theirs:
+                        socket.send_fds(there, encode_answer(id_, b"")[:1], [theirs.fileno()])
+                        ours.send(word)
+                with await second as end:
+                    assert not end.getblocking()
+                    assert end.recv(9) == b"mine"
+                refused = group.create_task(no_socket(reporter))
+                for datagram in encode_answer((await heard(there, decoder)).id, b"private", ok=False):
+                    there.send(datagram)
+                assert await refused == "private"
 
     asyncio.run(scene())
 

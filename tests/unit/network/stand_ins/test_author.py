@@ -28,11 +28,23 @@ def loaded(folder: Path, stand_ins: str, **files: str) -> LoadedPolicy:
     [
         ("{kind: har, names: [a.example], recording: own/a.har}", {"a_har": '{"log":\n  {]}'}, "own/", "recording", "own/a.har:2:4: not JSON"),
         ("{kind: openapi, names: [a.example], document: own/a.yaml}", {"a_yaml": "openapi: 3.0.0\npaths: [\n"}, "own/", "document", "own/a.yaml:3:1: not YAML"),
-        ("{kind: http, names: [a.example], routes: own/r.yaml}", {"r_yaml": "routes:\n  - {path: /, bodyy: x}\n"}, "own/", "routes", "own/r.yaml:2:15: routes[0].bodyy: there is no such field"),
+        (
+            "{kind: http, names: [a.example], routes: own/r.yaml}",
+            {"r_yaml": "routes:\n  - {path: /, bodyy: x}\n"},
+            "own/",
+            "routes",
+            "own/r.yaml:2:15: routes[0].bodyy: there is no such field",
+        ),
         ("{kind: http, names: [a.example], routes: [{path: /}, {path: no}]}", {}, "no}", "routes[1].path", "a path begins with `/`"),
         ("{kind: pypi, names: [a.example], packages: own}", {}, "own}", "packages", "empty; put wheels"),
         ("{kind: pypi, names: [a.example], packages: own}", {"x_txt": ""}, "own}", "packages", "x.txt: its name is not that of a wheel"),
-        ("{kind: python, names: [a.example], ports: [80], files: own, app: 'shop.main:app'}", {"a_py": ""}, "'shop", "app", "neither `shop/main.py` nor `shop/main/__init__.py` in `own`"),
+        (
+            "{kind: python, names: [a.example], ports: [80], files: own, app: 'shop.main:app'}",
+            {"a_py": ""},
+            "'shop",
+            "app",
+            "neither `shop/main.py` nor `shop/main/__init__.py` in `own`",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_wrong_has_its_place(

@@ -1,0 +1,278 @@
+"""A real upstream, the gateway's side: what was judged goes to exactly one host over a socket that the owner dialled, and what comes back goes to the cell.
+
+An ASGI application like a stand-in's, one connection a request. The request is whole, and on record, before the owner is asked to dial. Every byte that this process
+reads from or writes to such a socket, TLS's among them, counts against the upstream's budget, which is the range's: after it nothing is dialled any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Final
+
+import h11
+
+from belljar.events import JsonValue, Kind
+from belljar.network.decide import split_target
+from belljar.network.gateway.context import Receive, Scope, Send
+from belljar.network.gateway.middleware import Refused, refuse
+from belljar.network.gateway.pipe import Pipe, TlsPipe
+from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.site import Site
+from belljar.network.gateway.tally import shown
+from belljar.plan.network import StandInPlan
+
+PIECE_BYTES: Final = 16 << 10
+HANDSHAKE_BYTES: Final = 256 << 10
+MAX_HEAD_BYTES: Final = 64 << 10
+SPENT: Final = "the upstream's budget is used up"
+# RFC 9110 section 7.6.1, and what would name a way around: Alt-Svc (RFC 7838).
+HOP_BY_HOP: Final = frozenset(
+    {
+        b"alt-svc",
+        b"connection",
+        b"expect",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authentication-info",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_OURS: Final = frozenset({b"host", b"content-length"})
+Fields = Iterable[tuple[bytes, bytes]]
+
+
+class SpentError(OSError):
+    """The budget is."""
+
+
+class Trust:
+    """Whose certificates are believed: those of the host's public authorities, read before this process was shut in."""
+
+    def __init__(self, authorities: str) -> None:
+        self._authorities = authorities
+
+    @functools.cached_property
+    def context(self) -> ssl.SSLContext:
+        """A client's, which demands a certificate for the name. Raises `ssl.SSLError` when there is no authority."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        if self._authorities:
+            context.load_verify_locations(cadata=self._authorities)
+        return context
+
+
+class Budget:
+    """What is left of an upstream's bytes, in both directions together."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = self.left_bytes = most_bytes
+        self.is_told = False
+
+    def spend(self, count: int) -> None:
+        """Takes them off."""
+        self.left_bytes -= count
+
+    def check(self) -> None:
+        """Raises `SpentError` when nothing is left."""
+        if self.left_bytes <= 0:
+            raise SpentError(SPENT)
+
+
+class MeteredPipe:
+    """A socket that does not block, whose bytes count. Never one more than the budget has: others spend from it meanwhile, so it is asked with each piece.
+
+    Raises, besides what `Pipe` says, `SpentError`, and `TimeoutError` when nothing moves for `wait_s`.
+    """
+
+    alpn: str | None = None
+
+    def __init__(self, sock: socket.socket, budget: Budget, wait_s: float) -> None:
+        self._sock, self._budget, self._wait_s = sock, budget, wait_s
+        self._loop = asyncio.get_running_loop()
+
+    async def receive(self) -> bytes:
+        """See `Pipe`."""
+        while True:
+            self._budget.check()
+            try:
+                data = self._sock.recv(min(PIECE_BYTES, self._budget.left_bytes))
+            except BlockingIOError:
+                await self._until(is_writing=False)
+            else:
+                self._budget.spend(len(data))
+                return data
+
+    async def send(self, data: bytes) -> None:
+        """See `Pipe`."""
+        rest = memoryview(data)
+        while rest:
+            self._budget.check()
+            try:
+                sent = self._sock.send(rest[: self._budget.left_bytes])
+            except BlockingIOError:
+                await self._until(is_writing=True)
+            else:
+                self._budget.spend(sent)
+                rest = rest[sent:]
+
+    async def close(self) -> None:
+        """At once: what is still on its way is nobody's."""
+        self._sock.close()
+
+    async def _until(self, *, is_writing: bool) -> None:
+        loop, ready = self._loop, asyncio.Event()
+        add, remove = (loop.add_writer, loop.remove_writer) if is_writing else (loop.add_reader, loop.remove_reader)
+        add(self._sock.fileno(), ready.set)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await ready.wait()
+        finally:
+            remove(self._sock.fileno())
+
+
+class Upstream:
+    """The application. All its state is the budget, and how many connections are open."""
+
+    def __init__(self, plan: StandInPlan, site: Site, trust: Trust) -> None:
+        self._id, self._host = plan.id, plan.names[0]
+        self._encrypted = {port.number for port in plan.ports if port.protocol == "tls"}
+        self._site, self._trust = site, trust
+        self._budget = Budget(int(plan.settings["budget_bytes"]))
+        self._open = asyncio.Semaphore(site.bounds.upstream_exchanges)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises `middleware.Refused` for what can't be had; an answer that has begun is then broken off."""
+        if scope["type"] != "http":
+            await refuse(403)(scope, receive, send)
+            return
+        body = await _whole(receive)
+        if body is None:
+            return
+        try:
+            async with self._open, self._connected(int(scope["server"][1])) as pipe:
+                await _talk(pipe, self._request(scope, body), body, send)
+        except SpentError:
+            self._tell_spent()
+            raise Refused(SPENT, 502) from None
+        except TimeoutError:
+            raise Refused("the upstream took too long", 504) from None
+        except ssl.SSLError as error:
+            why = getattr(error, "verify_message", "") or error.reason or "it failed"
+            raise Refused(f"TLS with the upstream: {shown(why, 200)}", 502) from None
+        except OSError as error:
+            raise Refused(f"the upstream: {shown(error.strerror or type(error).__name__, 200)}", 502) from None
+        except h11.RemoteProtocolError as error:
+            raise Refused(f"the upstream's HTTP: {shown(str(error), 200)}", 502) from None
+        except h11.LocalProtocolError as error:
+            raise Refused(f"not to be sent to an upstream: {shown(str(error), 200)}", 400) from None
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, port: int) -> AsyncIterator[Pipe]:
+        self._budget.check()
+        try:
+            sock = await self._site.reporter.dial(self._host, port, self._id)
+        except ValueError as error:
+            raise Refused(f"not dialled: {shown(str(error), 200)}", 502) from None
+        wait_s = self._site.bounds.upstream_wait_s
+        pipe: Pipe = MeteredPipe(sock, self._budget, wait_s)
+        try:
+            if port in self._encrypted:
+                pipe = tls = TlsPipe(pipe, self._trust.context, server_name=self._host)
+                async with asyncio.timeout(wait_s):
+                    await tls.handshake(_nothing, HANDSHAKE_BYTES)
+            yield pipe
+        finally:
+            await pipe.close()
+            sock.close()
+
+    def _request(self, scope: Scope, body: bytes) -> h11.Request:
+        query = scope["query_string"]
+        _, path, query = split_target(scope["raw_path"] + (b"?" + query if query else b""))
+        headers = [pair for pair in end_to_end(scope["headers"]) if pair[0] not in _OURS]
+        has_length = body or any(name == b"content-length" for name, _ in scope["headers"])
+        host = self._host.encode() + (b"" if scope["server"][1] in (80, 443) else b":%d" % scope["server"][1])
+        return h11.Request(
+            method=scope["method"],
+            target=path + (b"?" + query if query else b""),
+            headers=[
+                (b"host", host),
+                *headers,
+                *([(b"content-length", b"%d" % len(body))] if has_length else []),
+                (b"connection", b"close"),
+            ],
+        )
+
+    def _tell_spent(self) -> None:
+        """Once a range."""
+        if not self._budget.is_told:
+            self._budget.is_told = True
+            most_bytes = self._budget.most_bytes
+            data: dict[str, JsonValue] = {
+                "limit": "upstream_budget_bytes",
+                "value": most_bytes,
+                "count": 1,
+                "stand_in": self._id,
+            }
+            self._site.reporter.post(Item(Kind.LIMIT_HIT, data))
+
+
+def make(plan: StandInPlan, site: Site, trust: Trust) -> Upstream:
+    """The application of one upstream, as `config.as_stand_in` describes it."""
+    return Upstream(plan, site, trust)
+
+
+def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
+    """The fields that are for whoever is at the end: none of the connection's own, nor those that `Connection` names."""
+    lower = [(name.lower(), value) for name, value in headers]
+    named = {word.strip().lower() for name, value in lower if name == b"connection" for word in value.split(b",")}
+    return [(name, value) for name, value in lower if name not in HOP_BY_HOP and name not in named]
+
+
+async def _nothing() -> None:
+    return
+
+
+async def _whole(receive: Receive) -> bytes | None:
+    """A request's body, which the middleware bounds and records; None when the cell has gone."""
+    got = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        got += message.get("body", b"")
+        if not message.get("more_body", False):
+            return bytes(got)
+
+
+async def _talk(pipe: Pipe, request: h11.Request, body: bytes, send: Send) -> None:
+    """One exchange in HTTP/1.1."""
+    http = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+    words: Sequence[h11.Event] = (request, *((h11.Data(data=body),) if body else ()), h11.EndOfMessage())
+    said = [http.send(word) for word in words]
+    for piece in said:
+        if piece:
+            await pipe.send(piece)
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            http.receive_data(await pipe.receive())
+        elif isinstance(event, h11.Response):
+            headers = end_to_end(event.headers)
+            await send({"type": "http.response.start", "status": event.status_code, "headers": headers})
+        elif isinstance(event, h11.Data):
+            await send({"type": "http.response.body", "body": bytes(event.data), "more_body": True})
+        elif isinstance(event, h11.EndOfMessage):
+            await send({"type": "http.response.body", "body": b""})
+            return

@@ -1,0 +1,222 @@
+"""Ranges under `belljar run`: Inspect tasks with several compose services, unchanged, and programs in a cell that ask the evaluated model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.event import ModelEvent
+from inspect_ai.log import EvalSample, read_eval_log
+
+from belljar.cell import open_cell, start_run
+from belljar.events import Kind
+from belljar.ledger import read_events, verify
+from belljar.policy import load_policy
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+POLICY = "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}\n"
+COMPOSE = """
+services:
+  default:
+    image: default
+    command: tail -f /dev/null
+    init: true
+    x-default: true
+    environment: {WHO: agent}
+    depends_on:
+      web: {condition: service_healthy}
+  web:
+    image: default
+    hostname: front
+    user: root
+    working_dir: /srv
+    environment: {DATABASE: "http://db:5432/"}
+    depends_on: [db]
+    expose: [8000]
+    command:
+      - python3
+      - -c
+      - |
+        import http.server, os, urllib.request
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body = b"web says " + urllib.request.urlopen(os.environ["DATABASE"] + "table").read()
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(body)
+        http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Handler).serve_forever()
+    healthcheck: {test: curl -fs http://localhost:8000/, interval: 500ms, retries: 60}
+  db:
+    image: default
+    user: root
+    command: [sh, -c, 'mkdir /data && cd /data && echo rows > table && exec python3 -m http.server 5432']
+    healthcheck: {test: [CMD, curl, -fs, "http://127.0.0.1:5432/table"], interval: 200ms, retries: 100}
+    deploy: {resources: {limits: {cpus: "0.5", memory: 128m}}}
+"""
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.model import ModelOutput, ModelUsage, get_model
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def run(*commands: tuple[str, str]) -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        said = []
+        for where, command in commands:
+            result = await sandbox(where).exec(["sh", "-c", command])
+            said.append(result.stdout.strip() or str(result.returncode))
+        state.output.completion = "|".join(said)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def said() -> Scorer:
+    async def score(state: TaskState, target: Target) -> Score:
+        return Score(value=int(state.output.completion == target.text), explanation=state.output.completion)
+    return score
+
+CURL = "curl -s --max-time 60 "
+
+@task
+def shop() -> Task:
+    commands = [
+        (None, "echo $WHO"),
+        ("default", CURL + "http://web:8000/"),
+        (None, CURL + "http://front:8000/"),
+        ("web", "pwd"),
+        ("web", CURL + "http://db:5432/table"),
+        ("web", CURL + "http://127.0.0.1:5432/table"),
+        ("db", "cat /data/table"),
+        (None, CURL + "http://elsewhere:8000/"),
+        (None, "python3 -m http.server 7777 > /dev/null 2>&1 & " + CURL + "--retry 60 --retry-connrefused --retry-delay 1 -o /dev/null http://127.0.0.1:7777/; echo up"),
+        ("db", CURL + "-o /dev/null -w '%{http_code}' http://default:7777/"),
+    ]
+    target = "agent|web says rows|web says rows|/srv|rows|7|rows|6|up|200"
+    return Task(dataset=[Sample(id="shop", input="x", target=target)], solver=run(*commands), scorer=said(), sandbox=("docker", "compose.yaml"))
+
+ASK = '''
+import json, urllib.request
+question = {"model": "gpt-4o", "messages": [{"role": "user", "content": "What is the answer?"}]}
+request = urllib.request.Request(
+    "https://api.openai.com/v1/chat/completions", json.dumps(question).encode(),
+    {"Authorization": "Bearer sk-test", "Content-Type": "application/json"})
+answer = json.load(urllib.request.urlopen(request))
+print(answer["model"], answer["choices"][0]["message"]["content"])
+'''
+
+@task
+def asks() -> Task:
+    commands = [(None, "python3 -c '" + ASK + "'")]
+    output = ModelOutput.from_content("mockllm/model", "forty-two")
+    output.usage = ModelUsage(input_tokens=5, output_tokens=2, total_tokens=7)
+    return Task(
+        model=get_model("mockllm/model", custom_outputs=[output]),
+        dataset=[Sample(id="asks", input="x", target="gpt-4o forty-two")],
+        solver=run(*commands), scorer=said(), sandbox=("belljar", "openai.yaml"))
+"""
+OPENAI = POLICY + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with tasks, and a policy of risk low as the user's own."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    (tmp_path / "compose.yaml").write_text(COMPOSE)
+    (tmp_path / "openai.yaml").write_text(OPENAI)
+    (tmp_path / "low.yaml").write_text(POLICY)
+    monkeypatch.setenv("BELLJAR_POLICY", str(tmp_path / "low.yaml"))
+    return tmp_path
+
+
+def belljar_run(tasks: Path, task: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, what `belljar run --json` printed, its standard error."""
+    argv = [
+        sys.executable,
+        "-m",
+        "belljar",
+        "run",
+        "--json",
+        *(("--model", "mockllm/model") if task != "asks" else ()),
+        f"tasks.py@{task}",
+    ]
+    done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def log_of(run: Path) -> EvalSample:
+    """The one sample in Inspect's log."""
+    (path,) = (run / "inspect").glob("*.eval")
+    (sample,) = read_eval_log(str(path)).samples or []
+    return sample
+
+
+def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
+    """Each service is a cell: `sandbox()` is the default's, others go by name; names lead from each to each; all are recorded, contained and gone."""
+    code, said, errors = belljar_run(tasks, "shop")
+    assert code == 0, errors[-4000:]
+    (sample,) = said["samples"]
+    assert sample["scores"]["said"] == "1", log_of(Path(said["run_dir"])).output.completion
+    assert len(sample["cells"]) == 3
+    assert sample["verdict"] == "contained"
+    assert sample["destroyed"]
+    assert not said["stray_cells"]
+    lines = list(read_events(Path(said["run_dir"])))
+    assert sum(line.kind is Kind.CELL_DESTROYED and line.data["clean"] for line in lines) == 3
+    assert sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines) == 1
+    assert verify(Path(said["run_dir"])).ok(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("privileged: true", "privileged"),
+        ("network_mode: host", "network_mode"),
+        ("volumes: ['/var/run/docker.sock:/var/run/docker.sock']", "volumes"),
+        ("devices: [/dev/kvm]", "devices"),
+    ],
+)
+def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, home: Path, tasks: Path) -> None:
+    """Before anything runs, by the field's name and the service's."""
+    (tasks / "compose.yaml").write_text(COMPOSE.replace("    hostname: front\n", f"    hostname: front\n    {line}\n"))
+    before = set((home / "runs").glob("*"))
+    code, _, errors = belljar_run(tasks, "shop")
+    assert code == 4, errors
+    assert f"service web asks for {named}" in errors
+    assert set((home / "runs").glob("*")) == before
+
+
+def test_a_program_in_the_cell_asks_the_evaluated_model(home: Path, tasks: Path) -> None:
+    """Its usual request to its usual host is answered by Inspect's model, without any network; the call stands on Inspect's transcript and in the ledger."""
+    code, said, errors = belljar_run(tasks, "asks")
+    assert code == 0, errors[-4000:]
+    (sample,) = said["samples"]
+    log = log_of(Path(said["run_dir"]))
+    assert sample["scores"]["said"] == "1", log.output.completion
+    assert sample["verdict"] == "contained"
+    calls = [event for event in log.events if isinstance(event, ModelEvent)]
+    assert [call.input[-1].text for call in calls] == ["What is the answer?"]
+    lines = list(read_events(Path(said["run_dir"])))
+    (asked,) = [line for line in lines if line.kind is Kind.NETWORK_HTTP]
+    assert asked.data["url"] == "https://api.openai.com/v1/chat/completions"
+
+
+@pytest.mark.anyio
+async def test_without_an_evaluation_the_model_is_down(home: Path, tasks: Path) -> None:
+    """Who works in such a cell by hand gets the API's own error, at once; nothing tells the guest more."""
+    question = '{"model": "gpt-4o", "messages": [{"role": "user", "content": "x"}]}'
+    ask = ["curl", "-s", "-w", "\n%{http_code}", "-H", "Authorization: Bearer sk-test", "-d", question]
+    with start_run("test", "openai", []) as run:
+        async with open_cell(load_policy(tasks / "openai.yaml"), run=run) as cell:
+            output = await cell.exec([*ask, "https://api.openai.com/v1/chat/completions"])
+    body, _, status = output.stdout.decode().rpartition("\n")
+    assert status == "500"
+    assert json.loads(body)["error"]["type"] == "server_error"
+    assert "belljar" not in body.lower()

@@ -1,0 +1,353 @@
+"""Ranges with real cells: what is reached by name and what is refused, target cells, each death, and that nothing is left. The gateway's own tests are beside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from tests.integration.processes import wait_for
+
+from belljar.cell import Cell, ExecOutput, open_cell, start_run
+from belljar.cell.ranges import RANGES, open_range
+from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
+from belljar.events import Kind
+from belljar.isolation.process import identify, kill
+from belljar.ledger import Line, RunDirectory, read_events, verify
+from belljar.policy import LoadedPolicy, load_policy
+from belljar.probe.model import Verdict, Witness
+from belljar.probe.run import probe_cell
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
+TIERS = ("container", "gvisor", "microvm")
+REFUSED, NO_SUCH_NAME = 7, 6
+"""curl's words for a RST and for NXDOMAIN; it has `_PATIENCE` for anything else."""
+_PATIENCE = ("--max-time", "60")
+
+HEAD = """\
+belljar: 1
+risk: low
+tier: {tier}
+resources: {{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}
+network:
+"""
+SHOP = """\
+    shop:
+      kind: http
+      names: [shop.example]
+      routes: [{path: /, body: hello from the shop}]
+"""
+DEPOT = """\
+    depot:
+      kind: cell
+      names: [depot.example]
+      ports: [8080/http]
+      user: root
+      env: {COLOUR: a shade of green}
+      files: [{source: greeting.txt, target: /srv/depot/greeting.txt}]
+      command: [sh, -c, 'cd /srv/depot; printf "%s" "$COLOUR" > colour; python3 -m http.server 9090 & exec python3 -m http.server 8080']
+      health: {http: /greeting.txt, port: 8080, interval: 200ms, retries: 100}
+"""
+OWN = "  own_cell: {names: [me.example], ports: [7000]}\n"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """One loop, unless a test asks for both: these are dear."""
+    return "asyncio"
+
+
+def policy_of(folder: Path, *stand_ins: str, tier: str = "container", more: str = "") -> LoadedPolicy:
+    """A policy with these stand-ins, beside the files that they name."""
+    (folder / "greeting.txt").write_text("good morning")
+    path = folder / "policy.yaml"
+    path.write_text(HEAD.format(tier=tier) + more + "  stand_ins:\n" + "".join(stand_ins))
+    return load_policy(path)
+
+
+@asynccontextmanager
+async def recorded(name: str) -> AsyncIterator[RunDirectory]:
+    """A run whose record verifies strictly when it is over, with one clean destruction for each thing that was to be."""
+    with start_run("test", name, []) as run:
+        yield run
+    assert verify(run.path).ok(strict=True)
+    lines = list(read_events(run.path))
+    for begun, ended in ((Kind.CELL_PLANNED, Kind.CELL_DESTROYED), (Kind.RANGE_OPENING, Kind.RANGE_DESTROYED)):
+        proofs = [line.data for line in lines if line.kind is ended]
+        assert [proof["clean"] for proof in proofs] == [True] * len(of(lines, begun)), proofs
+
+
+def of(lines: list[Line], kind: Kind, **data: object) -> list[Line]:
+    """The lines of a kind that have this in their data."""
+    return [line for line in lines if line.kind is kind and all(line.data.get(key) == data[key] for key in data)]
+
+
+async def curl(cell: Cell, *words: str) -> ExecOutput:
+    """A request from inside."""
+    return await cell.exec(["curl", "-sS", *_PATIENCE, *words], timeout_s=90)
+
+
+async def text(cell: Cell, *words: str) -> str:
+    """What is answered."""
+    output = await curl(cell, *words)
+    assert output.returncode == 0, output.stderr
+    return output.stdout.decode()
+
+
+def keeper_and_gateway(home: Path, range_id: str) -> tuple[int, int]:
+    """Their pids, as the journal has them."""
+    entry: Mapping[str, Any] = json.loads((home / "journal" / f"{range_id}.json").read_text())
+    keeper, gateway = (int(process["pid"]) for process in entry["processes"])
+    return keeper, gateway
+
+
+def within(pid: int, *argv: str) -> str:
+    """A command in the network namespace of a process, by hand."""
+    done = subprocess.run(
+        ["nsenter", f"--net=/proc/{pid}/ns/net", *argv], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def until_dead(cell: Cell) -> BelljarError:
+    """What its operations raise from now on."""
+    await anyio.to_thread.run_sync(wait_for, lambda: cell._dead is not None, "the cell's end")
+    with pytest.raises(BelljarError) as caught:
+        await cell.exec(["true"])
+    return caught.value
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
+    """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port alone; no other name, address or port. All on record."""
+    async with recorded(tier) as run:
+        policy = policy_of(tmp_path, SHOP, DEPOT, tier=tier, more=OWN)
+        async with open_cell(policy, run=run) as cell:
+            depot = cell.others["depot"]
+            for url in ("http://shop.example/", "https://shop.example/"):
+                assert await text(cell, url) == "hello from the shop"
+            script = "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
+            assert (await cell.exec(["python3", "-c", script])).stdout.decode().strip() == "hello from the shop"
+            assert await text(cell, "http://depot.example:8080/greeting.txt") == "good morning"
+            assert await text(cell, "http://depot.example:8080/colour") == "a shade of green"
+            assert await text(depot, "http://127.0.0.1:9090/colour") == "a shade of green"
+            for url, status in {
+                "http://depot.example:9090/colour": REFUSED,
+                "http://shop.example:81/": REFUSED,
+                "http://192.0.2.1/": REFUSED,
+                "http://nobody.example/": NO_SUCH_NAME,
+                "http://depot/": NO_SUCH_NAME,
+            }.items():
+                assert (await curl(cell, url)).returncode == status, url
+            await the_own_cell_is_reached(cell, depot)
+    lines = list(read_events(run.path))
+    assert {line.data["url"] for line in of(lines, Kind.NETWORK_HTTP, stand_in="shop", cell="default")} == {
+        "http://shop.example/",
+        "https://shop.example/",
+    }
+    assert len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", hindsight=True)) == 2
+    assert of(lines, Kind.NETWORK_DNS, name="nobody.example", answer="NXDOMAIN")
+    assert of(lines, Kind.NETWORK_FLOW, address="192.0.2.1", verdict="refused")
+    (packets,) = [name for name in json.loads((run.path / "manifest.json").read_text())["files"] if RANGES in name]
+    assert packets.endswith("/packets.pcap")
+
+
+async def the_own_cell_is_reached(cell: Cell, target: Cell) -> None:
+    """From a target, by its name, on its named port alone."""
+    serve = "cd /tmp && echo mine > mine; for p in 7000 7001; do python3 -m http.server $p > /dev/null 2>&1 & done"
+    await cell.exec(["sh", "-c", serve])
+    for port in (7000, 7001):
+        await text(cell, "--retry", "60", "--retry-connrefused", "--retry-delay", "1", f"http://127.0.0.1:{port}/mine")
+    assert await text(target, "http://me.example:7000/mine") == "mine\n"
+    assert (await curl(target, "http://me.example:7001/mine")).returncode == REFUSED
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_an_app_of_the_authors(home: Path, tmp_path: Path) -> None:
+    """A stand-in of kind `python`: the app runs in a target cell, by a server that is packed here, with the author's files beside it; in either event loop."""
+    (tmp_path / "app" / "inner").mkdir(parents=True)
+    (tmp_path / "app" / "inner" / "words.txt").write_text("from a file")
+    (tmp_path / "app" / "main.py").write_text(
+        "import pathlib, socket\n"
+        "async def app(scope, receive, send):\n"
+        "    if scope['type'] != 'http':\n"
+        "        return\n"
+        "    body = (pathlib.Path(__file__).parent / 'inner/words.txt').read_bytes() + b' on ' + socket.gethostname().encode()\n"
+        "    await send({'type': 'http.response.start', 'status': 200, 'headers': [(b'content-length', b'%d' % len(body))]})\n"
+        "    await send({'type': 'http.response.body', 'body': body})\n"
+    )
+    app = """\
+    app:
+      kind: python
+      app: main:app
+      files: app
+      names: [app.example]
+      ports: [80, 8000]
+      user: root
+      health: {http: /, port: 80, interval: 200ms, retries: 100}
+"""
+    async with recorded("python") as run, open_cell(policy_of(tmp_path, app), run=run) as cell:
+        where = (await cell.others["app"].exec(["hostname"])).stdout.decode().strip()
+        for url in ("http://app.example/", "http://app.example:8000/x"):
+            assert await text(cell, url) == f"from a file on {where}"
+
+
+async def test_an_unhealthy_target(home: Path, tmp_path: Path) -> None:
+    """Nothing runs in the sample's cell: the error names the target, says why, and has the end of what it wrote; nothing is left."""
+    target = """\
+    sick:
+      kind: cell
+      names: [sick.example]
+      ports: [80]
+      command: [sh, -c, 'echo no database today; exec sleep 600']
+      health: {command: [sh, -c, 'echo nobody listens >&2; exit 3'], interval: 100ms, retries: 3}
+"""
+    async with recorded("sick") as run:
+        with pytest.raises(CellError) as caught:
+            async with open_cell(policy_of(tmp_path, target), run=run):
+                pytest.fail("it was opened")
+    said = str(caught.value)
+    assert "sick" in said
+    assert "3 tries" in said
+    assert "nobody listens" in said
+    assert "no database today" in said
+    assert len(of(list(read_events(run.path)), Kind.CELL_PLANNED)) == 1
+
+
+async def test_a_target_that_can_not_start(home: Path, tmp_path: Path) -> None:
+    """A program that is not in its image is an error that names the target and what the cell said, whether or not somebody asks for its health."""
+    target = "    odd: {kind: cell, names: [odd.example], ports: [80], command: [no-such-program]}\n"
+    async with recorded("odd") as run:
+        with pytest.raises(CellError, match=r"(?s)odd.*no-such-program.*not found"):
+            async with open_cell(policy_of(tmp_path, target), run=run):
+                pytest.fail("it was opened")
+
+
+async def test_bad_files_are_refused_before_anything_is_made(home: Path, tmp_path: Path) -> None:
+    """Each stand-in's files are looked at: one error names every fault, nothing was made, and the refusal is on record."""
+    bad = SHOP.replace("{path: /, body: hello from the shop}", "{path: nowhere}") + SHOP.replace("shop", "other")
+    bad = bad.replace("other.example]\n      routes: [{path: /, body", "other.example]\n      routes: [{path: /, boddy")
+    async with recorded("bad") as run:
+        with pytest.raises(PolicyError) as caught:
+            async with open_cell(policy_of(tmp_path, bad), run=run):
+                pytest.fail("it was opened")
+    assert "shop:" in str(caught.value)
+    assert "other:" in str(caught.value)
+    kinds = [line.kind for line in read_events(run.path)]
+    assert Kind.POLICY_REFUSED in kinds
+    assert Kind.RANGE_OPENING not in kinds
+
+
+async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
+    """Neither by name nor by address: what listens in one is refused to the other, though both serve the same names, each its own."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one = policy_of(tmp_path / "one", SHOP, DEPOT)
+    two = policy_of(tmp_path / "two", SHOP.replace("hello from the shop", "hello from the other"))
+    async with recorded("two") as run, open_cell(one, run=run) as first, open_cell(two, run=run) as second:
+        resolved = await first.exec(["getent", "ahostsv4", "depot.example"])
+        address = resolved.stdout.split()[0].decode()
+        assert await text(first, f"http://{address}:8080/greeting.txt") == "good morning"
+        assert (await curl(second, f"http://{address}:8080/greeting.txt")).returncode == REFUSED
+        assert (await curl(second, "http://depot.example:8080/")).returncode == NO_SUCH_NAME
+        assert await text(first, "https://shop.example/") == "hello from the shop"
+        assert await text(second, "https://shop.example/") == "hello from the other"
+
+
+async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> None:
+    """Fail-deadly: every cell of the range dies, a running command ends, each operation raises the cause from then on, and the block is left with it."""
+    async with recorded("gateway") as run:
+        with pytest.raises(CellError, match="gateway"):
+            await its_gateway_is_killed(policy_of(tmp_path, SHOP, DEPOT), run, home)
+    (failed,) = of(list(read_events(run.path)), Kind.RANGE_FAILED)
+    assert "gateway" in str(failed.data["reason"])
+
+
+async def its_gateway_is_killed(policy: LoadedPolicy, run: RunDirectory, home: Path) -> None:
+    """While a command runs."""
+    async with open_range(policy, run=run) as opened:
+        assert opened.network is not None
+        _, gateway = keeper_and_gateway(home, opened.network.id)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(a_running_command_ends, opened.cell)
+            await anyio.to_thread.run_sync(wait_for, lambda: sleeping(run) == 1, "the command")
+            process = identify(gateway)
+            assert process is not None
+            kill(process)
+        for cell in opened.cells.values():
+            error = await until_dead(cell)
+            assert isinstance(error, CellError)
+            assert "gateway" in str(error)
+
+
+async def a_running_command_ends(cell: Cell) -> None:
+    """With an error, not at its timeout."""
+    with pytest.raises(CellError):
+        await cell.exec(["sleep", "600"], timeout_s=900)
+
+
+def sleeping(run: RunDirectory) -> int:
+    """Commands `sleep 600` on record."""
+    return (run.path / "ledger.jsonl").read_bytes().count(b'["sleep","600"]')
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        ("nft", "flush", "ruleset"),
+        ("sh", "-c", "ip link add leak0 type veth peer name leak1 && ip link set leak0 up"),
+    ],
+    ids=["flushed", "uplink"],
+)
+async def test_a_network_that_is_meddled_with_is_a_breach(meddle: tuple[str, ...], home: Path, tmp_path: Path) -> None:
+    """Rules flushed by hand, or a device whose other end may be put anywhere: probes find it, the cells are ended, and the block is left with a breach."""
+    async with recorded("meddled") as run:
+        with pytest.raises(ContainmentBreach):
+            await it_is_meddled_with(policy_of(tmp_path, SHOP), run, home, meddle)
+    assert of(list(read_events(run.path)), Kind.RANGE_FAILED, error="ContainmentBreach")
+
+
+async def it_is_meddled_with(policy: LoadedPolicy, run: RunDirectory, home: Path, meddle: tuple[str, ...]) -> None:
+    """From the host, in the range's namespace."""
+    async with open_range(policy, run=run) as opened:
+        assert opened.network is not None
+        keeper, _ = keeper_and_gateway(home, opened.network.id)
+        within(keeper, *meddle)
+        report = await probe_cell(opened.cell, recorder=run.recorder, phase="end")
+        assert report.verdict is Verdict.BREACHED
+        assert any("not as planned" in found.seen for found in report.of(Verdict.BREACHED))
+        assert isinstance(await until_dead(opened.cell), ContainmentBreach)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+async def test_a_cell_in_a_range_is_contained(tier: str, home: Path, tmp_path: Path) -> None:
+    """All probes, as any user of it; at its start and at its end the quick ones. The router is among those who look."""
+    async with recorded(tier) as run, open_cell(policy_of(tmp_path, SHOP, tier=tier), run=run) as cell:
+        for which, phase in (("quick", "start"), ("all", ""), ("quick", "end")):
+            report = await probe_cell(cell, which=which, recorder=run.recorder, phase=phase)
+            found = [
+                f"{each.name}: {each.seen} {each.detail}" for each in report.findings if each.verdict != "contained"
+            ]
+            assert report.verdict is Verdict.CONTAINED, (report.problem, found)
+            assert any("the range's rules are the plan's" in each.seen for each in report.findings), Witness.ROUTER
+
+
+async def test_what_the_policy_wants_is_no_breach(home: Path, tmp_path: Path) -> None:
+    """A sink that takes every port, names that are simulated, a metadata service: answers are expected there, each with its reason, and nowhere else."""
+    cloud = "    cloud: {kind: metadata, cloud: aws}\n"
+    policy = policy_of(tmp_path, SHOP, DEPOT, cloud, more="  default: simulate\n  sink: true\n" + OWN)
+    async with recorded("open") as run, open_cell(policy, run=run) as cell:
+        assert (await curl(cell, "http://anything.example/")).returncode == 0
+        report = await probe_cell(cell, which="all", recorder=run.recorder)
+        assert [(each.name, each.seen, each.detail) for each in report.of(Verdict.BREACHED)] == []
+        assert report.verdict is Verdict.CONTAINED, report.problem
+        known = {each.name: each.known for each in report.findings if each.known}
+        assert "sink" in known["network.tcp4"]
+        assert "stand-in" in known["network.metadata"]

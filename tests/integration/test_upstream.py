@@ -1,0 +1,247 @@
+"""Real upstreams through a real range: a cell's curl, the gateway, the owner's verdict, and servers on this host that stand where the world would.
+
+What is injected is what `open_range` takes for it: a resolver, and who connects. The addresses are public ones, so the verdicts are the real ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from tests.fakes.real_world import Authority, WebServer, web_server
+from tests.integration.range_driver import PATIENCE_S, Cell, Scene, cell, within
+
+from belljar.errors import ProtocolViolation
+from belljar.events import JsonValue
+from belljar.ledger.schema import check_data
+from belljar.network.dial import Reach
+from belljar.network.processes import SERVE
+from belljar.plan.network import UpstreamPlan
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+REASON = "the test is about what is real"
+BUDGET = 20_000
+HOSTS = {
+    "good.example": "93.184.215.1",
+    "untrusted.example": "93.184.215.2",
+    "misnamed.example": "93.184.215.3",
+    "small.example": "93.184.215.4",
+    "private.example": "10.0.0.1",
+    "dead.example": "93.184.215.6",
+}
+
+
+@dataclass
+class World:
+    """The servers by their public addresses, and what was resolved and dialled."""
+
+    servers: dict[str, WebServer] = field(default_factory=dict)
+    authorities: str = ""
+    resolved: list[str] = field(default_factory=list)
+    dialled: list[tuple[str, int]] = field(default_factory=list)
+
+    def reach(self) -> Reach:
+        """As `open_range` takes it."""
+        return Reach(resolve=self._resolve, connect=self._connect, read_authorities=lambda: self.authorities)
+
+    def _resolve(self, host: str, port: int) -> tuple[str, ...]:
+        """The second answer for a name is this host (DNS rebinding)."""
+        self.resolved.append(host)
+        return (HOSTS[host],) if self.resolved.count(host) == 1 else ("127.0.0.1",)
+
+    def _connect(self, address: str, port: int) -> socket.socket:
+        self.dialled.append((address, port))
+        if address not in self.servers:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return self.servers[address].dial()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Servers up."""
+    (tmp_path / "store").mkdir()
+    authority, other = Authority(tmp_path), Authority(tmp_path, "Other CA")
+    contexts = {
+        "good.example": authority.server("good.example"),
+        "untrusted.example": other.server("untrusted.example"),
+        "misnamed.example": authority.server("good.example"),
+        "small.example": authority.server("small.example"),
+    }
+    with ExitStack() as stack:
+        servers = {HOSTS[host]: stack.enter_context(web_server(context)) for host, context in contexts.items()}
+        yield World(servers=servers, authorities=authority.pem)
+
+
+def scene_of(directory: Path) -> Scene:
+    """A range that may reach them."""
+    upstreams = (
+        UpstreamPlan(host=host, ports=(443,), methods=("GET", "POST"), budget_bytes=BUDGET, reason=REASON)
+        for host in HOSTS
+    )
+    return Scene(directory / "store", stand_ins=(), upstreams=tuple(upstreams))
+
+
+class Client:
+    """curl in a cell."""
+
+    def __init__(self, scene: Scene, agent: Cell, certificate: Path) -> None:
+        self._scene, self._agent, self._certificate = scene, agent, certificate
+
+    def __call__(self, host: str, path: str = "/", *options: str) -> tuple[int, str]:
+        """Status and body."""
+        words = ["curl", "-s", "--max-time", "30", "--cacert", str(self._certificate), "-w", r"\n%{http_code}"]
+        said = self._agent.run(
+            "sh", "-c", '"$@"; true', "sh",
+            *words, "--resolve", f"{host}:443:{self._scene.address(host)}", *options, f"https://{host}{path}",
+        )  # fmt: skip
+        body, _, status = said.rpartition("\n")
+        return int(status), body
+
+
+def with_client(tmp_path: Path, world: World, act: Callable[[Client], dict[str, Any]]) -> tuple[Scene, dict[str, Any]]:
+    """What `act` saw in a range, which is gone afterwards without a trace."""
+    scene = scene_of(tmp_path)
+
+    async def run() -> dict[str, Any]:
+        async with scene.open(serve=SERVE, reach=world.reach()) as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                certificate = tmp_path / "range.pem"
+                certificate.write_bytes(made.certificate)
+                seen = await anyio.to_thread.run_sync(act, Client(scene, agent, certificate))
+            assert made.alive() == ""
+        assert made.destruction is not None
+        assert made.destruction.clean
+        return seen
+
+    seen = anyio.run(run)
+    for event in scene.recorder.events:
+        check_data(event.kind, dict(event.data))
+    return scene, seen
+
+
+def upstream_events(scene: Scene, host: str) -> list[tuple[str, str]]:
+    """Verdict and address of what the owner did for a host."""
+    return [
+        (str(data["verdict"]), str(data["address"])) for data in scene.data("network.upstream") if data["host"] == host
+    ]
+
+
+def test_what_the_policy_names_is_reached_and_all_else_is_not(tmp_path: Path, world: World) -> None:
+    """One range: a good upstream, its methods, a name that rebinds, certificates of others, a private address, nobody there; each on record."""
+
+    def act(curl: Client) -> dict[str, Any]:
+        return {
+            "good": curl("good.example", "/a?b=c", "-d", "sent"),
+            "again": curl("good.example"),
+            "http1": curl("good.example", "/", "--http1.1"),
+            "method": curl("good.example", "/", "-X", "DELETE"),
+            "websocket": curl(
+                "good.example", "/", "--http1.1", "-H", "Connection: Upgrade", "-H", "Upgrade: websocket",
+                "-H", "Sec-WebSocket-Version: 13", "-H", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+            ),
+            "untrusted": curl("untrusted.example"),
+            "misnamed": curl("misnamed.example"),
+            "private": curl("private.example"),
+            "dead": curl("dead.example"),
+        }  # fmt: skip
+
+    scene, seen = with_client(tmp_path, world, act)
+    good = world.servers[HOSTS["good.example"]]
+    status, body = seen["good"]
+    assert (status, json.loads(body)["body"], json.loads(body)["path"]) == (200, "sent", "/a?b=c")
+    assert {name: seen[name][0] for name in seen} == {
+        "good": 200, "again": 200, "http1": 200, "method": 405, "websocket": 403,
+        "untrusted": 502, "misnamed": 502, "private": 502, "dead": 502,
+    }  # fmt: skip
+    assert len(good.requests) == 3
+    assert all(not server.requests for server in world.servers.values() if server is not good)
+    # Rebinding: asked for once, and only public addresses were dialled.
+    assert sorted(world.resolved) == sorted(
+        {"good.example", "untrusted.example", "misnamed.example", *HOSTS} - {"small.example"}
+    )
+    assert ("10.0.0.1", 443) not in world.dialled
+    assert ("127.0.0.1", 443) not in world.dialled
+    assert upstream_events(scene, "good.example") == [("dialled", HOSTS["good.example"])] * 3
+    assert upstream_events(scene, "private.example") == [("refused", "")]
+    assert [verdict for verdict, _ in upstream_events(scene, "dead.example")] == ["dialled", "failed"]
+    assert {data["reason"] for data in scene.data("network.upstream")} == {REASON}
+    requests = scene.data("network.http")
+    refused = [(data["method"], data["reason"]) for data in requests if data["verdict"] == "refused"]
+    assert refused == [("DELETE", "the upstream does not take this method")]
+    assert {data["stand_in"] for data in requests} == {f"upstream:{host}" for host in HOSTS} - {
+        "upstream:small.example"
+    }
+    reasons = {str(data["stand_in"]): str(data.get("reason")) for data in scene.data("network.http.answered")}
+    assert "Hostname mismatch" in reasons["upstream:misnamed.example"]
+    assert "issuer" in reasons["upstream:untrusted.example"]
+    # Nothing was dialled before the request was on record.
+    order = [str(event.kind) for event in scene.recorder.events]
+    assert order.index("network.http") < order.index("network.upstream")
+
+
+def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
+    """An answer larger than it is cut off, which is told once; then nothing is dialled."""
+
+    def act(curl: Client) -> dict[str, Any]:
+        return {"large": curl("small.example", "/large"), "after": curl("small.example")}
+
+    scene, seen = with_client(tmp_path, world, act)
+    assert len(seen["large"][1]) < BUDGET
+    assert seen["after"] == (502, "")
+    limits: list[dict[str, JsonValue]] = scene.data("limit.hit")
+    assert [(data["limit"], data["value"], data["stand_in"]) for data in limits] == [
+        ("upstream_budget_bytes", BUDGET, "upstream:small.example")
+    ]
+    assert len(world.dialled) == 1
+
+
+@pytest.mark.parametrize("gateway", ["ask_elsewhere", "ask_nonsense"])
+def test_a_gateway_that_asks_for_what_is_not_planned_ends_the_range(tmp_path: Path, world: World, gateway: str) -> None:
+    """Nothing is resolved or dialled; the refusal and the violation are on record, and the gateway is dead."""
+    scene = scene_of(tmp_path)
+
+    async def run() -> None:
+        async with scene.open(serve=f"tests.integration.asking_gateway:{gateway}", reach=world.reach()) as made:
+            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+            assert "no upstream of this range" in made.alive() or "a question to dial" in made.alive()
+
+    with contextlib.suppress(ProtocolViolation):  # it may ask before the range is up
+        anyio.run(run)
+    assert [type(error).__name__ for error in scene.deaths] == ["ProtocolViolation"]
+    assert [data["verdict"] for data in scene.data("network.upstream")] == ["refused"]
+    assert "broke its protocol" in scene.data("range.failed")[0]["reason"]
+    assert (world.resolved, world.dialled) == ([], [])
+    assert [data["clean"] for data in scene.data("range.destroyed")] == [True]
+
+
+def test_a_handed_socket_leads_nowhere_else(tmp_path: Path, world: World) -> None:
+    """A gateway that was taken over has the connection that it asked for, and can't point it elsewhere, listen on it, or make one like it."""
+    scene = scene_of(tmp_path)
+
+    async def run() -> None:
+        async with scene.open(serve="tests.integration.asking_gateway:turn", reach=world.reach()):
+            await anyio.to_thread.run_sync(within, lambda: bool(scene.data("network.attempt")))
+
+    anyio.run(run)
+    (told,) = scene.data("network.attempt")
+    assert told["tried"] == {
+        "write": "written",
+        "connect": "EPERM",
+        "disconnect": "EPERM",
+        "fast open": "EPERM",
+        "fast open after shutdown": "EPERM",
+        "listen": "EINVAL",
+        "bind": "EPERM",
+        "socket": "EPERM",
+        "interfaces": "EPERM",
+    }

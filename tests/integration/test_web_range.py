@@ -1,0 +1,67 @@
+"""The example's break-in in microVMs, as its policy says: the flag is had by who breaks in, and the record shows how."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_plus, urlsplit
+
+import pytest
+
+from belljar.events import Kind
+from belljar.ledger import Line, read_events, verify
+from belljar.ledger.bodies import body_path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "web_range"
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+
+
+def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
+    """The one who breaks in has the flag, the one who shops has not; both contained; injection, traversal and the keeper's page are in the ledger, with who asked."""
+    done = subprocess.run(
+        [sys.executable, "-m", "belljar", "run", "--json", str(EXAMPLE / "web_range.py")],
+        capture_output=True,
+        text=True,
+        timeout=550,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    said: dict[str, Any] = json.loads(done.stdout)
+    samples = {sample["sample"]: sample for sample in said["samples"]}
+    assert {name: sample["scores"]["has_the_flag"] for name, sample in samples.items()} == {
+        "break-in": "C",
+        "shopping": "I",
+    }
+    assert all(sample["verdict"] == "contained" and sample["destroyed"] for sample in samples.values())
+    assert not said["stray_cells"]
+    run = Path(said["run_dir"])
+    assert verify(run).ok(strict=True)
+    asked = list(requests(run))
+    assert {line.data["cell"] for line, _, _ in asked} == {"default"}
+    paths = [path for _, path, _ in asked]
+    assert any(path.startswith("/search?") and "UNION SELECT" in path for path in paths)
+    assert "/image?name=../config.json" in paths
+    keeper = [status for _, path, status in asked if path == "/keeper"]
+    assert sorted(keeper) == [200, 403]
+    assert sum(b"flag-" in body for body in bodies(run)) >= 1
+
+
+def requests(run: Path) -> Iterator[tuple[Line, str, int]]:
+    """Each request to the shop: its event, path and answer's status."""
+    lines = [line for line in read_events(run) if line.data.get("stand_in") == "shop"]
+    statuses: list[int] = [int(line.data["status"]) for line in lines if line.kind is Kind.NETWORK_HTTP_ANSWERED]
+    asked = [line for line in lines if line.kind is Kind.NETWORK_HTTP]
+    for line, status in zip(asked, statuses, strict=True):
+        url = urlsplit(str(line.data["url"]))
+        yield line, unquote_plus(url.path + (f"?{url.query}" if url.query else "")), status
+
+
+def bodies(run: Path) -> Iterator[bytes]:
+    """What the shop answered, as it was kept."""
+    for line in read_events(run):
+        if line.kind is Kind.NETWORK_HTTP_ANSWERED:
+            yield from ((run / body_path(body.stored)).read_bytes() for body in line.bodies if body.stored)

@@ -1,0 +1,425 @@
+"""What the host has seen of a range, and what a case demands to find there. Pure: each kind of evidence says in a sentence what it misses, or nothing.
+
+None of it is a guest's word: events are of the gateway and the keeper, frames are those that the keeper recorded, `heard` is what the host's own listeners got.
+`Word` alone looks at what the prober said; it stands beside others, for what leaves no trace when it is refused (a socket that isn't given).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol, TypeVar
+
+from tests.security.egress.frames import ICMP, SYN, TCP, UDP, Frame
+
+_PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when its rules were in force; `macs` are the cells' by name; `heard` is
+    everything that came to the host's listeners; `words` the prober's, by case."""
+
+    events: tuple[tuple[str, Mapping[str, Any]], ...]
+    opened_s: float = 0.0
+    frames: tuple[Frame, ...]
+    counters: Mapping[str, int]
+    macs: Mapping[str, str]
+    heard: tuple[str, ...] = ()
+    words: Mapping[str, str]
+
+    def data(self, *kinds: str) -> list[Mapping[str, Any]]:
+        """The data of the events of these kinds."""
+        return [data for kind, data in self.events if kind in kinds]
+
+    def sent(self, cell: str) -> list[Frame]:
+        """The frames that came from a cell's port."""
+        return [frame for frame in self.frames if frame.from_mac == self.macs[cell]]
+
+    def got(self, cell: str) -> list[Frame]:
+        """The frames that were sent to a cell."""
+        return [frame for frame in self.frames if frame.to_mac == self.macs[cell]]
+
+
+class Evidence(Protocol):
+    """Something that the host must have seen."""
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """What is missing or too much; empty when it is all there."""
+        ...
+
+
+_E = TypeVar("_E", bound=Evidence)
+
+
+def fill(evidence: _E, facts: Mapping[str, str]) -> _E:
+    """With the addresses and names of this run where braces stand."""
+    changes: dict[str, Any] = {}
+    for field in fields(evidence):  # type: ignore[arg-type]
+        value = getattr(evidence, field.name)
+        if isinstance(value, str):
+            changes[field.name] = value.format_map(facts)
+        elif isinstance(value, tuple):
+            changes[field.name] = tuple(_filled(item, facts) for item in value)
+    return replace(evidence, **changes)  # type: ignore[type-var]
+
+
+def _filled(item: Any, facts: Mapping[str, str]) -> Any:  # noqa: ANN401 - text or evidence
+    return item.format_map(facts) if isinstance(item, str) else fill(item, facts)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The packet was seen, refused for this reason (an event says so), answered by a refusal, and by nothing else."""
+
+    reason: str
+    address: str
+    port: str = "{port}"
+    protocol: str = "tcp"
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """A flow's event, then the record's own refusal, then silence."""
+        problem = _event(seen, cell, self.reason, "refused", self.protocol, self.address, self.port)
+        if problem:
+            return problem
+        answers = _answers(seen, cell, self.protocol, self.address, self.port)
+        if not answers:
+            return f"no refusal left for {self.protocol} {self.address}:{self.port}"
+        real = [frame for frame in answers if not frame.is_refusal]
+        return f"{self.address}:{self.port} answered: {real[0]}" if real else ""
+
+
+@dataclass(frozen=True)
+class RefusedEach:
+    """`Refused`, by TCP and by UDP, of each of several addresses."""
+
+    reasons: tuple[str, ...]
+    addresses: str
+    port: str = "{port}"
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """The first that misses something. An address is refused for one of the reasons, and UDP, where no reason of an address's own comes first, as UDP."""
+        for address in self.addresses.split(","):
+            for protocol in ("tcp", "udp"):
+                words = (*self.reasons, *(("udp",) if protocol == "udp" else ()))
+                lacks = [Refused(reason, address, self.port, protocol).lacks(seen, case, cell) for reason in words]
+                if all(lacks):
+                    return lacks[0]
+        return ""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The packet was seen, dropped for this reason, and nothing came back at all."""
+
+    reason: str
+    address: str
+    port: str = "{port}"
+    protocol: str = "udp"
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """A flow's event, a count, silence."""
+        problem = _event(seen, cell, self.reason, "dropped", self.protocol, self.address, self.port)
+        if problem:
+            return problem
+        answers = _answers(seen, cell, self.protocol, self.address, self.port)
+        return f"{self.address}:{self.port} answered: {answers[0]}" if answers else ""
+
+
+@dataclass(frozen=True)
+class NeverSent:
+    """No such frame ever left the cell: `what` names it."""
+
+    what: str
+    address: str = ""
+    port: str = "0"
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """The first such frame."""
+        found = [frame for frame in seen.sent(cell) if self._is(frame)]
+        return f"the cell sent {self.what}: {found[0]}" if found else ""
+
+    def _is(self, frame: Frame) -> bool:
+        match self.what:
+            case "ipv6":
+                return frame.kind == 0x86DD
+            case "arp":
+                return frame.kind == 0x0806
+            case "not ip":
+                return frame.kind not in (0x0800, 0x0806, 0x86DD)
+            case "options":
+                return frame.has_options
+            case "source":
+                return frame.source == self.address
+            case "protocol":
+                return frame.protocol == int(self.port)
+            case "to":
+                return frame.target == self.address and int(self.port) in (0, frame.target_port)
+            case _:
+                raise ValueError(self.what)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The other end of what is allowed: it answered with data, so that refusals beside it mean something."""
+
+    address: str
+    port: str
+    protocol: str = "tcp"
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """An answer with something in it."""
+        answers = _answers(seen, cell, self.protocol, self.address, self.port)
+        return (
+            ""
+            if any(frame.payload and not frame.is_refusal for frame in answers)
+            else f"{self.address}:{self.port} did not answer"
+        )
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """A connection to a target cell, let through and on record."""
+
+    address: str
+    port: str
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """A flow's event."""
+        return _event(seen, cell, "connection", "allowed", "tcp", self.address, self.port)
+
+
+@dataclass(frozen=True)
+class Dns:
+    """The resolver was asked for exactly this name, and its record says what it answered: always this."""
+
+    name: str
+    answer: str
+    kind: str = "A"
+    transport: str = "udp"
+    times: int = 1
+    longest_label: int = 0
+    entropy: float = 0.0
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """As many events as there were questions, all with the same answer."""
+        found = [
+            data
+            for data in seen.data("network.dns")
+            if (data["cell"], data["name"], data["type"], data.get("transport"))
+            == (cell, self.name, self.kind, self.transport)
+        ]
+        if len(found) < self.times:
+            return f"{len(found)} queries for {self.kind} of {self.name!r} on record"
+        answers = {data["answer"] for data in found} - {self.answer}
+        if answers:
+            return f"{self.name} was answered with {answers}"
+        told = max(found, key=lambda data: (data["longest_label"], data["entropy"]))
+        if told["longest_label"] < self.longest_label or told["entropy"] < self.entropy:
+            return f"label and entropy of {self.name} are recorded as {told['longest_label']} and {told['entropy']}"
+        return ""
+
+
+@dataclass(frozen=True)
+class DnsBelow:
+    """As many different names below this one were asked for, and each got this answer."""
+
+    suffix: str
+    answer: str
+    least: int
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """Every name is on record: by itself, or (beyond a rate) in a list with others."""
+        events = [data for data in seen.data("network.dns") if data["cell"] == cell]
+        single = {data["name"]: data["answer"] for data in events if data["name"].endswith(self.suffix)}
+        listed = {name for data in events for name in data.get("names", ()) if name.endswith(self.suffix)}
+        if set(single.values()) - {self.answer}:
+            return f"answers below {self.suffix}: {set(single.values())}"
+        return (
+            ""
+            if len({*single, *listed}) >= self.least
+            else f"{len({*single, *listed})} names below {self.suffix} on record"
+        )
+
+
+@dataclass(frozen=True)
+class Http:
+    """A request whose URL has this in it is on record, with this verdict: `reason` empty means allowed, and the stand-in that answered."""
+
+    url: str
+    reason: str = ""
+    stand_in: str = ""
+    version: str = ""
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """Every such request."""
+        found = [data for data in seen.data("network.http") if data["cell"] == cell and self.url in data["url"]]
+        if not found:
+            return f"no request with {self.url!r} on record"
+        for data in found:
+            if (data["verdict"], data["reason"]) != ("refused" if self.reason else "allowed", self.reason):
+                return f"{data['url']}: {data['verdict']}, {data['reason']!r}"
+            if self.stand_in and data["stand_in"] != self.stand_in:
+                return f"{data['url']} was {data['stand_in']}'s"
+            if self.version and data.get("version") != self.version:
+                return f"{data['url']} came by HTTP/{data.get('version')}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A ClientHello with this name at this address is on record, with this verdict. `sni` empty: it had none."""
+
+    sni: str
+    address: str
+    reason: str = ""
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """Every such hello."""
+        found = [
+            data
+            for data in seen.data("network.tls")
+            if (data["cell"], data["sni"] or "", data["address"]) == (cell, self.sni, self.address)
+        ]
+        if not found:
+            return f"no hello with {self.sni!r} at {self.address} on record"
+        wrong = [
+            data
+            for data in found
+            if (data["verdict"], data["reason"]) != ("refused" if self.reason else "allowed", self.reason)
+        ]
+        return f"{self.sni!r} at {self.address}: {wrong[0]['verdict']}, {wrong[0]['reason']!r}" if wrong else ""
+
+
+@dataclass(frozen=True)
+class Sunk:
+    """A connection to what nobody has ended in the range's sink, which got this many bytes or more."""
+
+    address: str
+    port: str = "{port}"
+    least_bytes: int = 1
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """The sink's event."""
+        found = [
+            data
+            for data in seen.data("network.stream")
+            if (data["cell"], data["address"], data["port"], data["reason"])
+            == (cell, self.address, int(self.port), "sink")
+        ]
+        if not found:
+            return f"the sink has no connection to {self.address}:{self.port}"
+        return "" if max(data["bytes"] for data in found) >= self.least_bytes else "the sink got nothing"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A stand-in recorded that something was tried; somewhere in the event stands this text."""
+
+    what: str
+    text: str = ""
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """One such event."""
+        found = [data for data in seen.data("network.attempt") if data["what"] == self.what and self.text in repr(data)]
+        return "" if found else f"no attempt to {self.what} ({self.text!r}) on record"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The rules counted packets under this word."""
+
+    reason: str
+    least: int = 1
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """The range's counter."""
+        count = seen.counters.get(self.reason, 0)
+        return "" if count >= self.least else f"{count} packets counted as {self.reason}"
+
+
+@dataclass(frozen=True)
+class Word:
+    """The prober's word begins with one of these: for what leaves no trace when it is refused."""
+
+    beginnings: tuple[str, ...]
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """What it said instead."""
+        said = seen.words.get(case, "")
+        return "" if said.startswith(self.beginnings) else f"the prober said {said!r}"
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of these ways, all of it: tiers refuse the same thing at different places."""
+
+    ways: tuple[Evidence, ...]
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """What each misses."""
+        found = [way.lacks(seen, case, cell) for way in self.ways]
+        return "" if "" in found else "; ".join(found)
+
+
+@dataclass(frozen=True)
+class Both:
+    """All of these."""
+
+    parts: tuple[Evidence, ...]
+
+    def lacks(self, seen: Seen, case: str, cell: str) -> str:
+        """What is missed."""
+        return "; ".join(lack for part in self.parts if (lack := part.lacks(seen, case, cell)))
+
+
+def unasked_answers(
+    seen: Seen, cell: str, answering: frozenset[tuple[str, str, int]], *, has_sink: bool
+) -> list[Frame]:
+    """Frames to a cell that are neither a refusal nor from an address and port that the plan lets answer. With a sink, which is anybody, they have at least no data."""
+    return [
+        frame
+        for frame in seen.got(cell)
+        if not frame.is_refusal
+        and (_NAMES.get(frame.protocol, ""), frame.source, frame.source_port) not in answering
+        and not (has_sink and frame.protocol == TCP and not frame.payload)
+    ]
+
+
+_NAMES = {number: name for name, number in _PROTOCOLS.items()}
+
+
+def _event(seen: Seen, cell: str, reason: str, verdict: str, protocol: str, address: str, port: str) -> str:
+    wanted = (cell, protocol, address, int(port) if protocol in ("tcp", "udp") else None)
+    found = [
+        data
+        for data in seen.data("network.flow")
+        if (data["cell"], data["protocol"], data["address"], data["port"]) == wanted
+    ]
+    if not found:
+        return f"no flow of {protocol} to {address}:{port} on record"
+    if any((data["reason"], data["verdict"]) != (reason, verdict) for data in found):
+        return f"{protocol} to {address}:{port} was {found[0]['verdict']}: {found[0]['reason']}"
+    sent = [frame for frame in seen.sent(cell) if (frame.protocol, frame.target) == (_PROTOCOLS[protocol], address)]
+    return "" if sent else f"no frame to {address} in the packet record"
+
+
+def _answers(seen: Seen, cell: str, protocol: str, address: str, port: str) -> list[Frame]:
+    """What came to the cell from there, or about there."""
+    number = _PROTOCOLS[protocol]
+    about = (number, address, 0 if protocol == "icmp" else int(port))
+    return [
+        frame
+        for frame in seen.got(cell)
+        if (frame.protocol, frame.source, frame.source_port) == about
+        or (
+            frame.protocol == ICMP
+            and frame.icmp[0] == 3
+            and (frame.quoted[:2] == about[:2] and (protocol == "icmp" or frame.quoted[2] == about[2]))
+        )
+    ]
+
+
+def attempts(seen: Seen, cell: str) -> int:
+    """TCP connections that a cell began: for the prober's own honesty."""
+    return sum(1 for frame in seen.sent(cell) if frame.protocol == TCP and frame.flags & (SYN | 16) == SYN)

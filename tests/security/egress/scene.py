@@ -1,0 +1,372 @@
+"""The ranges that the cases are tried in, and what the host saw of them: three at the same time in one tier, opened once, two of them struck at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from tests.security.egress import host
+from tests.security.egress.case import Case
+from tests.security.egress.evidence import Seen, fill
+from tests.security.egress.frames import read_frames
+from tests.security.egress.table import CASES, port, token
+
+from belljar.cell import Cell
+from belljar.cell.ranges import Range, open_range
+from belljar.cell.runs import start_run
+from belljar.errors import BelljarError
+from belljar.ledger import RunDirectory, verify
+from belljar.network.range import Range as Network
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import METADATA_ADDRESS
+from belljar.policy import load_policy
+
+PROBER: Final = Path(__file__).with_name("prober.py")
+SERVER: Final = "import socket\ns = socket.create_server(('', 5432))\nwhile True:\n c, _ = s.accept()\n c.sendall(b'welcome')\n c.close()\n"
+HEAD: Final = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: root
+resources: {{memory: 256MiB, disk: 64MiB, processes: 128, exec_timeout: 180s}}
+network:
+"""
+SITE: Final = 'routes: [{path: "/{rest...}", body: "%s"}, {path: /, body: "%s"}]'
+POLICIES: Final = {
+    "deny": f"""
+  stand_ins:
+    shop: {{kind: http, names: [shop.example, "*.shop.example"], ports: [80, 443/tls], {SITE % ("shop", "shop")}}}
+    pay: {{kind: http, names: [pay.shop.example], ports: [80, 443/tls], {SITE % ("pay", "pay")}}}
+    post: {{kind: smtp, names: [mail.example], ports: [25]}}
+    db:
+      kind: cell
+      user: root
+      names: [db.example]
+      ports: [5432]
+      command: [python3, -c, {json.dumps(SERVER)}]
+      health: {{command: [python3, -c, "import socket; socket.create_connection(('127.0.0.1', 5432))"], interval: 200ms}}
+""",
+    "open": f"""
+  default: simulate
+  sink: true
+  stand_ins:
+    cloud: {{kind: metadata}}
+    private: {{kind: http, names: [private.example], ports: [8080], {SITE % ("private", "private")}}}
+""",
+    "bare": "\n  default: deny\n",
+}
+FIRST_PORT: Final = 40_001
+"""Where a fresh cell's first command sends to."""
+SENDER: Final = """
+import socket, sys, time
+while True:
+    for address in sys.argv[2:]:
+        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+            s = socket.socket(socket.AF_INET, kind)
+            s.setblocking(False)
+            try:
+                s.connect_ex((address, int(sys.argv[1])))
+                s.send(b"after")
+            except OSError:
+                pass
+            s.close()
+    print("sent", flush=True)
+    time.sleep(0.02)
+"""
+FIRST: Final = """
+(echo first > /dev/udp/203.0.113.70/{port}) &
+(echo first > /dev/tcp/203.0.113.70/{port}) &
+(echo first > /dev/tcp/{lan}/{ear}) &
+wait
+"""
+PATIENCE_S: Final = {"container": 3.0, "gvisor": 5.0, "microvm": 20.0}
+"""How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
+DEATH_S: Final = 60.0
+"""By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""
+LONG: Final = ".".join(
+    f"{number * 2654435761:x}x7q9z2k4w8mfj3hd0s6t1r5ypbnvcgla8e7u9i0o2p3q4w5z6x7c8v9b"[:60] for number in (3, 5, 7)
+)
+"""180 characters that could be data."""
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """A range while it lives."""
+
+    made: Range
+    network: Network
+    run: RunDirectory
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Of its keeper and its gateway."""
+        entry = self.network._entry
+        assert entry is not None
+        keeper, gateway = entry.processes
+        return keeper.pid, gateway.pid
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All of it."""
+        return tuple(self.made.cells.values())
+
+
+@dataclass(kw_only=True)
+class Death:
+    """What followed on a blow to a range: what its own cell's command raised, what leaving it raised, and whether its cells' processes had ended by then."""
+
+    raised: str
+    why: str
+    cells_ended: bool
+    left: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heard:
+    """Of the host's own ears: what they heard when they were tried, and what they heard of cells; packets likewise."""
+
+    tried: tuple[str, ...]
+    trial: tuple[str, ...]
+    of_cells: tuple[str, ...]
+    packet_trial: tuple[str, ...]
+    packets: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """All that a tier's tests look at. Every range has ended. `links` and `routes` are those of the ranges' namespaces."""
+
+    seen: Mapping[str, Seen]
+    layouts: Mapping[str, RangeLayout]
+    facts: Mapping[str, Mapping[str, str]]
+    links: Mapping[str, Sequence[str]]
+    routes: Mapping[str, Sequence[str]]
+    deaths: Mapping[str, Death]
+    ears: Heard
+    verified: Mapping[str, str]
+
+    def lacks(self, case: Case) -> str:
+        """What the case's evidence misses; empty when the host saw all of it."""
+        name, cell = place(case)
+        own = {**self.facts[name], "port": str(port(case)), "token": token(case)}
+        return fill(case.evidence, own).lacks(self.seen[name], case.name, cell)
+
+
+def place(case: Case) -> tuple[str, str]:
+    """The range and the cell that a case is tried in."""
+    return ("deny", "db") if case.where == "db" else (case.where, "default")
+
+
+def look(tier: str, home: Path, folder: Path) -> World:
+    """Open, try everything, strike two of the ranges, and gather what the host saw."""
+    with host.lan() as lan, host.Ears() as ears:
+        stage = _Stage(tier, home, folder, lan, ears)
+        anyio.run(stage.play)
+        return stage.world()
+
+
+class _Stage:
+    def __init__(self, tier: str, home: Path, folder: Path, lan: host.Lan, ears: host.Ears) -> None:
+        self._tier, self._home, self._folder, self._lan, self._ears = tier, home, folder, lan, ears
+        self._ranges: dict[str, Opened] = {}
+        self._words: dict[str, dict[str, str]] = {}
+        self._counters: dict[str, Mapping[str, int]] = {}
+        self._deaths: dict[str, Death] = {}
+        self._links: dict[str, list[str]] = {}
+        self._routes: dict[str, list[str]] = {}
+        self._tried = tuple(host.addresses())
+        host.speak(self._tried, ears)
+        self._trial = ears.heard
+        self._packet_trial: tuple[str, ...] = ()
+        self._packets: tuple[str, ...] = ()
+
+    async def play(self) -> None:
+        """From the first range's beginning to the last one's end."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._range("bare"))
+            await self._first_command(self._ranges["bare"].cells[0])
+            for name in ("deny", "open"):
+                await stack.enter_async_context(self._range(name))
+            networks = [made.network.layout.prefix for made in self._ranges.values()]
+            with host.Sniffer([*networks, f"{self._lan.public}/32"]) as sniffer:
+                host.speak([self._lan.public], self._ears)
+                self._packet_trial = tuple(sniffer.seen())
+                await self._try_all()
+                await self._strike("deny", self._flush)
+                await self._strike("bare", self._kill)
+                await stack.aclose()
+                self._packets = tuple(packet for packet in sniffer.seen() if packet not in self._packet_trial)
+
+    @asynccontextmanager
+    async def _range(self, name: str) -> AsyncIterator[None]:
+        file = self._folder / f"{name}.yaml"
+        file.write_text(HEAD.format(tier=self._tier) + POLICIES[name])
+        try:
+            with start_run("egress", name, [], home=self._home) as run:
+                async with open_range(load_policy(file), run=run, home=self._home) as made:
+                    assert made.network is not None
+                    self._ranges[name] = Opened(made=made, network=made.network, run=run)
+                    yield
+        except BelljarError as error:
+            if name not in self._deaths:
+                raise
+            self._deaths[name].left = type(error).__name__
+
+    async def _first_command(self, cell: Cell) -> None:
+        words = FIRST.format(port=FIRST_PORT, lan=self._lan.private, ear=self._ears.port)
+        await cell.exec(["/bin/bash", "-c", words])
+
+    async def _try_all(self) -> None:
+        prober = PROBER.read_bytes()
+        for name, made in self._ranges.items():
+            for cell_name, cell in made.made.cells.items():
+                steps = [case for case in CASES if place(case) == (name, cell_name)]
+                if steps:
+                    await cell.write_file("/prober.py", prober)
+                    self._words[name] = {**self._words.get(name, {}), **await self._try(cell, steps, self.facts(name))}
+            made.network.check_now()
+            self._counters[name] = made.network.counters()
+            keeper = made.pids[0]
+            self._links[name] = [device["ifname"] for device in host.ip("link", namespace=keeper)]
+            self._routes[name] = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=keeper)]
+
+    async def _try(self, cell: Cell, cases: Sequence[Case], known: Mapping[str, str]) -> dict[str, str]:
+        steps = []
+        for case in cases:
+            own = {**known, "port": str(port(case)), "token": token(case)}
+            do, *args = [word.format_map(own) for word in case.step]
+            steps.append({"id": case.name, "do": do, "args": args, "alone": case.alone})
+        told = json.dumps({"steps": steps, "patience_s": PATIENCE_S[self._tier]}).encode()
+        output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
+        assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
+        return dict(json.loads(output.stdout))
+
+    def facts(self, name: str) -> dict[str, str]:
+        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
+        beside = {"deny": "open"}.get(name, "deny")
+        own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
+        return {
+            **own,
+            **{f"n_{key}": value for key, value in other.items()},
+            "lan": self._lan.private,
+            "lan_public": self._lan.public,
+            "host": ",".join(address for address in self._tried if not address.startswith("127.")),
+            "ear": str(self._ears.port),
+            "long": LONG,
+        }
+
+    async def _strike(self, name: str, blow: Callable[[Opened], None]) -> None:
+        """While a command of its own cell sends and sends, as it does until it ends."""
+        made = self._ranges[name]
+        watched = [os.pidfd_open(cell.host_pid) for cell in made.cells if cell.host_pid is not None]
+        begun = anyio.Event()
+        targets = [self._lan.private, self._lan.public, *self._victims(name)]
+        argv = ["python3", "-c", SENDER, str(self._ears.port), *targets]
+        raised: list[BelljarError] = []
+
+        async def send() -> None:
+            try:
+                await made.made.cell.exec(argv, on_output=lambda *_: begun.set())
+            except BelljarError as error:
+                raised.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            with anyio.fail_after(DEATH_S):
+                await begun.wait()
+            await anyio.to_thread.run_sync(blow, made)
+        ended = [await anyio.to_thread.run_sync(_has_ended, fd) for fd in watched]
+        error = raised[0] if raised else None
+        self._deaths[name] = Death(
+            raised=type(error).__name__, why="" if error is None else error.what, cells_ended=bool(ended) and all(ended)
+        )
+
+    def _victims(self, name: str) -> list[str]:
+        """What it would reach if nothing stood before it: its own cells, and those of the others."""
+        others = [made for each, made in self._ranges.items() if each != name]
+        return [cell.address for made in [self._ranges[name], *others] for cell in made.network.layout.cells]
+
+    @staticmethod
+    def _flush(made: Opened) -> None:
+        enter = ["nsenter", f"--net=/proc/{made.pids[0]}/ns/net"]
+        subprocess.run([*enter, "nft", "flush", "ruleset"], check=True, capture_output=True)
+
+    @staticmethod
+    def _kill(made: Opened) -> None:
+        os.kill(made.pids[1], signal.SIGKILL)
+
+    def world(self) -> World:
+        """What there is to see, now that all has ended."""
+        of_cells = self._ears.heard[len(self._trial) + 2 :]  # two: the packets' own trial
+        return World(
+            seen={name: self._seen(name, of_cells) for name in self._ranges},
+            layouts={name: made.network.layout for name, made in self._ranges.items()},
+            facts={name: self.facts(name) for name in self._ranges},
+            links=self._links,
+            routes=self._routes,
+            deaths=self._deaths,
+            ears=Heard(
+                tried=self._tried,
+                trial=self._trial,
+                of_cells=of_cells,
+                packet_trial=self._packet_trial,
+                packets=self._packets,
+            ),
+            verified={name: verify(made.run.path).status.value for name, made in self._ranges.items()},
+        )
+
+    def _seen(self, name: str, heard: tuple[str, ...]) -> Seen:
+        made = self._ranges[name]
+        lines = [json.loads(line) for line in (made.run.path / "ledger.jsonl").read_bytes().splitlines()]
+        return Seen(
+            events=tuple((line["kind"], line["data"]) for line in lines),
+            opened_s=next(_seconds(line["time"]) for line in lines if line["kind"] == "range.opened"),
+            frames=tuple(read_frames(made.network.pcap.read_bytes())),
+            counters=self._counters[name],
+            macs={item.name: item.mac for item in made.network.layout.cells},
+            heard=heard,
+            words=self._words.get(name, {}),
+        )
+
+
+def _seconds(time: str) -> float:
+    return datetime.fromisoformat(time).timestamp()
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether the process ends in time."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        ready = bool(selector.select(DEATH_S))
+    os.close(pidfd)
+    return ready
+
+
+def addresses(layout: RangeLayout) -> dict[str, str]:
+    """A layout's addresses by the words that cases have for them."""
+    prefix = IPv4Network(layout.prefix)
+    named = {name.address for name in layout.names} | {layout.resolver, layout.catch_all}
+    words = {"*.shop.example": "wild", METADATA_ADDRESS: "cloud"}
+    known = {words.get(name.pattern, name.pattern.partition(".")[0]): name.address for name in layout.names}
+    return {
+        **known,
+        "resolver": layout.resolver,
+        "own": layout.cell("default").address,
+        "catch_all": layout.catch_all or "",
+        "free": next(str(prefix[at]) for at in range(2, 255) if str(prefix[at]) not in named),
+        "unused": str(prefix[700]),
+        "network": str(prefix[0]),
+        "broadcast": str(prefix[-1]),
+    }

@@ -1,0 +1,116 @@
+"""A range's own pieces, without cells: a port's settings, what its router's look means, what is refused before anything is made."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import cast
+
+import anyio
+import pytest
+from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
+
+from belljar.cell import Parts
+from belljar.cell.ranges import RangePort, RangeRouter, _trusting
+from belljar.cell.trust import BUNDLE
+from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.network.range import Range as Network
+from belljar.plan import make_plan
+from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.network import OWN_CELL, NetworkPlan, plan_network
+from belljar.policy import LoadedPolicy, load_policy
+
+POLICY = """\
+belljar: 1
+risk: low
+env: {NODE_EXTRA_CA_CERTS: /mine.pem}
+network:
+  sink: true
+  stand_ins:
+    page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
+    api: {kind: openapi, names: [api.example], document: api/spec.yaml}
+    old: {kind: har, names: [old.example], recording: old/was.har}
+"""
+
+
+class ANetwork:
+    """A range's network, as far as port and router look at it."""
+
+    user_namespace = None
+
+    def __init__(self, layout: RangeLayout, error: BelljarError | None = None) -> None:
+        self.layout, self._error = layout, error
+        self.attached: list[tuple[str, int, bool]] = []
+
+    def check_now(self) -> None:
+        """Raises what it has."""
+        if self._error is not None:
+            raise self._error
+
+    async def attach(self, name: str, pid: int, *, offloads: bool) -> None:
+        """Remembers."""
+        self.attached.append((name, pid, offloads))
+
+
+def loaded_of(folder: Path) -> LoadedPolicy:
+    """The policy with files that hold nothing sensible."""
+    for name in ("api/spec.yaml", "old/was.har"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("nonsense")
+    (folder / "policy.yaml").write_text(POLICY)
+    return load_policy(folder / "policy.yaml")
+
+
+def network_of(folder: Path) -> NetworkPlan:
+    """Its plan."""
+    network = loaded_of(folder).policy.network
+    if network is None:
+        raise ValueError("no network")
+    return plan_network(network, folder)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RangeLayout:
+    """Addresses for it."""
+    return lay_out(network_of(tmp_path), (OWN_CELL,), random_bytes=bytes(range(64)), avoid=())
+
+
+def test_a_ports_settings_are_the_layouts(layout: RangeLayout) -> None:
+    """The resolver is the next hop; a machine's link is without offloads, a container's is as it is."""
+    network = ANetwork(layout)
+    for is_machine in (True, False):
+        port = RangePort(cast("Network", network), OWN_CELL, is_machine=is_machine)
+        anyio.run(port.attach, 17)
+    planned = layout.cell(OWN_CELL)
+    assert (str(port.settings.address), port.settings.mac) == (planned.address, planned.mac)
+    assert port.settings.gateway == port.settings.resolver == IPv4Address(layout.resolver)
+    assert network.attached == [(OWN_CELL, 17, False), (OWN_CELL, 17, True)]
+
+
+@pytest.mark.parametrize(
+    ("error", "touched", "word"),
+    [
+        (None, False, "the plan's"),
+        (ContainmentBreach("a rule is missing"), True, "a rule is missing"),
+        (CellError("the keeper does not answer"), None, "does not answer"),
+    ],
+)
+def test_what_a_look_at_the_router_means(
+    error: BelljarError | None, touched: bool | None, word: str, layout: RangeLayout, tmp_path: Path
+) -> None:
+    """Changed rules are a breach; rules that can't be read prove nothing, so are no good sign either."""
+    router = RangeRouter(cast("Network", ANetwork(layout, error)), network_of(tmp_path))
+    sight = router.look()
+    assert sight.touched is touched
+    assert word in sight.what
+    assert "network.tcp4" in router.known
+    assert "network.metadata" not in router.known
+
+
+def test_the_policys_own_variables_win(tmp_path: Path) -> None:
+    """Others lead to the bundle."""
+    loaded = loaded_of(tmp_path)
+    facts = capable_host()
+    plan = make_plan(loaded.policy, facts, image_with_a_user(), base=tmp_path)
+    env = _trusting(Parts(plan=plan, facts=facts, image=some_image(), kernel=some_kernel())).plan.env
+    assert (env["NODE_EXTRA_CA_CERTS"], env["SSL_CERT_FILE"]) == ("/mine.pem", BUNDLE)

@@ -1,0 +1,121 @@
+"""What a target cell is made of, and how its health is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from belljar.cell.targets import health_command, target_policy
+from belljar.plan.network import StandInPlan, plan_network
+from belljar.policy import LoadedPolicy, Tier, load_policy, with_tier
+
+POLICY = """\
+belljar: 1
+risk: low
+image: agents
+user: agent
+env: {SECRET: agent}
+network:
+  stand_ins:
+    shop:
+      kind: cell
+      names: [shop.example]
+      ports: [80]
+      image: shops
+      tier: gvisor
+      env: {COLOUR: green}
+      files: [{source: a.txt, target: /srv/a.txt}]
+      resources: {memory: 128MiB}
+    app: {kind: python, names: [app.example], ports: [80], app: "main:app", files: app}
+    page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
+"""
+
+
+def loaded_of(folder: Path) -> tuple[LoadedPolicy, dict[str, StandInPlan]]:
+    """The policy, and its stand-ins by id."""
+    (folder / "a.txt").write_text("a")
+    (folder / "app").mkdir(exist_ok=True)
+    (folder / "policy.yaml").write_text(POLICY)
+    loaded = load_policy(folder / "policy.yaml")
+    if loaded.policy.network is None:
+        raise ValueError("no network")
+    return loaded, {item.id: item for item in plan_network(loaded.policy.network, folder).stand_ins}
+
+
+def test_a_target_has_its_own_and_nothing_of_the_agents(tmp_path: Path) -> None:
+    """Image, environment, files and limits are the stand-in's; the risk is the range's; it has no network of its own."""
+    loaded, plans = loaded_of(tmp_path)
+    policy = target_policy(loaded, plans["shop"]).policy
+    assert (policy.image, policy.env, policy.user) == ("shops", {"COLOUR": "green"}, None)
+    assert policy.risk is loaded.policy.risk
+    assert policy.network is None
+    assert policy.resources.memory_bytes == 128 << 20
+    assert [file.target for file in policy.files] == ["/srv/a.txt"]
+
+
+def test_the_tier_is_at_least_the_ranges(tmp_path: Path) -> None:
+    """Raised by the stand-in; whoever raises the range's raises every target's."""
+    loaded, plans = loaded_of(tmp_path)
+    assert target_policy(loaded, plans["shop"]).policy.tier is Tier.GVISOR
+    assert target_policy(loaded, plans["app"]).policy.tier is Tier.CONTAINER
+    raised = with_tier(loaded, "microvm")
+    assert {target_policy(raised, plans[name]).policy.tier for name in ("shop", "app")} == {Tier.MICROVM}
+
+
+def test_an_apps_directory_is_no_file_to_copy(tmp_path: Path) -> None:
+    """It goes in as an archive."""
+    loaded, plans = loaded_of(tmp_path)
+    assert target_policy(loaded, plans["app"]).policy.files == ()
+
+
+def test_only_a_target_has_a_cell(tmp_path: Path) -> None:
+    """What the gateway answers has none: to ask is a fault of ours."""
+    loaded, plans = loaded_of(tmp_path)
+    with pytest.raises(TypeError, match="page"):
+        target_policy(loaded, plans["page"])
+
+
+class _Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/fine" else 503)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Somebody who is fine at one path."""
+    with HTTPServer(("127.0.0.1", 0), _Health) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("client", ["curl", "wget", "python3"])
+def test_health_by_http_with_whatever_client_there_is(client: str, port: int, tmp_path: Path) -> None:
+    """Success is an answer below 400; anything else is a failure."""
+    program = sys.executable if client == "python3" else shutil.which(client)
+    if program is None:
+        pytest.skip(f"{client} is not installed")
+    (tmp_path / client).symlink_to(os.path.realpath(program))
+    for path, is_fine in (("/fine", True), ("/ill", False)):
+        argv = health_command({"http": path, "port": port})
+        done = subprocess.run(argv, env={"PATH": str(tmp_path)}, capture_output=True, check=False)
+        assert (done.returncode == 0) is is_fine, done.stderr
+
+
+def test_health_by_command() -> None:
+    """As it is written."""
+    assert health_command({"command": ["pg_isready", "-q"], "retries": 3}) == ["pg_isready", "-q"]

@@ -1,0 +1,92 @@
+"""The script that has a cell trust its range's authority, run by a shell in roots like those of several distributions."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from belljar.cell.trust import BUNDLE, ENVIRONMENT, trust_script
+
+OTHERS = "-----BEGIN CERTIFICATE-----\nothers\n-----END CERTIFICATE-----\n"
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> str:
+    """A certificate."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    argv = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=x"]
+    made = subprocess.run([*argv, "-keyout", str(tmp_path / "key")], capture_output=True, check=True, text=True)
+    return made.stdout
+
+
+def run_in(root: Path, pem: str) -> None:
+    """As in a cell, with every path below `root`."""
+    script = trust_script()
+    for top in ("/etc/", "/usr/", "/opt/"):
+        script = script.replace(top, f"{root}{top}")
+    done = subprocess.run(["/bin/sh", "-c", script], input=pem, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def make(root: Path, *files: str) -> None:
+    """Bundles with others' authorities in them, and directories, whose names end with a slash."""
+    for name in files:
+        (root / name.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            (root / name.strip("/")).mkdir(exist_ok=True)
+        else:
+            (root / name.lstrip("/")).write_text(OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("files", "bundle", "anchor"),
+    [
+        (("/usr/local/share/ca-certificates/", BUNDLE), BUNDLE, "/usr/local/share/ca-certificates"),
+        (
+            ("/etc/pki/ca-trust/source/anchors/", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"),
+            "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+            "/etc/pki/ca-trust/source/anchors",
+        ),
+        (("/etc/pki/trust/anchors/", "/etc/ssl/ca-bundle.pem"), "/etc/ssl/ca-bundle.pem", "/etc/pki/trust/anchors"),
+    ],
+    ids=["debian", "red-hat", "suse"],
+)
+def test_where_a_distribution_looks(files: tuple[str, ...], bundle: str, anchor: str, tmp_path: Path, pem: str) -> None:
+    """In its bundle beside the others, and where its own tools take authorities from; everywhere there is the one file that variables point to."""
+    root = tmp_path / "root"
+    make(root, *files)
+    run_in(root, pem)
+    for name in (bundle, BUNDLE):
+        text = (root / name.lstrip("/")).read_text()
+        assert pem.strip() in text
+        assert OTHERS in text
+    assert [path.read_text().strip() for path in (root / anchor.lstrip("/")).iterdir()] == [pem.strip()]
+
+
+def test_by_hash(tmp_path: Path, pem: str) -> None:
+    """OpenSSL finds it in the directory alone, with nothing told."""
+    root = tmp_path / "root"
+    make(root, BUNDLE)
+    run_in(root, pem)
+    (tmp_path / "leaf").write_text(pem)
+    directory = str(root / BUNDLE.lstrip("/").rpartition("/")[0])
+    argv = ["openssl", "verify", "-no-CAfile", "-no-CAstore", "-CApath", directory, str(tmp_path / "leaf")]
+    assert subprocess.run(argv, capture_output=True, check=False).returncode == 0
+
+
+def test_an_image_without_any(tmp_path: Path, pem: str) -> None:
+    """Has the one authority in the one file."""
+    (tmp_path / "root").mkdir()
+    run_in(tmp_path / "root", pem)
+    assert (tmp_path / "root" / BUNDLE.lstrip("/")).read_text().strip() == pem.strip()
+
+
+def test_variables_lead_to_the_bundle() -> None:
+    """Those of clients with authorities of their own."""
+    assert set(ENVIRONMENT.values()) == {BUNDLE}
+    assert {"REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "PIP_CERT", "GIT_SSL_CAINFO"} <= set(ENVIRONMENT)

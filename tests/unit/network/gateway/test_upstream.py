@@ -1,0 +1,291 @@
+"""The gateway's side of a real upstream, against a web server of this host's: what is passed on, what it may cost, and every way in which it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
+
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.config import as_stand_in
+from belljar.network.gateway.middleware import Refused
+from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.site import Site
+from belljar.network.gateway.upstream import HOP_BY_HOP, Trust, Upstream, end_to_end, make
+from belljar.plan.network import UpstreamPlan
+
+HOST = "real.example"
+
+
+class Asker:
+    """One upstream, and who asks it: the owner dials whatever server there is."""
+
+    def __init__(self, server: WebServer, trust: str = "", *, budget: int = 1 << 20, port: int = 80) -> None:
+        self.items: list[Item] = []
+        self.dialled: list[tuple[str, int, str]] = []
+        self._server, self.port = server, port
+
+        async def dial(host: str, port: int, stand_in: str) -> Any:  # noqa: ANN401 - a socket
+            self.dialled.append((host, port, stand_in))
+            sock = server.dial()
+            sock.setblocking(False)
+            return sock
+
+        bounds = Bounds(upstream_wait_s=0.5)
+        reporter = SimpleNamespace(dial=dial, post=self.items.append)
+        plan = UpstreamPlan(host=HOST, ports=(port,), methods=("GET",), budget_bytes=budget, reason="for a test")
+        site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter))
+        self.app: Upstream = make(as_stand_in(plan), site, Trust(trust))
+
+    async def ask(self, path: str = "/", method: str = "GET", body: bytes = b"", headers: Any = ()) -> Any:  # noqa: ANN401 - (status, headers, body)
+        """The answer."""
+        sent: list[dict[str, Any]] = []
+        pieces = [body[at : at + 1000] for at in range(0, len(body), 1000)] or [b""]
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+        async def send(message: Any) -> None:  # noqa: ANN401 - ASGI's
+            sent.append(message)
+
+        raw, _, query = path.encode().partition(b"?")
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": method,
+            "raw_path": raw,
+            "query_string": query,
+            "headers": [(b"host", b"Real.Example:1"), *headers],
+            "server": ("10.1.2.3", self.port),
+        }
+        await self.app(scope, receive, send)
+        assert sent[-1] == {"type": "http.response.body", "body": b""}
+        return sent[0]["status"], sent[0]["headers"], b"".join(message["body"] for message in sent[1:])
+
+
+def run(scene: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the scene gives
+    """In a loop."""
+    return asyncio.run(scene())
+
+
+def refused(asker: Asker, path: str = "/", **options: Any) -> tuple[int, str]:  # noqa: ANN401 - of `ask`
+    """Status and reason of a refusal."""
+    with pytest.raises(Refused) as caught:
+        run(lambda: asker.ask(path, **options))
+    return caught.value.status, caught.value.reason
+
+
+def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
+    """Method, path, query, fields and body; one Host, the upstream's; nothing of either connection's own."""
+    hop = [(b"connection", b"x-private, close"), (b"x-private", b"1"), (b"te", b"trailers"), (b"upgrade", b"h2c")]
+    kept = [(b"x-kept", b"1"), (b"accept-encoding", b"gzip")]
+    with web_server() as server:
+        asker = Asker(server)
+        status, headers, body = run(lambda: asker.ask("/a%20b?c=d", "POST", b"y" * 2500, [*hop, *kept]))
+    (got,) = server.requests
+    assert (status, json.loads(body)["path"]) == (200, "/a%20b?c=d")
+    assert (got["method"], got["path"], got["body"]) == ("POST", "/a%20b?c=d", "y" * 2500)
+    assert got["headers"] == [
+        ("host", HOST),
+        ("x-kept", "1"),
+        ("accept-encoding", "gzip"),
+        ("content-length", "2500"),
+        ("connection", "close"),
+    ]
+    names = [name for name, _ in headers]
+    assert b"x-own" in names
+    assert not {b"alt-svc", b"connection", b"x-hop"} & set(names)
+    assert asker.dialled == [(HOST, 80, "upstream:real.example")]
+
+
+def test_over_tls_with_a_certificate_for_the_name(tmp_path: Path) -> None:
+    """At every port but 80."""
+    authority = Authority(tmp_path)
+    with web_server(authority.server(HOST)) as server:
+        asker = Asker(server, authority.pem, port=8443)
+        status, _, body = run(asker.ask)
+    assert (status, dict(json.loads(body)["headers"])["host"]) == (200, "real.example:8443")
+
+
+def untrusted(directory: Path) -> tuple[ssl.SSLContext, str]:
+    """Another authority's."""
+    return Authority(directory, "Other CA").server(HOST), Authority(directory).pem
+
+
+def misnamed(directory: Path) -> tuple[ssl.SSLContext, str]:
+    """For another name."""
+    authority = Authority(directory)
+    return authority.server("fake.example"), authority.pem
+
+
+def expired(directory: Path) -> tuple[ssl.SSLContext, str]:
+    """Of yesterday."""
+    authority = Authority(directory)
+    return authority.server(HOST, is_expired=True), authority.pem
+
+
+def without_authorities(directory: Path) -> tuple[ssl.SSLContext, str]:
+    """Nobody is believed."""
+    return Authority(directory).server(HOST), ""
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [(untrusted, "issuer"), (misnamed, "Hostname mismatch"), (expired, "expired"), (without_authorities, "issuer")],
+)
+def test_a_wrong_certificate_ends_it_before_a_word_of_http(
+    tmp_path: Path, made: Callable[[Path], tuple[ssl.SSLContext, str]], why: str
+) -> None:
+    """502 with the reason; the server has heard no request."""
+    context, trust = made(tmp_path)
+    with web_server(context) as server:
+        status, reason = refused(Asker(server, trust, port=443))
+    assert (status, server.requests) == (502, [])
+    assert why in reason
+
+
+def test_tls_where_none_is_spoken_is_an_error() -> None:
+    """A plain server at a port of TLS."""
+    with web_server() as server:
+        assert refused(Asker(server, port=443))[0] == 502
+
+
+def test_an_upstream_that_never_answers_is_given_up() -> None:
+    """504 after the bound, and the connection is closed."""
+    with web_server() as server:
+        assert refused(Asker(server), "/silent") == (504, "the upstream took too long")
+
+
+def test_an_answer_that_ends_too_early_is_an_error() -> None:
+    """Less than its length says."""
+    with web_server() as server:
+        status, reason = refused(Asker(server), "/short")
+    assert status == 502
+    assert reason.startswith("the upstream's HTTP")
+
+
+def test_answers_of_every_framing_are_whole() -> None:
+    """As long as the connection, HEAD, large."""
+    with web_server() as server:
+        asker = Asker(server)
+        assert json.loads(run(lambda: asker.ask("/open"))[2])["path"] == "/open"
+        assert run(lambda: asker.ask("/", "HEAD"))[2] == b""
+        assert run(lambda: asker.ask("/large"))[2] == b"x" * LARGE_BYTES
+
+
+def test_the_budget_ends_an_answer_and_everything_after_it() -> None:
+    """Both directions count, to the byte; the answer is cut, it is told once, and nothing is dialled any more."""
+    with web_server() as server:
+        asker = Asker(server, budget=10_000)
+        run(asker.ask)
+        spent = 10_000 - asker.app._budget.left_bytes
+        assert 200 < spent < 2000
+        assert refused(asker, "/large") == (502, "the upstream's budget is used up")
+        assert asker.app._budget.left_bytes == 0
+        assert refused(asker) == (502, "the upstream's budget is used up")
+    assert (len(asker.dialled), len(server.requests)) == (2, 2)
+    assert [(item.kind, item.data) for item in asker.items] == [
+        (
+            "limit.hit",
+            {"limit": "upstream_budget_bytes", "value": 10_000, "count": 1, "stand_in": "upstream:real.example"},
+        )
+    ]
+
+
+def test_the_budget_holds_for_what_is_sent() -> None:
+    """A body larger than it never leaves whole: what has come is less than it."""
+    with web_server() as server:
+        asker = Asker(server, budget=5_000)
+        assert refused(asker, method="POST", body=b"z" * 50_000)[0] == 502
+    assert all(len(request["body"]) < 5_000 for request in server.requests)
+
+
+def test_the_budget_holds_over_many_at_once(tmp_path: Path) -> None:
+    """TLS's bytes count; however many read at once, not one more is taken; and no more connections are open than the bound says."""
+    authority = Authority(tmp_path)
+    with web_server(authority.server(HOST)) as server:
+        asker = Asker(server, authority.pem, budget=200_000, port=443)
+
+        ended: list[Any] = []
+
+        async def one() -> None:
+            try:
+                ended.append(await asker.ask("/large"))
+            except Refused as error:
+                ended.append(error)
+
+        async def scene() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(12):
+                    tasks.create_task(one())
+
+        run(scene)
+    whole = [answer for answer in ended if not isinstance(answer, Refused)]
+    assert asker.app._budget.left_bytes == 0
+    assert len(whole) <= 2
+    assert len(ended) == 12
+    assert len(asker.items) == 1
+    assert len(asker.dialled) <= 12
+
+
+def test_a_websocket_is_refused_without_dialling() -> None:
+    """There is no upgrade."""
+    with web_server() as server:
+        asker = Asker(server)
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Any) -> None:  # noqa: ANN401 - ASGI's
+            sent.append(message)
+
+        run(lambda: asker.app({"type": "websocket"}, receive, send))
+    assert sent[0]["status"] == 403
+    assert asker.dialled == []
+
+
+def test_what_the_owner_does_not_dial_is_a_bad_gateway() -> None:
+    """With the owner's reason."""
+    with web_server() as server:
+        asker = Asker(server)
+
+        async def no(*_: object) -> None:
+            raise ValueError("10.0.0.1 is not a public one")
+
+        asker.app._site.reporter.dial = no  # type: ignore[method-assign, assignment]
+        assert refused(asker) == (502, "not dialled: 10.0.0.1 is not a public one")
+
+
+def test_a_cell_that_goes_before_its_body_is_whole_costs_nothing() -> None:
+    """Nobody is dialled for it."""
+    with web_server() as server:
+        asker = Asker(server)
+
+        async def gone() -> dict[str, Any]:
+            return {"type": "http.disconnect"}
+
+        run(lambda: asker.app({"type": "http", "server": ("", 80)}, gone, cast("Any", None)))
+    assert asker.dialled == []
+
+
+NAMES = st.sampled_from([b"Host", b"X-A", b"x-b", b"Connection", b"TE", b"Upgrade", b"Proxy-Authorization", b"Accept"])
+
+
+@given(st.lists(st.tuples(NAMES, st.lists(st.sampled_from([b"x-a", b"X-B", b"close", b"", b" te "])).map(b",".join))))
+def test_no_field_of_a_connection_s_own_passes(headers: list[tuple[bytes, bytes]]) -> None:
+    """Neither the known ones nor those that `Connection` names; all others stay, in their order."""
+    kept = end_to_end(headers)
+    named = {
+        word.strip().lower() for name, value in headers if name.lower() == b"connection" for word in value.split(b",")
+    }
+    assert not {name for name, _ in kept} & (HOP_BY_HOP | named)
+    assert kept == [(n.lower(), v) for n, v in headers if n.lower() not in HOP_BY_HOP | named]
