@@ -29,7 +29,7 @@ import belljar.isolation
 from belljar.cell import open_cell
 from belljar.policy import load_policy
 
-ROOMS = ("cell", "isolation", "channel", "ledger", "host", "image")
+ROOMS = ("cell", "isolation", "network", "channel", "ledger", "host", "image")
 PHASES = ("create", "exec", "destroy")
 Site = tuple[str, str, int, str]
 ANY_LINE = 0

@@ -97,12 +97,18 @@ def program(
 
 @contextlib.contextmanager
 def owners_of(
-    home: Path, tier: str, owner: Sequence[str], environment: Mapping[str, str], *, ids: tuple[int, int] | None = None
+    home: Path,
+    tier: str,
+    owner: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    ids: tuple[int, int] | None = None,
+    policy_text: str = POLICY,
 ) -> Iterator[Owners]:
     """Owners on this store, beside which policy and temporary files go, and one of them that holds a cell all along."""
     policy, scratch = home.parent / "policy.yaml", home.parent / "scratch"
     scratch.mkdir()
-    policy.write_text(POLICY.format(tier=tier))
+    policy.write_text(policy_text.format(tier=tier))
     if ids is not None:
         own(scratch, *ids)
     words, environment = (*owner, str(home), str(policy)), {**environment, "TMPDIR": str(scratch)}

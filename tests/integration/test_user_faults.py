@@ -26,10 +26,19 @@ def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templat
         yield installed
 
 
-def user_refused(user: UsersBelljar, *mounts: str, prefix: Sequence[str] = ()) -> str:
-    """What an ordinary user is told by `exec` in the container tier, in a mount namespace prepared by root; nothing of his is left."""
+_EXEC = ("exec", "low", "--tier", "container", "--", "true")
+
+
+def user_refused(
+    user: UsersBelljar,
+    *mounts: str,
+    prefix: Sequence[str] = (),
+    command: Sequence[str] = _EXEC,
+    argv: Sequence[str] | None = None,
+) -> str:
+    """What an ordinary user is told by `exec`, in a mount namespace prepared by root (or by `argv`, which becomes the user); nothing of his is left."""
     become = ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--inh-caps=-all"]
-    argv = [*become, *prefix, *user.argv("exec", "low", "--tier", "container", "--", "true")]
+    argv = argv or [*become, *prefix, *user.argv(*command)]
     words = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *argv]
     ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False)
     said = ran.stderr.decode()
