@@ -242,6 +242,20 @@ WEB: Final = (
         Http("/{token}", "SNI and Host differ"),
     ),
     Case(
+        "https-resumed",
+        "a session resumed under another name (TLS 1.2)",
+        ("resume", "{wild}", "443", "{token}.shop.example", "{token}.test", "later"),
+        "an alert, on record under that name",
+        Both((Tls("{token}.shop.example", "{wild}"), Tls("{token}.test", "{wild}", _UNKNOWN))),
+    ),
+    Case(
+        "https-resumed-early",
+        "the same on a connection that began before the session",
+        ("resume", "{wild}", "443", "{token}.shop.example", "{token}.test", "early"),
+        "closed, on record",
+        Tls("{token}.shop.example", "{wild}", "a resumed session", only=False),
+    ),
+    Case(
         "https-absolute",
         "an absolute target outside, within TLS",
         ("tls", "{shop}", "443", "shop.example", get("shop.example", "https://{token}.test/{token}")),

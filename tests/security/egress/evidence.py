@@ -268,11 +268,12 @@ class Http:
 
 @dataclass(frozen=True)
 class Tls:
-    """A ClientHello with this name at this address is on record, with this verdict. `sni` empty: it had none."""
+    """A ClientHello with this name at this address is on record, with this verdict, and none with another (`only`). `sni` empty: it had none."""
 
     sni: str
     address: str
     reason: str = ""
+    only: bool = True
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """Every such hello."""
@@ -283,12 +284,11 @@ class Tls:
         ]
         if not found:
             return f"no hello with {self.sni!r} at {self.address} on record"
-        wrong = [
-            data
-            for data in found
-            if (data["verdict"], data["reason"]) != ("refused" if self.reason else "allowed", self.reason)
-        ]
-        return f"{self.sni!r} at {self.address}: {wrong[0]['verdict']}, {wrong[0]['reason']!r}" if wrong else ""
+        wanted = ("refused" if self.reason else "allowed", self.reason)
+        others = [data for data in found if (data["verdict"], data["reason"]) != wanted]
+        if not others or (not self.only and len(others) < len(found)):
+            return ""
+        return f"{self.sni!r} at {self.address}: {others[0]['verdict']}, {others[0]['reason']!r}"
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,42 @@ def tls(address: str, port: str, sni: str, head: str = "") -> str:
             return reply(secure)
 
 
+def resume(address: str, port: str, first: str, second: str, when: str) -> str:
+    """A session of TLS 1.2 under one name, and its resumption under another. `early`: the second connection has said a byte before the first one shakes hands."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.load_verify_locations(AUTHORITY)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    with made(socket.SOCK_STREAM) as one, made(socket.SOCK_STREAM) as other:
+        if when == "early":
+            other.connect((address, int(port)))
+            other.sendall(b"\x16")
+        one.connect((address, int(port)))
+        with client.wrap_socket(one, server_hostname=first) as secure:
+            session = secure.session
+        if when != "early":
+            other.connect((address, int(port)))
+        return resumed(client, other, second, session, sent=int(when == "early"))
+
+
+def resumed(client: ssl.SSLContext, sock: socket.socket, name: str, session: ssl.SSLSession | None, sent: int) -> str:
+    """The second handshake; so many bytes of its first word have been sent."""
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    engine = client.wrap_bio(came, goes, server_hostname=name, session=session)
+    while True:
+        try:
+            engine.do_handshake()
+            sock.sendall(goes.read())
+            return f"shaken {'anew' if not engine.session_reused else 'again'} {heard(sock)[:6]}"
+        except ssl.SSLWantReadError:
+            sock.sendall(goes.read()[sent:])
+            sent = 0
+            data = sock.recv(1 << 14)
+            if not data:
+                return "closed"
+            came.write(data)
+
+
 def h2(address: str, port: str, sni: str, authority: str, path: str) -> str:
     """A request of HTTP/2 (RFC 9113): preface, settings, one block of literal fields (RFC 7541, section 6.2.2)."""
     fields = {":method": "GET", ":scheme": "https", ":path": path, ":authority": authority}
@@ -363,7 +399,7 @@ DOING: dict[str, Callable[..., str]] = {
     made_of.__name__: made_of
     for made_of in (
         *(tcp, each, begin, ended, udp, from_address, packet_info, source_route, fragments, open_socket, frame),
-        *(dns, dns_odd, many, again, resolve, resolve_and_connect, http, tls, h2, mail, run, write),
+        *(dns, dns_odd, many, again, resolve, resolve_and_connect, http, tls, resume, h2, mail, run, write),
         *(with_hosts, with_resolver, with_own_resolver),
     )
 }

@@ -28,7 +28,8 @@ class Terminator:
         """The connection within TLS and what is known of it now; None when there is none, which is on record. The caller closes `pipe` then."""
         bounds = self._site.bounds
         hello = _Hello(self._site, peer)
-        secure = TlsPipe(pipe, self._contexts[self._site.judge(peer).protocol in HTTP])
+        http = self._site.judge(peer).protocol in HTTP
+        secure = TlsPipe(pipe, self._contexts[http])
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
@@ -40,8 +41,21 @@ class Terminator:
         except OSError:
             await hello.failed("cut within the handshake")
         else:
-            return secure, hello.peer
+            if await self._is_own(secure, hello, http=http):
+                return secure, hello.peer
         return None
+
+    async def _is_own(self, secure: TlsPipe, hello: _Hello, *, http: bool) -> bool:
+        """Whether the name that was judged is this ClientHello's own. In a resumed session of TLS 1.2 OpenSSL tells the first one's, whatever stands in this one.
+
+        Python can't switch OpenSSL's memory of sessions off: a context that has one is used for no further connection, and a connection that had begun before is refused.
+        """
+        if secure.engine.session_reused:
+            await hello.failed("a resumed session")
+            return False
+        if secure.engine.version() != "TLSv1.3":
+            self._contexts[http] = self._first_context(http=http)
+        return True
 
     def _first_context(self, *, http: bool) -> ssl.SSLContext:
         """The context of a connection whose name is not known yet: it has no certificate, so without a judged name there is no handshake."""
