@@ -4,6 +4,7 @@ packet record and listeners. See docs/egress.md."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tests.security.egress.case import Case
@@ -56,7 +57,9 @@ def test_a_cell_gets_nothing_but_what_the_plan_lets_answer(world: World) -> None
     """Each frame that was sent to a cell is a refusal, or comes from an address and port of the plan's."""
     for name, seen in world.seen.items():
         for cell in seen.macs:
-            assert unasked_answers(seen, cell, _answering(world.layouts[name]), has_sink=name == "open") == []
+            serves = frozenset({5432} if cell == "db" else ())
+            answering = _answering(world.layouts[name])
+            assert unasked_answers(seen, cell, answering, has_sink=name == "open", serves=serves) == []
 
 
 def test_the_first_packets_of_a_fresh_cell_meet_the_rules(world: World) -> None:
@@ -97,9 +100,12 @@ def test_there_are_enough_cases_and_the_page_tells_them_all() -> None:
     assert page.partition(BEGIN)[2].partition(END)[0] == f"\n{rendered()}\n"
 
 
+PORTS: Final = {"shop": (80, 443), "pay": (80, 443), "post": (25,), "db": (5432,), "private": (8080,), "cloud": (80,)}
+
+
 def _answering(layout: RangeLayout) -> frozenset[tuple[str, str, int]]:
     """(protocol, address, port) of everything that may answer."""
     resolver = {(protocol, layout.resolver, 53) for protocol in ("tcp", "udp")}
-    web = {("tcp", name.address, port) for name in layout.names for port in (25, 80, 443, 5432, 8080)}
+    stand_ins = {("tcp", name.address, port) for name in layout.names for port in PORTS[name.stand_in]}
     catch_all = {("tcp", layout.catch_all, port) for port in (80, 443)} if layout.catch_all else set()
-    return frozenset({*resolver, *web, *catch_all})
+    return frozenset({*resolver, *stand_ins, *catch_all})

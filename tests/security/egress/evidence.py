@@ -374,14 +374,21 @@ class Both:
 
 
 def unasked_answers(
-    seen: Seen, cell: str, answering: frozenset[tuple[str, str, int]], *, has_sink: bool
+    seen: Seen,
+    cell: str,
+    answering: frozenset[tuple[str, str, int]],
+    *,
+    has_sink: bool,
+    serves: frozenset[int] = frozenset(),
 ) -> list[Frame]:
-    """Frames to a cell that are neither a refusal nor from an address and port that the plan lets answer. With a sink, which is anybody, they have at least no data."""
+    """Frames to a cell that are neither a refusal nor from an address and port that the plan lets answer, nor to a port at which the cell itself serves (`serves`).
+    With a sink, which is anybody, they have at least no data."""
     return [
         frame
         for frame in seen.got(cell)
         if not frame.is_refusal
         and (_NAMES.get(frame.protocol, ""), frame.source, frame.source_port) not in answering
+        and not (frame.protocol == TCP and frame.target_port in serves)
         and not (has_sink and frame.protocol == TCP and not frame.payload)
     ]
 
