@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 import anyio
@@ -184,7 +185,7 @@ async def _open(
     cells: dict[str, Cell] = {}
     ended: list[Network] = []
     questions = Questions()
-    stack.push_async_callback(_record_exchanges, ended, plan, run.recorder)
+    stack.push_async_exit(partial(_after, ended, plan, run.recorder))
     network = await stack.enter_async_context(
         open_network(
             plan,
@@ -248,11 +249,37 @@ def _raise_if_dead(network: Network | None) -> None:
         raise network.error
 
 
-async def _record_exchanges(ended: list[Network], plan: NetworkPlan, recorder: Recorder) -> None:
-    """When the range is gone and its packet record whole: what its cells asked of each other."""
+async def _after(
+    ended: list[Network],
+    plan: NetworkPlan,
+    recorder: Recorder,
+    _kind: type[BaseException] | None,
+    error: BaseException | None,
+    _trace: TracebackType | None,
+) -> None:
+    """When the range is gone and its packet record whole: what its cells asked of each other; then raise what its end found, if nothing is raised already."""
     for network in ended:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(_read_exchanges, network, plan, recorder)
+        if error is None:
+            _raise_if_dead(network)
+            _raise_if_left(network)
+
+
+def _raise_if_left(network: Network) -> None:
+    found = network.destruction
+    if found is not None and found.survivors:
+        raise ContainmentBreach(
+            f"the end of its network left: {', '.join(found.survivors)}",
+            where=f"range {network.id}",
+            mend="it was removed and recorded; do not count this sample as contained",
+        )
+    if found is not None and found.unproven:
+        raise HostError(
+            f"the end of its network could not be proven; not looked for: {'; '.join(found.unproven)}",
+            where=f"range {network.id}",
+            mend="do not count this sample as contained; `belljar reap` looks again",
+        )
 
 
 def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> None:

@@ -7,6 +7,8 @@ with some arguments alone are those whose other uses make executable memory, soc
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 import platform
 import struct
 from collections.abc import Iterator
@@ -41,7 +43,6 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "close_range": (436, 436),
     "lseek": (8, 62),
     "dup": (32, 23),
-    "fcntl": (72, 25),
     "openat": (257, 56),
     "newfstatat": (262, 79),
     "fstat": (5, 80),
@@ -118,6 +119,9 @@ _MSG_FASTOPEN: Final = 0x2000_0000  # connects what is not connected: `connect` 
 _SOCKETPAIR: Final = (53, 199)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)
+_FCNTL: Final = (72, 25)
+_FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLOEXEC)
+"""Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which a signal is sent."""
 
 
 def gateway_filter(machine: str | None = None) -> bytes:
@@ -150,12 +154,26 @@ def _program(machine: str) -> Iterator[_Instruction]:
         yield from _when(number, _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
     for number, flags in ((_SENDTO[column], 3), (_SENDMSG[column], 2)):
         yield from _when(number, _argument(flags), (_ANY_BIT, 1, 0, _MSG_FASTOPEN))
+    for command in _FCNTLS:
+        yield from _when(_FCNTL[column], _argument(1), (_EQUAL, 0, 1, command))
+    yield from _set_flags(_FCNTL[column])
     yield from _when(_SOCKETPAIR[column], _argument(0), (_EQUAL, 0, 1, _AF_UNIX))
     for request in _IOCTLS:
         yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))
     yield (_EQUAL, 0, 1, _CLONE3[column])
     yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
     yield (_RETURN, 0, 0, _FAIL | errno.EPERM)
+
+
+def _set_flags(number: int) -> Iterator[_Instruction]:
+    """F_SETFL, but not O_ASYNC: with an owner set (which is refused as well) it sends signals to whoever the process names, past kill's own checks of the moment."""
+    yield (_EQUAL, 0, 6, number)
+    yield (_LOAD, 0, 0, _argument(1))
+    yield (_EQUAL, 0, 3, fcntl.F_SETFL)
+    yield (_LOAD, 0, 0, _argument(2))
+    yield (_ANY_BIT, 1, 0, os.O_ASYNC)
+    yield (_RETURN, 0, 0, _ALLOW)
+    yield (_LOAD, 0, 0, _NUMBER_AT)
 
 
 def _argument(index: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from belljar.network.processes import Child, Zygote, wait_readable
 from belljar.units import printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
+_SEND_PATIENCE_S: Final = 10
 _MAX_QUESTIONS: Final = 64
 _QUESTIONS_AT_ONCE: Final = 8
 _FLOW_FIELDS: Final = frozenset(
@@ -98,6 +100,8 @@ class Watch:
 
     def start(self) -> None:
         """Begin to listen."""
+        # A gateway that reads nothing must not hold whoever watches the rules.
+        self._lines.events.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_PATIENCE_S, 0))
         self._thread.start()
 
     def join(self) -> None:
@@ -114,7 +118,8 @@ class Watch:
     def die(self, error: BelljarError) -> None:
         """End the range, once: its processes are killed, and then it is told. From any thread."""
         with self._dying:
-            if self.error is not None or self.closing:
+            # What the last look at its rules found is no part of an end in order.
+            if self.error is not None or (self.closing and not isinstance(error, ContainmentBreach)):
                 return
             self.error = error
         self._kill()
@@ -259,9 +264,14 @@ class Watch:
         self._record(Kind.NETWORK_UPSTREAM, data)
 
     def _send(self, *words: bytes, fds: Sequence[int] = ()) -> None:
-        with suppress(OSError), self._send_lock:  # one that is gone is seen elsewhere
-            for word in words:
-                socket.send_fds(self._lines.events, [word], list(fds))
+        try:
+            with self._send_lock:
+                for word in words:
+                    socket.send_fds(self._lines.events, [word], list(fds))
+        except BlockingIOError:
+            self.die(ProtocolViolation("the gateway does not read what it is told", where=self._where()))
+        except OSError:  # one that is gone is seen elsewhere
+            pass
 
     def _ended(self, who: str) -> None:
         """One ends by itself only when something is wrong; the other may not go on alone."""

@@ -35,7 +35,7 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
     """Each number up to the newest call: allowed when it is on the list, else refused."""
     allowed = {numbers[COLUMN[machine]] for numbers in ALLOWED.values()}
-    by_argument = {"x86_64": {9, 10, 53, 44, 46}, "aarch64": {222, 226, 199, 206, 211}}[machine]
+    by_argument = {"x86_64": {9, 10, 53, 44, 46, 72}, "aarch64": {222, 226, 199, 206, 211, 25}}[machine]
     for number in range(600):
         seen = verdict(machine, number, 1, 0, 0)
         if number in allowed or number in by_argument:
@@ -68,6 +68,18 @@ def test_calls_by_their_arguments(machine: str, socketpair: int, ioctl: int) -> 
     assert verdict(machine, socketpair, 2) == EPERM
     assert verdict(machine, ioctl, 3, 0x5421) == ALLOW
     assert verdict(machine, ioctl, 3, 0x5412) == EPERM
+
+
+@pytest.mark.parametrize(("machine", "fcntl"), [("x86_64", 72), ("aarch64", 25)])
+def test_no_signal_is_sent_by_a_descriptor(machine: str, fcntl: int) -> None:
+    """Neither an owner nor a signal can be set, nor O_ASYNC with whatever else: an ordinary user's gateway could end his other processes so."""
+    f_getfl, f_setfl, f_setown, f_setsig, f_setown_ex, f_dupfd_cloexec = 3, 4, 8, 10, 15, 1030
+    for command in (f_getfl, f_dupfd_cloexec):
+        assert verdict(machine, fcntl, 3, command) == ALLOW
+    for command in (f_setown, f_setsig, f_setown_ex):
+        assert verdict(machine, fcntl, 3, command, 1) == EPERM
+    assert verdict(machine, fcntl, 3, f_setfl, 0o4000) == ALLOW
+    assert verdict(machine, fcntl, 3, f_setfl, 0o20000 | 0o4000) == EPERM
 
 
 def test_other_ways_in_kill() -> None:
