@@ -17,7 +17,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-from tests.security.egress import host
+from tests.security.egress import forged, host
 from tests.security.egress.case import Case
 from tests.security.egress.evidence import Seen, fill
 from tests.security.egress.frames import read_frames
@@ -31,6 +31,7 @@ from belljar.ledger import RunDirectory, verify
 from belljar.network.range import Range as Network
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import METADATA_ADDRESS
+from belljar.plan.rules import Reason
 from belljar.policy import load_policy
 
 PROBER: Final = Path(__file__).with_name("prober.py")
@@ -154,6 +155,7 @@ class World:
     ports: Sequence[int]
     links: Mapping[str, Sequence[str]]
     routes: Mapping[str, Sequence[str]]
+    forged: Mapping[str, Mapping[str, int]]
     deaths: Mapping[str, Death]
     ears: Heard
     verified: Mapping[str, str]
@@ -194,6 +196,7 @@ class _Stage:
         self._words: dict[str, dict[str, str]] = {}
         self._counters: dict[str, Mapping[str, int]] = {}
         self._deaths: dict[str, Death] = {}
+        self._forged: dict[str, dict[str, int]] = {}
         self._links: dict[str, list[str]] = {}
         self._routes: dict[str, list[str]] = {}
         self._tried = tuple(host.addresses())
@@ -214,6 +217,7 @@ class _Stage:
                 self._trials += host.speak([self._lan.public], self._ears)
                 self._packet_trial = tuple(sniffer.seen())
                 await self._try_all()
+                await self._forge(self._ranges["bare"].network)
                 await self._strike("deny", self._flush)
                 await self._strike("bare", self._kill)
                 await stack.aclose()
@@ -264,6 +268,18 @@ class _Stage:
         output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
         assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
         self._words.setdefault(name, {}).update(json.loads(output.stdout))
+
+    async def _forge(self, network: Network) -> None:
+        """Each forged frame by itself: which counters it moves."""
+        port = network.layout.cell("default")
+        pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
+        before = network.counters()
+        for name, frame in forged.frames(port, network.layout.resolver).items():
+            await anyio.to_thread.run_sync(forged.send, frame, pid)
+            await network.check()
+            after = network.counters()
+            self._forged[name] = {word: after[word] - before[word] for word in Reason if after[word] != before[word]}
+            before = after
 
     def facts(self, name: str) -> dict[str, str]:
         """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
@@ -328,6 +344,7 @@ class _Stage:
             ports=self._ears.ports,
             links=self._links,
             routes=self._routes,
+            forged=self._forged,
             deaths=self._deaths,
             ears=Heard(
                 tried=self._tried,
