@@ -35,6 +35,8 @@ LONGEST_FIRST = (
     "tests/security",
 )
 
+_COMMENT = "a run of the tests of Belljar"
+
 # No test depends on how fast the machine is.
 hypothesis.settings.register_profile(
     "belljar",
@@ -235,9 +237,10 @@ def ordinary_user(accounts: Path) -> Iterator[tuple[int, int]]:
     if os.geteuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
     name = f"bj{os.getpid()}"
-    add = ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", name]
+    add = ["/usr/sbin/useradd", "--create-home", "--shell", "/bin/bash", "--comment", _COMMENT, name]
     try:
         with locked(accounts):
+            _remove_stale_accounts()
             subprocess.run(add, check=True, capture_output=True)
             entry = pwd.getpwnam(name)
             _give_ids(name, entry.pw_uid)
@@ -245,6 +248,13 @@ def ordinary_user(accounts: Path) -> Iterator[tuple[int, int]]:
     finally:
         with locked(accounts):
             subprocess.run(["/usr/sbin/userdel", "--remove", name], check=False, capture_output=True)
+
+
+def _remove_stale_accounts() -> None:
+    """Those of runs that were killed, or interrupted while several processes ran: pytest-xdist then ends them as they are."""
+    for entry in pwd.getpwall():
+        if entry.pw_gecos == _COMMENT and not Path("/proc", entry.pw_name.removeprefix("bj")).exists():
+            subprocess.run(["/usr/sbin/userdel", "--remove", entry.pw_name], check=False, capture_output=True)
 
 
 def _give_ids(name: str, uid: int) -> None:

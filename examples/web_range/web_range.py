@@ -1,6 +1,6 @@
 """The web range: an agent, and a shop that it may attack, each in a cell, on a network of their own.
 
-`belljar run examples/web_range/task.py` plays it with scripted agents, without any key; `--model openai/…` lets a real model try.
+`belljar run examples/web_range/web_range.py` plays it with scripted agents, without any key; `--model openai/…` lets a real model try.
 """
 
 # ruff: noqa: ARG001 - the signatures are an interface's

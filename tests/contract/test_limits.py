@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import anyio
@@ -224,6 +225,7 @@ async def test_the_kernels_memory_is_the_cells(tier: str, vm_home: Path, tmp_pat
 
 
 SPIN = "while :; do :; done & while :; do :; done & while :; do :; done & echo on; wait"
+TRIES = 3
 TURNS = {"container": 200_000, "gvisor": 400_000, "microvm": 12_000}
 
 
@@ -232,14 +234,17 @@ async def test_a_neighbour_keeps_its_speed(usable: Cell, tier: str, vm_home: Pat
     """Beside a cell that does nothing but spin, in more processes than it has processors, another keeps at least 40 % of its speed."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY.format(tier=tier, user="nobody"))
-    alone, beside = [], []
     async with open_cell(load_policy(policy), home=vm_home) as cell:
-        for _ in range(5):
-            alone.append(await work_s(cell, TURNS[tier]))
-            async with usable.open_exec(["sh", "-c", SPIN]) as spinning:
-                assert await first_line(spinning) == b"on\n"
-                beside.append(await work_s(cell, TURNS[tier]))
-    assert min(alone) >= 0.4 * min(beside), (alone, beside)  # what else the host does only adds to a time
+        for _ in range(TRIES):  # what else this host does may spoil one
+            alone, beside = [], []
+            for _ in range(5):
+                alone.append(await work_s(cell, TURNS[tier]))
+                async with usable.open_exec(["sh", "-c", SPIN]) as spinning:
+                    assert await first_line(spinning) == b"on\n"
+                    beside.append(await work_s(cell, TURNS[tier]))
+            if median(alone) >= 0.4 * median(beside):
+                return
+    pytest.fail(f"alone {alone}, beside the other {beside}")
 
 
 async def work_s(cell: Cell, turns: int) -> float:

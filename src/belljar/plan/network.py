@@ -107,9 +107,9 @@ class NetworkBounds:
 
     packet_record_bytes: int = 64 << 20
     """Of all packet records of the range together: the oldest are thrown away, and counted."""
-    recorded_body_bytes: int = 1 << 20
+    recorded_body_bytes: int = 64 << 10
     """Kept of each request's and each response's body: the rest is counted."""
-    recorded_stream_bytes: int = 64 << 10
+    recorded_stream_bytes: int = 4 << 10
     """Kept of each direction of a raw stream (TCP, SMTP's commands, the sink): the rest is counted."""
     connections: int = 10_000
     """Open at one time at the gateway: a further one is closed at once."""

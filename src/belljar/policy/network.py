@@ -22,7 +22,7 @@ from belljar.policy.stand_ins import (
     At,
     Health,
     MetadataStandIn,
-    Names,
+    HostNames,
     StandIn,
     Switch,
     TargetPorts,
@@ -81,15 +81,15 @@ class Record(Strict):
         description="The packet record at most; the oldest packets are thrown away, and counted. From 1MiB to 64GiB.",
         json_schema_extra={"default": "64MiB"},
     )
-    bodies: Annotated[int, kinds.Size(least="0B", most="64MiB")] = Field(
-        default=1 << 20,
-        description="Kept of each request's and each answer's body; the rest is counted. Up to 64MiB.",
-        json_schema_extra={"default": "1MiB"},
-    )
-    streams: Annotated[int, kinds.Size(least="0B", most="64MiB")] = Field(
+    bodies: Annotated[int, kinds.Size(least="1KiB", most="64KiB")] = Field(
         default=64 << 10,
-        description="Kept of each direction of a raw TCP connection; the rest is counted. Up to 64MiB.",
+        description="Kept of each request's and each answer's body; the rest is counted. From 1KiB to 64KiB.",
         json_schema_extra={"default": "64KiB"},
+    )
+    streams: Annotated[int, kinds.Size(least="1KiB", most="4KiB")] = Field(
+        default=4 << 10,
+        description="Kept of each direction of a raw TCP connection; the rest is counted. From 1KiB to 4KiB.",
+        json_schema_extra={"default": "4KiB"},
     )
 
 
@@ -122,7 +122,7 @@ def _check_kind(name: str, kind: object) -> None:
 class OwnCell(Strict):
     """How the other cells of the range reach the range's own cell: not at all, unless it is said."""
 
-    names: Names = Field(description="Host names, exact.")
+    names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
 
 

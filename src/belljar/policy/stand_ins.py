@@ -112,6 +112,7 @@ TargetPorts: TypeAlias = Annotated[
     list_of("ports", MAX_PORTS),
     AfterValidator(_all_alone),
 ]
+HostNames: TypeAlias = Annotated[tuple[Annotated[str, hosts.HOST], ...], list_of("names", MAX_NAMES)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, hosts.PATTERN], ...], list_of("names", MAX_NAMES)]
 Relative: TypeAlias = Annotated[str, kinds.SOURCE]
 Directory: TypeAlias = Annotated[str, kinds.DIRECTORY]
@@ -342,9 +343,7 @@ class TargetStandIn(StandIn):
     protocols: ClassVar[tuple[str, ...]] = ("tcp", "http")
     usual_ports: ClassVar[tuple[int, ...]] = ()
 
-    names: Annotated[tuple[Annotated[str, hosts.HOST], ...], list_of("names", MAX_NAMES)] = Field(
-        description="Host names, exact."
-    )
+    names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
     image: Annotated[str, kinds.IMAGE] = Field(default="default", description="The cell's root filesystem.")
     env: Mapping[Annotated[str, kinds.ENV_NAME], Annotated[str, kinds.ENV_VALUE]] = Field(
