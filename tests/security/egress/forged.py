@@ -11,6 +11,8 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Final
 
+from tests.security.egress.host import ip
+
 from belljar.plan.addresses import CellPort
 
 _SEND: Final = (
@@ -49,7 +51,7 @@ def frames(port: CellPort, resolver: str) -> Mapping[str, bytes]:
 
 
 def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
-    def ip(data: bytes, target: str = PUBLIC, **changes: object) -> bytes:
+    def packet(data: bytes, target: str = PUBLIC, **changes: object) -> bytes:
         return _ethernet(port, 0x0800, _ipv4(port.address, target, data, **changes))  # type: ignore[arg-type]
 
     udp = struct.pack("!HHHH", 4000, 4001, 12, 0) + b"data"
@@ -60,16 +62,16 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
     yield "another MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), source=OTHER_MAC)
     for name, source in (("another cell's address", _beside(port.address)), ("the gateway's address", resolver)):
         yield name, _ethernet(port, 0x0800, _ipv4(source, PUBLIC, udp))
-    yield "first fragment", ip(udp, fragment=0x2000)
-    yield "later fragment", ip(udp, fragment=0x0010)
+    yield "first fragment", packet(udp, fragment=0x2000)
+    yield "later fragment", packet(udp, fragment=0x0010)
     for name, number in (("loose source route", 131), ("strict source route", 137), ("record route", 7)):
-        yield name, ip(udp, options=bytes((number, 7, 4)) + _address(resolver) + b"\0")
+        yield name, packet(udp, options=bytes((number, 7, 4)) + _address(resolver) + b"\0")
     yield "multicast MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="01:00:5e:00:00:fb")
     yield "broadcast MAC", _ethernet(port, 0x0800, _ipv4(port.address, PUBLIC, udp), target="ff:ff:ff:ff:ff:ff")
-    yield "GRE", ip(bytes(8), protocol=47)
-    yield "IPv6 within IPv4", ip(_ipv6(17, udp), protocol=41)
-    yield "echo", ip(_icmp(8, b"tunnel"), protocol=1)
-    yield "redirect", ip(_icmp(5, _address(PUBLIC) + _ipv4(port.address, PUBLIC, udp)), resolver, protocol=1)
+    yield "GRE", packet(bytes(8), protocol=47)
+    yield "IPv6 within IPv4", packet(_ipv6(17, udp), protocol=41)
+    yield "echo", packet(_icmp(8, b"tunnel"), protocol=1)
+    yield "redirect", packet(_icmp(5, _address(PUBLIC) + _ipv4(port.address, PUBLIC, udp)), resolver, protocol=1)
 
 
 def _ethernet(port: CellPort, kind: int, data: bytes, *, source: str = "", target: str = "") -> bytes:
@@ -99,7 +101,7 @@ def _sum(data: bytes) -> int:
     total = sum(struct.unpack(f"!{(len(data) + 1) // 2}H", data + bytes(len(data) % 2)))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
-    return ~total & 0xFFFF
+    return int(~total & 0xFFFF)
 
 
 def _mac(text: str) -> bytes:
@@ -115,17 +117,17 @@ def _beside(address: str) -> str:
 
 
 def namespace_of(port: CellPort) -> int:
-    """A process in the network namespace that the inner end of this port is in: its table of neighbours has the gateway's MAC. Raises `LookupError`."""
+    """A process in the network namespace that the inner end of this port is in, by its MAC. Raises `LookupError`."""
     seen: set[int] = set()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         try:
             number = (process / "ns/net").stat().st_ino
-            if number not in seen and port.gateway_mac in (process / "net/arp").read_text():
+            if number not in seen and port.mac in {link["address"] for link in ip("link", namespace=int(process.name))}:
                 return int(process.name)
-        except OSError:
-            continue
+        except (OSError, subprocess.CalledProcessError):
+            continue  # it has just ended
         seen.add(number)
     raise LookupError(f"no namespace has the port {port.name}")
 
