@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tests.security.egress import forged
 from tests.security.egress.case import Case
 from tests.security.egress.evidence import Refused, unasked_answers
 from tests.security.egress.scene import FIRST_PORT, World, look
@@ -69,6 +70,11 @@ def test_the_first_packets_of_a_fresh_cell_meet_the_rules(world: World) -> None:
         assert Refused(reason, "203.0.113.70", str(FIRST_PORT), protocol).lacks(first, "", "default") == ""
     for seen in world.seen.values():
         assert min(frame.at_s for frame in seen.frames) > seen.opened_s
+
+
+def test_frames_that_no_workload_can_send_are_counted_and_dropped(world: World) -> None:
+    """Put onto a cell's port by the host, as a kernel could that was taken over: each moves one counter by one, and no answer but a refusal leaves."""
+    assert world.forged == {name: {reason: 1} for name, reason in forged.EXPECTED.items()}
 
 
 def test_rules_flushed_by_hand_end_the_range(world: World) -> None:

@@ -52,7 +52,12 @@ _IPV4: Final = (
         )
     ),
 )
-_IPV6: Final = (("conf/all/disable_ipv6", "1"), ("conf/default/disable_ipv6", "1"))
+# Not disabled: the kernel would drop a cell's IPv6 before the rules count it. No device has an address of it.
+_IPV6: Final = tuple(
+    (f"conf/{name}/{setting}", value)
+    for name in ("all", "default")
+    for setting, value in (("addr_gen_mode", "1"), ("accept_ra", "0"), ("accept_redirects", "0"), ("forwarding", "0"))
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
-from tests.security.egress import host
+from tests.security.egress import forged, host
 from tests.security.egress.case import Case
 from tests.security.egress.evidence import Seen, fill
 from tests.security.egress.frames import read_frames
@@ -31,6 +31,7 @@ from belljar.ledger import RunDirectory, verify
 from belljar.network.range import Range as Network
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import METADATA_ADDRESS
+from belljar.plan.rules import Reason
 from belljar.policy import load_policy
 
 PROBER: Final = Path(__file__).with_name("prober.py")
@@ -95,6 +96,8 @@ PATIENCE_S: Final = {"container": 3.0, "gvisor": 5.0, "microvm": 20.0}
 """How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
 DEATH_S: Final = 60.0
 """By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""
+LOOKS: Final = 50
+"""At the counters, for one packet: a busy kernel may take a moment to pass it on."""
 LONG: Final = ".".join(
     f"{number * 2654435761:x}x7q9z2k4w8mfj3hd0s6t1r5ypbnvcgla8e7u9i0o2p3q4w5z6x7c8v9b"[:60] for number in (3, 5, 7)
 )
@@ -154,6 +157,7 @@ class World:
     ports: Sequence[int]
     links: Mapping[str, Sequence[str]]
     routes: Mapping[str, Sequence[str]]
+    forged: Mapping[str, Mapping[str, int]]
     deaths: Mapping[str, Death]
     ears: Heard
     verified: Mapping[str, str]
@@ -194,6 +198,7 @@ class _Stage:
         self._words: dict[str, dict[str, str]] = {}
         self._counters: dict[str, Mapping[str, int]] = {}
         self._deaths: dict[str, Death] = {}
+        self._forged: dict[str, dict[str, int]] = {}
         self._links: dict[str, list[str]] = {}
         self._routes: dict[str, list[str]] = {}
         self._tried = tuple(host.addresses())
@@ -214,6 +219,7 @@ class _Stage:
                 self._trials += host.speak([self._lan.public], self._ears)
                 self._packet_trial = tuple(sniffer.seen())
                 await self._try_all()
+                await self._forge(self._ranges["bare"].network)
                 await self._strike("deny", self._flush)
                 await self._strike("bare", self._kill)
                 await stack.aclose()
@@ -264,6 +270,22 @@ class _Stage:
         output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
         assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
         self._words.setdefault(name, {}).update(json.loads(output.stdout))
+
+    async def _forge(self, network: Network) -> None:
+        """Each forged frame by itself: which counters it moves."""
+        port = network.layout.cell("default")
+        pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
+        before = network.counters()
+        for name, frame in forged.frames(port, network.layout.resolver).items():
+            await anyio.to_thread.run_sync(forged.send, frame, pid)
+            after = before
+            for _ in range(LOOKS):
+                await network.check()
+                after = network.counters()
+                if any(after[word] != before[word] for word in Reason):
+                    break
+            self._forged[name] = {word: after[word] - before[word] for word in Reason if after[word] != before[word]}
+            before = after
 
     def facts(self, name: str) -> dict[str, str]:
         """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
@@ -328,6 +350,7 @@ class _Stage:
             ports=self._ears.ports,
             links=self._links,
             routes=self._routes,
+            forged=self._forged,
             deaths=self._deaths,
             ears=Heard(
                 tried=self._tried,
