@@ -221,7 +221,10 @@ def main(home: Path, policy: Path) -> None:
     """Requests, one after the other, until standard input ends."""
     for module in pkgutil.walk_packages([str(_PACKAGE)], "belljar."):
         if module.name.split(".")[1] in {*ROOMS, "plan", "policy", "units"}:
-            importlib.import_module(module.name)
+            with contextlib.suppress(
+                ModuleNotFoundError
+            ):  # an ordinary user's libraries lack those of the extra `network`
+                importlib.import_module(module.name)
     for name in ("anyio._backends._asyncio", "encodings.idna", "cryptography.hazmat.primitives.asymmetric.ed25519"):
         importlib.import_module(name)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

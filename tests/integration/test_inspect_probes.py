@@ -102,7 +102,7 @@ async def on_the_host(
     return ExecOutput(returncode=done.returncode, code=done.returncode, stdout=done.stdout)
 
 
-def without_masks(policy: LoadedPolicy, home: Path) -> Parts:
+def without_masks(policy: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:
     """What a cell is made from, but for the files of the kernel that are covered in a container."""
     parts = gather_parts(policy, home)
     config = copy.deepcopy(dict(parts.plan.container.config))

@@ -236,7 +236,10 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     assert seen["told"]
     assert seen["ended"]
     assert seen["kinds"].count("range.failed") == 1
-    assert seen["refused"] == ["OSError 101"]  # the network itself is gone
+    assert seen["refused"][0] in (
+        "OSError 101",
+        "TimeoutError None",
+    )  # the network itself is gone, at once or a moment later
     assert seen["checked"] == "ContainmentBreach"
 
 

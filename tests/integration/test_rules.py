@@ -47,7 +47,7 @@ REFUSED = {
     "QUIC": ("ECONNREFUSED", "udp"),
     "own resolver": ("ECONNREFUSED", "udp"),
     "UDP to LAN": ("ECONNREFUSED", "forbidden"),
-    "echo": ("3/13", "icmp"),
+    "echo": ("3/3", "icmp"),
 }
 EDITED = {
     "flush": "table arp range is gone",
