@@ -36,8 +36,9 @@ from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
-from belljar.plan.network import METADATA_ADDRESS, OWN_CELL, NetworkPlan
+from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, StandInPlan
 from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.policy.network import OWN_CELL
 from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
 
@@ -213,17 +214,24 @@ async def _open(
             router=router,
         )
         cell = cells[member.name] = await stack.enter_async_context(made)
-        _raise_if_dead(network)
-        if plan.has_tls:
-            await trust(cell, network.certificate)
-        if member.name in stand_ins:
-            if welcome is not None:
-                await welcome(cell)
-            await serve(cell, stand_ins[member.name])
+        await _settle(cell, network, plan, stand_ins.get(member.name), welcome)
     own_cell = cells[OWN_CELL]
     own_cell.questions = questions
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
+
+
+async def _settle(
+    cell: Cell, network: Network, plan: NetworkPlan, target: StandInPlan | None, welcome: Welcome | None
+) -> None:
+    """What is done in a cell that stands, before the next is made: trust, and a target's own program."""
+    _raise_if_dead(network)
+    if plan.has_tls:
+        await trust(cell, network.certificate)
+    if target is not None:
+        if welcome is not None:
+            await welcome(cell)
+        await serve(cell, target)
 
 
 def _packet_directory(run: RunDirectory) -> Path:

@@ -47,7 +47,7 @@ def trust_script() -> str:
     return f"""set -e
 pem=$(cat)
 for d in {anchors}; do if [ -d "$d" ]; then printf '%s\\n' "$pem" > "$d/{_NAME}"; fi; done
-for b in {bundles}; do if [ -f "$b" ]; then printf '\\n%s\\n' "$pem" >> "$b"; had=1; fi; done
+for b in {bundles}; do if [ -f "$b" ]; then printf '\\n%s\\n' "$pem" >> "$b"; fi; done
 if ! [ -f {BUNDLE} ]; then
   mkdir -p {BUNDLE.rpartition("/")[0]}
   for b in {bundles}; do if [ -f "$b" ]; then cat "$b" > {BUNDLE}; break; fi; done

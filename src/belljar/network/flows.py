@@ -8,24 +8,12 @@ from typing import Any, Final
 
 from belljar.network.nflog import Logged
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.rules import Reason
+from belljar.plan.rules import ANSWERED, Reason
 
 FIRST_TOLD: Final = 100
 """Of one cell and reason: so many different destinations have an event of their own; the rest are counted together by protocol."""
 _MAX_PROTOCOLS: Final = 8
 _KNOWN: Final = frozenset(str(reason) for reason in Reason)
-_ANSWERED: Final = frozenset(
-    {
-        Reason.FORBIDDEN,
-        Reason.NEIGHBOUR,
-        Reason.PORT,
-        Reason.ADDRESS,
-        Reason.UDP,
-        Reason.ICMP,
-        Reason.PROTOCOL,
-        Reason.RATE,
-    }
-)
 Flow = dict[str, Any]
 """The data of a `network.flow`."""
 
@@ -106,7 +94,7 @@ class Flows:
 def _verdict(reason: str) -> str:
     if reason == Reason.CONNECTION:
         return "allowed"
-    return "refused" if reason in _ANSWERED else "dropped"
+    return "refused" if reason in ANSWERED else "dropped"
 
 
 def _names(layout: RangeLayout) -> Mapping[str, str]:

@@ -9,14 +9,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from belljar.errors import PolicyError
 from belljar.policy import Network
-from belljar.policy.network import OwnCell
+from belljar.policy.network import OWN_CELL, OwnCell
 from belljar.policy.stand_ins import ALL_PORTS, StandIn
 
 DNS_PORT: Final = 53
 METADATA_ADDRESS: Final = "169.254.169.254"
 """Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the policy has one, and nowhere else."""
-OWN_CELL: Final = "default"
-"""What the range's own cell is called among its cells: the one that a sample works in."""
 TARGET_KINDS: Final = frozenset({"cell", "python"})
 """Kinds that a target cell answers, and not the gateway."""
 Default: TypeAlias = Literal["deny", "simulate"]

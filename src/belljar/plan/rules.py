@@ -18,6 +18,7 @@ from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
 from belljar.plan.rules_same import same_rules
 
 __all__ = [
+    "ANSWERED",
     "LOG_GROUP",
     "LOG_SNAP_BYTES",
     "SINK_MARK",
@@ -101,7 +102,7 @@ class Reason(StrEnum):
         return f"count_{self}"
 
 
-_ANSWERED: Final = frozenset(
+ANSWERED: Final = frozenset(
     {
         Reason.FORBIDDEN,
         Reason.NEIGHBOUR,
@@ -237,7 +238,7 @@ def _chains(layout: RangeLayout, network: NetworkPlan, services: _Services) -> I
 
 
 def _to(reason: Reason) -> str:
-    return f"{'refuse' if reason in _ANSWERED else 'drop'}_{reason}"
+    return f"{'refuse' if reason in ANSWERED else 'drop'}_{reason}"
 
 
 def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
@@ -248,7 +249,7 @@ def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
         [excess, nft.DROP],
         [nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)],
     ]
-    if reason not in _ANSWERED:
+    if reason not in ANSWERED:
         return [*rules, [nft.DROP]]
     return [*rules, [nft.match(nft.L4PROTO, "tcp"), nft.TCP_RESET], [nft.UNREACHABLE]]
 

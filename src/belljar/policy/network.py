@@ -35,7 +35,8 @@ MAX_TARGETS: Final = 16
 MAX_UPSTREAMS: Final = 32
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
-AGENT_CELL: Final = "default"
+OWN_CELL: Final = "default"
+"""What the range's own cell is called among its cells: the one that a sample works in."""
 _ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 
 
@@ -101,8 +102,8 @@ def _read_ids(value: object) -> object:
     for name, body in value.items():
         if not isinstance(name, str) or not _ID.fullmatch(name):
             raise At("a stand-in's name has letters in lower case, digits, `.`, `_` and `-`, at most 64", str(name))
-        if name == AGENT_CELL:
-            raise At(f"`{AGENT_CELL}` is the agent's own cell; give the stand-in another name", name)
+        if name == OWN_CELL:
+            raise At(f"`{OWN_CELL}` is the agent's own cell; give the stand-in another name", name)
         if isinstance(body, Mapping):
             _check_kind(name, body.get("kind"))
         elif not isinstance(body, StandIn):

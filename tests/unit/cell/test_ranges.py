@@ -17,8 +17,9 @@ from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.network.range import Range as Network
 from belljar.plan import make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import OWN_CELL, NetworkPlan, plan_network
+from belljar.plan.network import NetworkPlan, plan_network
 from belljar.policy import LoadedPolicy, load_policy
+from belljar.policy.network import OWN_CELL
 
 POLICY = """\
 belljar: 1

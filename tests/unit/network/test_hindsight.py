@@ -13,7 +13,8 @@ from belljar.events import Event, Kind, Trust
 from belljar.network import hindsight
 from belljar.network.hindsight import seen_exchanges
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import OWN_CELL, NetworkPlan, PortPlan, StandInPlan
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+from belljar.policy.network import OWN_CELL
 
 ASKED = b"POST /buy?x=1 HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 3\r\n\r\ntea"
 ANSWERED = b"HTTP/1.1 201 Made\r\nContent-Length: 2\r\n\r\nok"

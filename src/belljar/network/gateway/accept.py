@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import socket
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -28,9 +26,6 @@ from belljar.network.gateway.tls import Terminator
 _PAUSE_S: Final = 0.05
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
-# linux/netfilter_ipv4.h
-_SO_ORIGINAL_DST: Final = 80
-_SOCKADDR_IN: Final = struct.Struct("=H2s4s8x")
 
 Handler = Callable[[socket.socket, Peer], Awaitable[None]]
 
@@ -113,8 +108,7 @@ class Front:
             await self._dns.serve(TcpPipe(sock), peer.cell)
 
     async def _serve_sink(self, sock: socket.socket, peer: Peer) -> None:
-        address, port = _before_redirect(sock, peer)
-        await sink(self._site, Peer(cell=peer.cell, address=address, port=port), TcpPipe(sock))
+        await sink(self._site, peer, TcpPipe(sock))
 
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)
@@ -150,11 +144,3 @@ class Front:
             await Stream(self._site, peer, pipe, verdict.stand_in).run(stream)
         else:
             await HttpConnection(self._site, peer, pipe, self._http, self._config).run()
-
-
-def _before_redirect(sock: socket.socket, peer: Peer) -> tuple[str, int]:
-    """Where a redirected connection was dialled; where nothing was redirected, where it is."""
-    with contextlib.suppress(OSError):
-        _, port, address = _SOCKADDR_IN.unpack(sock.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, _SOCKADDR_IN.size))
-        return socket.inet_ntoa(address), int.from_bytes(port, "big")
-    return peer.address, peer.port
