@@ -116,13 +116,11 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
     try:
         if altered in NETWORKED:
             await connect(jail, altered)
-        await jail.wait_running()
-        print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
-        print("child", jail.child.pid if jail.child else 0)
-        print("namespaces", len(jail.namespaces), flush=True)
-        threading.Thread(target=feed, args=(ours,), daemon=True).start()
+        if altered != "writer":
+            await look(jail)
+            threading.Thread(target=feed, args=(ours,), daemon=True).start()
         await anyio.to_thread.run_sync(relay, ours)
-        await jail.wait_ended()
+        await jail.wait_run()
     except BelljarError as exc:
         print("error", type(exc).__name__, exc.what, "|", exc.mend)
     finally:
@@ -133,6 +131,14 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
     print("ended", *((ended.signal, ended.status, ended.cause) if ended else ("without a word",)))
     if jail.diagnosis():
         print("diagnosis", jail.diagnosis())
+
+
+async def look(jail: Jail) -> None:
+    """Say who runs, once it runs (a writer may have ended by then)."""
+    await jail.wait_running()
+    print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
+    print("child", jail.child.pid if jail.child else 0)
+    print("namespaces", len(jail.namespaces), flush=True)
 
 
 async def connect(jail: Jail, altered: str) -> None:

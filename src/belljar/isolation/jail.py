@@ -257,6 +257,16 @@ class Jail:
                 continue
         return self.read_status()
 
+    async def wait_run(self) -> JailEnd | None:
+        """Until a program that ends by itself has ended; it may have before its start was heard of. None when its supervisor died without a word.
+
+        Raises `HostError` or `CellError` that names the step which failed when the program never ran.
+        """
+        ended = await self.wait_ended()
+        if b"running" not in self._said.splitlines():
+            raise self._start_error()
+        return ended
+
     def release_namespaces(self) -> None:
         """Let their numbers be used again: after the last look for survivors."""
         close_all(self._pins.values())

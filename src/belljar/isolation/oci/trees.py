@@ -25,7 +25,7 @@ from belljar.image import Image, verify
 from belljar.image.scratch import MAKING, is_owned, locked, make_store_dir, need_space, owned_name
 from belljar.isolation.claims import claimed, in_use, retire
 from belljar.isolation.identity import HeldIdentity, tree_identity
-from belljar.isolation.jail import Jail, start_jail
+from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.journal import new_cell_id
 from belljar.isolation.oci.runtime_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
@@ -239,8 +239,7 @@ async def _run(
     )
     jail = start_jail(spec, program, kept=())
     try:
-        await jail.wait_running()
-        return await _end_of(jail, deadline_s)
+        return _failure_of(jail, await jail.wait_run(), deadline_s)
     finally:
         with anyio.CancelScope(shield=True):
             await jail.end()
@@ -257,8 +256,7 @@ def _limits(deadline_s: float) -> JailLimits:
     )
 
 
-async def _end_of(jail: Jail, deadline_s: float) -> str | None:
-    end = await jail.wait_ended()
+def _failure_of(jail: Jail, end: JailEnd | None, deadline_s: float) -> str | None:
     if end is not None and end.cause == "itself" and end.status == 0:
         return None
     why = f"it took longer than {deadline_s:.0f} s" if end is not None and end.cause == "lifetime" else ""

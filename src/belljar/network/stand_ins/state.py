@@ -37,7 +37,7 @@ def _copied(value: object) -> tuple[Any, int]:
     try:
         text = compact(value)
         return parse_json(text), len(text)
-    except (ValueError, RecursionError):
+    except (TypeError, ValueError, RecursionError):
         raise StateError("no JSON value") from None
 
 
@@ -50,32 +50,30 @@ class Store:
 
     def set(self, keys: Sequence[str | int], value: object) -> None:
         """Put a value at a place; mappings on the way are made."""
+        parent, last, value = self._place(keys, value)
         new, size = _copied(value)
-        parent, last = self._parent(keys)
-        if isinstance(parent, list) and not (isinstance(last, int) and -len(parent) <= last < len(parent)):
+        if not (isinstance(parent, dict) or _holds(parent, last)):
             raise StateError("no such entry of a list")
-        is_new = isinstance(parent, dict) and str(last) not in parent
-        old = 0 if is_new else size_of(self._child(parent, last))
+        is_new = not _holds(parent, last)
+        old = 0 if is_new else size_of(_child(parent, last))
         self._room(parent, size - old + (_name_size(parent, last) if is_new else 0), is_new=is_new)
         parent[str(last) if isinstance(parent, dict) else last] = new
 
     def append(self, keys: Sequence[str | int], value: object) -> None:
         """Put a value at the end of a list, which is made when it is absent."""
-        new, size = _copied(value)
-        parent, last = self._parent(keys)
-        found = self._child(parent, last)
+        found = self._find(keys)
         if found is None:
-            self.set(keys, [new])
+            self.set(keys, [value])
             return
         if not isinstance(found, list):
             raise StateError("not a list")
+        new, size = _copied(value)
         self._room(found, size + bool(found), is_new=True)
         found.append(new)
 
     def increment(self, keys: Sequence[str | int], by: int) -> None:
         """Add to a number; one that is absent counts as 0."""
-        parent, last = self._parent(keys)
-        found = self._child(parent, last)
+        found = self._find(keys)
         number = 0 if found is None else found
         if type(number) is not int or abs(number + by) > _MAX_NUMBER:
             raise StateError("not a whole number")
@@ -83,43 +81,52 @@ class Store:
 
     def delete(self, keys: Sequence[str | int]) -> None:
         """Take a value away; nothing happens when it isn't there."""
-        parent, last = self._parent(keys, make=False)
-        found = self._child(parent, last)
-        if found is None and not (isinstance(parent, dict) and str(last) in parent):
+        parent: Any = self._find(keys[:-1]) if keys else None
+        last = keys[-1] if keys else 0
+        if not _holds(parent, last):
             return
-        if isinstance(parent, dict):
-            del parent[str(last)]
-            self.size -= size_of(found) + _name_size(parent, last)
-        elif isinstance(parent, list) and isinstance(last, int):
-            del parent[last]
-            self.size -= size_of(found) + bool(parent)
+        gone = size_of(_child(parent, last))
+        del parent[str(last) if isinstance(parent, dict) else last]
+        self.size -= gone + (_name_size(parent, last) if isinstance(parent, dict) else bool(parent))
 
-    def _parent(self, keys: Sequence[str | int], *, make: bool = True) -> tuple[Any, str | int]:
+    def _find(self, keys: Sequence[str | int]) -> Any:  # noqa: ANN401 - any JSON value
+        at: Any = self.values
+        for step in keys:
+            at = _child(at, step)
+        return at
+
+    def _place(self, keys: Sequence[str | int], value: object) -> tuple[Any, str | int, object]:
+        """The last that there is on the way, the name in it, and the value, in the mappings that are missing."""
         if not keys or len(keys) > MAX_DEPTH:
             raise StateError("no such place")
         at: Any = self.values
-        for step in keys[:-1]:
-            below = self._child(at, step)
-            if below is None and make and isinstance(at, dict):
-                self._room(at, _name_size(at, step) + 2, is_new=True)
-                below = at[str(step)] = {}
+        for depth, step in enumerate(keys[:-1], 1):
+            below = _child(at, step)
+            if below is None and isinstance(at, dict):
+                for name in reversed(keys[depth:]):
+                    value = {str(name): value}
+                return at, step, value
             at = below
-        if make and not isinstance(at, (dict, list)):
+        if not isinstance(at, (dict, list)):
             raise StateError("no such place")
-        return at, keys[-1]
-
-    @staticmethod
-    def _child(at: object, step: str | int) -> Any:  # noqa: ANN401 - any JSON value
-        if isinstance(at, dict):
-            return at.get(str(step))
-        if isinstance(at, list) and isinstance(step, int) and -len(at) <= step < len(at):
-            return at[step]
-        return None
+        return at, keys[-1], value
 
     def _room(self, parent: dict[str, Any] | list[Any], more: int, *, is_new: bool) -> None:
         if self.size + more > self.max_bytes or (is_new and len(parent) >= MAX_ENTRIES):
             raise StateError("no room left")
         self.size += more
+
+
+def _holds(parent: object, step: str | int) -> bool:
+    if isinstance(parent, dict):
+        return str(step) in parent
+    return isinstance(parent, list) and isinstance(step, int) and -len(parent) <= step < len(parent)
+
+
+def _child(parent: Any, step: str | int) -> Any:  # noqa: ANN401 - any JSON value
+    if not _holds(parent, step):
+        return None
+    return parent[str(step) if isinstance(parent, dict) else step]
 
 
 class Sessions:

@@ -35,6 +35,25 @@ def test_no_order_of_changes_gets_above_the_bound(steps: list[tuple[str, list[st
         assert size_of(store.values) == store.size <= 200
 
 
+def test_a_mapping_in_the_place_of_null_is_counted_as_that() -> None:
+    """Null is no mapping: one that is made on the way takes its place and its count."""
+    store = Store({"a": None, "l": [None]}, 200)
+    store.set(["a", "b", "c"], None)
+    store.delete(["l", 0])
+    assert store.values == {"a": {"b": {"c": None}}, "l": []}
+    assert store.size == size_of(store.values)
+
+
+def test_what_is_refused_leaves_no_mapping_on_the_way() -> None:
+    """A value that has no room, or isn't JSON, changes nothing."""
+    store = Store({}, 40)
+    with pytest.raises(StateError):
+        store.set(["a", "b"], "x" * 40)
+    with pytest.raises(StateError):
+        store.append(["a", "b"], object())
+    assert (store.values, store.size) == ({}, 2)
+
+
 def test_changes() -> None:
     """Mappings on the way are made, lists begin empty, numbers at 0; what doesn't fit is refused and changes nothing."""
     store = Store({}, 1000)
