@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 TASKS = """
 import os, signal, subprocess
+from contextlib import suppress
 from pathlib import Path
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -60,9 +61,10 @@ def kill_the_machine() -> Solver:
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         cell = sandbox()._sandbox.cell.id
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and (entry / "comm").read_text().startswith("qemu"):
-                if cell.encode() in (entry / "cmdline").read_bytes():
-                    os.kill(int(entry.name), signal.SIGKILL)
+            with suppress(OSError):  # others' processes end meanwhile
+                if entry.name.isdigit() and (entry / "comm").read_text().startswith("qemu"):
+                    if cell.encode() in (entry / "cmdline").read_bytes():
+                        os.kill(int(entry.name), signal.SIGKILL)
         try:
             await sandbox().exec(["true"])
         except SandboxUnavailableError:
