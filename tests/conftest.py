@@ -37,13 +37,15 @@ LONGEST_FIRST = (
 
 _COMMENT = "a run of the tests of Belljar"
 
-# No test depends on how fast the machine is.
-hypothesis.settings.register_profile(
-    "belljar",
-    parent=hypothesis.settings(),
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
+# No test depends on how fast the machine is. The same examples each time, so that a change is judged by what it changed; `--thorough` looks for new ones.
+for _name, _more in (("belljar", {"derandomize": True}), ("thorough", {"max_examples": 1000})):
+    hypothesis.settings.register_profile(
+        _name,
+        parent=hypothesis.settings(),
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        **_more,
+    )
 hypothesis.settings.load_profile("belljar")
 
 
@@ -52,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough", action="store_true", help="also what is marked so: the same properties in more places"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test is read."""
+    if config.getoption("thorough"):
+        hypothesis.settings.load_profile("thorough")
 
 
 @pytest.fixture(params=["asyncio", "trio"])
