@@ -92,7 +92,7 @@ class Requests:
         data = line.data
         hindsight = data.get("hindsight") is True
         request = Request(
-            time=_asked(data.get("at_s")) if hindsight else line.time,
+            time=_asked(line),
             cell=_word(data["cell"]),
             method=_word(data["method"]),
             what=printable(str(data["url"]), max_chars=_MAX_WHAT_CHARS),
@@ -122,7 +122,7 @@ class Requests:
             self._open[key] = left - 1
         self._add(
             Request(
-                time=line.time,
+                time=_asked(line),
                 cell=_word(data["cell"]),
                 method="TCP",
                 what=self.place(str(data["address"]), data["port"]),
@@ -131,6 +131,7 @@ class Requests:
                 stand_in=_word(data["stand_in"]),
                 request_bytes=data["bytes"],
                 answer_bytes=_count(data.get("sent_bytes")),
+                hindsight=data.get("hindsight") is True,
             )
         )
 
@@ -150,10 +151,13 @@ class Requests:
                 del self._unanswered[key]
 
 
-def _asked(at_s: Any) -> str:  # noqa: ANN401 - a JSON value
+def _asked(line: Line) -> str:
+    """When it was: what was read out of the packet record says so itself."""
+    if line.data.get("hindsight") is not True:
+        return line.time
     try:
-        time = datetime.fromtimestamp(float(at_s), UTC)
-    except (TypeError, ValueError, OverflowError, OSError):
+        time = datetime.fromtimestamp(float(line.data["at_s"]), UTC)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError):
         return ""
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 

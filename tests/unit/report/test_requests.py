@@ -16,10 +16,12 @@ def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
         line(Kind.NETWORK_HTTP, **REQUEST),
         line(Kind.NETWORK_HTTP, **REQUEST, hindsight=True, at_s=1795329788.25),
         line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, hindsight=True),
+        line(Kind.NETWORK_STREAM, **STREAM, hindsight=True, at_s="soon"),
     )
-    mine, theirs = gather_ranges(lines)[RANGE].requests
+    mine, theirs, raw = gather_ranges(lines)[RANGE].requests
     assert (mine.status, theirs.status, theirs.hindsight) == (None, 403, True)
     assert theirs.time == "2026-11-22T06:43:08.250000Z"
+    assert (raw.hindsight, raw.time) == (True, "")
 
 
 def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
