@@ -14,6 +14,7 @@ from belljar.policy import Network, Policy, policy_schema
 from belljar.policy.load import examine
 from belljar.policy.network import Record, Upstream
 from belljar.policy.stand_ins import MODELS, CellStandIn, StandIn
+from belljar.probe.catalogue import FINGERPRINT, PROBES
 
 PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
 
@@ -65,6 +66,15 @@ def test_the_yaml_of_every_page_is_looked_at() -> None:
         "stand-ins-registries.md": 1,
         SITE: 1,
     }
+
+
+def test_the_pages_know_how_many_probes_there_are() -> None:
+    """The first page and the changelog say how many the catalogue has that aren't fingerprints; the page on containment has a row for each."""
+    count = sum(probe.group != FINGERPRINT for probe in PROBES)
+    for name in ("README.md", "CHANGELOG.md"):
+        assert re.findall(r"(\d+) containment tests", (ROOT / name).read_text()) == [str(count)]
+    rows = re.findall(r"^\| `(\w+\.\w+)` \|", (ROOT / "docs" / "containment.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(probe.name for probe in PROBES)
 
 
 @pytest.mark.parametrize(
