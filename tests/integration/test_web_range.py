@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 
 def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
-    """The one who breaks in has the flag, the one who shops has not; both contained; injection, traversal and the keeper's page are in the ledger, with who asked."""
+    """The one who breaks in has the flag, the one who shops has not; both contained. Injection, traversal and the keeper's page are in the ledger, with who asked, and in
+    the report of that sample.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "belljar", "run", "--json", str(EXAMPLE / "web_range.py")],
         capture_output=True,
@@ -48,6 +50,15 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     keeper = [status for _, path, status in asked if path == "/keeper"]
     assert sorted(keeper) == [200, 403]
     assert sum(b"flag-" in body for body in bodies(run)) >= 1
+    (shown,) = samples["break-in"]["ranges"]
+    told = [
+        (unquote_plus(urlsplit(each["what"]).query), each["status"], each["stand_in"]) for each in shown["requests"]
+    ]
+    assert ("q=%' UNION SELECT name, role, 0 FROM accounts --", 200, "shop") in told
+    assert ("name=../config.json", 200, "shop") in told
+    assert not any("UNION" in each["what"] for each in samples["shopping"]["ranges"][0]["requests"])
+    assert (run / shown["packets"]).stat().st_size > 0
+    assert not shown["faults"]
 
 
 def requests(run: Path) -> Iterator[tuple[Line, str, int]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 import anyio.to_thread
 
@@ -51,6 +52,7 @@ async def prepare(
 
 
 Welcome: TypeAlias = Callable[[Cell], Awaitable[object]]
+NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @asynccontextmanager
@@ -111,11 +113,13 @@ async def standing_cell(
     ahead: bool = False,
     port: Port | None = None,
     router: Router | None = None,
+    place: Mapping[str, str] = NOWHERE,
 ) -> AsyncIterator[Cell]:
-    """One cell of these parts, with the policy's files in it. `port` and `router`: its place on its range's network, both or neither. Raises as `open_cell`."""
-    async with open_live(
-        parts, home=home, recorder=recorder, planned=planned(loaded, parts, ahead=ahead), port=port
-    ) as live:
+    """One cell of these parts, with the policy's files in it. `port` and `router`: its place on its range's network, both or neither; `place`: that place, for the
+    record (`range`, `name`). Raises as `open_cell`.
+    """
+    told = {**place, **planned(loaded, parts, ahead=ahead)}
+    async with open_live(parts, home=home, recorder=recorder, planned=told, port=port) as live:
         image_command = (*parts.image.entrypoint, *parts.image.cmd)
         cell = Cell(live, parts.plan, recorder, actor=actor, image_command=image_command, router=router)
         try:

@@ -212,6 +212,7 @@ async def _open(
             ahead=ahead,
             port=RangePort(network, member.name, is_machine=parts.plan.vm is not None),
             router=router,
+            place={"range": network.id, "name": member.name},
         )
         cell = cells[member.name] = await stack.enter_async_context(made)
         await _settle(cell, network, plan, stand_ins.get(member.name), welcome)
@@ -294,7 +295,7 @@ def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> 
     if not plan.reached_cells or not network.pcap.is_file():
         return
     for event in seen_exchanges(network.pcap.read_bytes(), network.layout, plan):
-        recorder.record(event)
+        recorder.record(replace(event, data={**event.data, "range": network.id}))
 
 
 def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.cli.exec import TIERS
+from belljar.cli.network_report import network_lines
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def show(outcome: RunOutcome) -> None:
     findings = outcome.findings
     console.print()
     console.print(table(findings))
-    for line in (*remarks(findings), *dropped(outcome)):
+    for line in (*network_lines(findings, outcome.run_id), *remarks(findings), *dropped(outcome)):
         console.print(line, markup=False)
     for use in findings.upstreams:
         console.print(use.sentence(), markup=False, style="bold red")

@@ -25,6 +25,7 @@ from belljar.harness.session import CellSource, RealCells, Session, session_scop
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
 from belljar.report.cells import gather_cells
+from belljar.report.ranges import gather_ranges
 from belljar.report.samples import RunFindings, as_json, find_rows
 from belljar.report.upstreams import gather_upstreams
 from belljar.units import printable
@@ -311,8 +312,14 @@ def _findings(run: RunDirectory, session: Session, logs: Logs) -> RunFindings:
 
     errors = logs.errors if logs.transcripts or logs.errors else ["the evaluation did not run"]
     problems = [error.what for error in session.breaches]
-    cells, upstreams = gather_cells(read_events(run.path)), gather_upstreams(read_events(run.path))
-    return find_rows(logs.transcripts, cells, problems=problems, errors=errors, upstreams=upstreams)
+    return find_rows(
+        logs.transcripts,
+        gather_cells(read_events(run.path)),
+        problems=problems,
+        errors=errors,
+        upstreams=gather_upstreams(read_events(run.path)),
+        ranges=gather_ranges(read_events(run.path)),
+    )
 
 
 def _verified(findings: RunFindings, run: RunDirectory) -> RunFindings:

@@ -31,7 +31,8 @@ _TIMESPEC: Final = struct.Struct("@qq")
 _SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _STATISTICS: Final = struct.Struct("=II")
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-_BUFFER_BYTES: Final = 4 << 20
+_BUFFER_BYTES: Final = 64 << 20
+"""What waits to be written: most of a second of what a gateway can send. An ordinary user gets what `net.core.rmem_max` allows."""
 _MOST_AT_ONCE: Final = 512
 
 

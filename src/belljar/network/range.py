@@ -202,6 +202,7 @@ class Range:
         opening: dict[str, JsonValue] = {
             "range": self.id,
             "prefix": layout.prefix,
+            "directory": self._spec.directory.name,
             "cells": [port.name for port in layout.cells],
             "stand_ins": [item.id for item in self._spec.network.stand_ins],
         }

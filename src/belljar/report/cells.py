@@ -69,6 +69,7 @@ class CellFindings:
     sample: str = ""
     epoch: int = 1
     uuid: str = ""
+    range_id: str = ""
     outcome: str = ""
     operations: dict[int, Operation] = field(default_factory=dict)
     bytes_in: int = 0
@@ -175,6 +176,7 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         case Kind.CELL_PLANNED:
             cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
             cell.ahead = data.get("ahead") is True
+            cell.range_id = str(data.get("range", ""))
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_STARTED:

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import CellFindings, Probing
+from belljar.report.ranges import RangeFindings
 from belljar.report.reconcile import Call, Difference, reconcile
 from belljar.report.upstreams import UpstreamUse
+
+NO_RANGES: Final[Mapping[str, RangeFindings]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,7 @@ class Row:
     difference: Difference
     verdict: Verdict
     reasons: tuple[str, ...]
+    ranges: tuple[RangeFindings, ...] = ()
 
     @property
     def commands(self) -> int:
@@ -130,14 +135,22 @@ def find_rows(
     problems: Sequence[str] = (),
     errors: Sequence[str] = (),
     upstreams: Sequence[UpstreamUse] = (),
+    ranges: Mapping[str, RangeFindings] = NO_RANGES,
 ) -> RunFindings:
     """Join the harness's samples with the ledger's cells and judge each."""
     by_uuid: dict[str, list[CellFindings]] = {}
     for cell in cells.values():
         by_uuid.setdefault(cell.uuid, []).append(cell)
-    rows = [_row(transcript, by_uuid.pop(transcript.uuid, [])) for transcript in transcripts]
+    rows = [_row(transcript, by_uuid.pop(transcript.uuid, []), ranges) for transcript in transcripts]
     strays = tuple(cell for left in by_uuid.values() for cell in left)
     unclean = [f"cell {cell.cell_id}: {fault}" for cell in strays for fault in (*_unclean(cell), *_breaches(cell))]
+    taken = {each.range_id for row in rows for each in row.ranges}
+    unclean += [
+        f"range {each.range_id}: {fault}"
+        for each in ranges.values()
+        if each.range_id not in taken
+        for fault in each.unclean
+    ]
     return RunFindings(
         rows=tuple(rows),
         strays=strays,
@@ -147,20 +160,32 @@ def find_rows(
     )
 
 
-def _row(transcript: Transcript, cells: Sequence[CellFindings]) -> Row:
+def _row(transcript: Transcript, cells: Sequence[CellFindings], ranges: Mapping[str, RangeFindings]) -> Row:
     difference = reconcile(transcript.calls, cells)
+    its = tuple(ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges)
     reasons = [reason for cell in cells for reason in _faults(cell)]
+    reasons += [f"range {each.range_id}: {fault}" for each in its for fault in each.faults]
     if not cells:
         reasons.append("no cell is on record for this sample")
     if difference.unfounded:
         reasons.append(f"{len(difference.unfounded)} call(s) of the transcript never reached a cell")
     verdict = worst(
-        (transcript.lowered, Verdict.VOID if reasons else Verdict.CONTAINED, *(_probed(cell) for cell in cells))
+        (
+            transcript.lowered,
+            Verdict.VOID if reasons else Verdict.CONTAINED,
+            *(_probed(cell) for cell in cells),
+            *(Verdict.BREACHED for each in its if each.breached),
+        )
     )
     if transcript.lowered is not Verdict.CONTAINED:
         reasons.append(f"a scorer says {transcript.lowered.value}")
     return Row(
-        transcript=transcript, cells=tuple(cells), difference=difference, verdict=verdict, reasons=tuple(reasons)
+        transcript=transcript,
+        cells=tuple(cells),
+        difference=difference,
+        verdict=verdict,
+        reasons=tuple(reasons),
+        ranges=its,
     )
 
 
@@ -249,6 +274,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "lasted_s": round(row.lasted_s, 3),
         "destroyed": row.destroyed,
         "probes": [_probing_json(cell, probing) for cell in row.cells for probing in cell.probings],
+        "ranges": [each.to_json() for each in row.ranges],
         "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
         "not_in_transcript": {
             "raised": len(difference.raised),

@@ -5,24 +5,94 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
+import pytest
+
+from belljar.cli.main import root
+from belljar.network.stand_ins.http import check
 from belljar.policy import Network, Policy, policy_schema
 from belljar.policy.load import examine
 from belljar.policy.network import Record, Upstream
 from belljar.policy.stand_ins import MODELS, CellStandIn, StandIn
+from belljar.probe.catalogue import FINGERPRINT, PROBES
 
 PAGE = Path(__file__).parents[3] / "docs" / "policy.md"
 
 
-def test_every_example_is_a_valid_policy(tmp_path: Path) -> None:
-    """Each YAML block of the page, with the files it names present."""
-    blocks = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 5
-    for name in re.findall(r"source: (\S+)", PAGE.read_text()):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("x")
-    (tmp_path / "wheels").mkdir()
-    for block in blocks:
+ROOT = PAGE.parents[1]
+SITE = "stand-ins.md"
+"""Its YAML is a site's file, not a policy."""
+
+
+def pages() -> list[Path]:
+    """Those that a user reads."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    """Its YAML."""
+    return re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page) and page.name != SITE], ids=lambda p: p.name)
+def test_every_example_is_a_valid_policy(page: Path, tmp_path: Path) -> None:
+    """Each YAML block of each page, with the files that it names present."""
+    for block in blocks(page):
+        for name in re.findall(r"source: (\S+)", block):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("x")
+        for name in re.findall(r"packages: (\S+)", block):
+            (tmp_path / name).mkdir(parents=True, exist_ok=True)
         assert examine(block.encode(), base=tmp_path)[1] == ()
+
+
+def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:
+    """The page's file of routes, with the files that it names, as the kind itself checks it."""
+    (block,) = blocks(ROOT / "docs" / SITE)
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("hello")
+    (tmp_path / "site.yaml").write_text(block)
+    assert check({"routes": "site.yaml"}, tmp_path) == ()
+    (tmp_path / "index.html").unlink()
+    assert check({"routes": "site.yaml"}, tmp_path)
+
+
+def test_the_yaml_of_every_page_is_looked_at() -> None:
+    """No page's example is left out by a change of how blocks are written."""
+    assert {page.name: len(blocks(page)) for page in pages() if blocks(page)} == {
+        "README.md": 2,
+        "policy.md": 5,
+        "ranges.md": 1,
+        "stand-ins-registries.md": 1,
+        SITE: 1,
+    }
+
+
+def test_the_pages_know_how_many_probes_there_are() -> None:
+    """The first page and the changelog say how many the catalogue has that aren't fingerprints; the page on containment has a row for each."""
+    count = sum(probe.group != FINGERPRINT for probe in PROBES)
+    for name in ("README.md", "CHANGELOG.md"):
+        assert re.findall(r"(\d+) containment tests", (ROOT / name).read_text()) == [str(count)]
+    rows = re.findall(r"^\| `(\w+\.\w+)` \|", (ROOT / "docs" / "containment.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(probe.name for probe in PROBES)
+
+
+@pytest.mark.parametrize(
+    "page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "SPECIFICATION.md"], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_every_command_exists(page: Path) -> None:
+    """What a page shows as `belljar …` is a command with those options."""
+    for said in re.findall(r"(?:`|^\$ |^\.venv/bin/|/bin/|^)belljar ([a-z][^`\n#…]*)", page.read_text(), re.MULTILINE):
+        words = said.split(" -- ")[0].split()
+        command = root.get_command(click.Context(root), words.pop(0))
+        if isinstance(command, click.Group) and words:
+            command = command.commands.get(words.pop(0))
+        assert command is not None, said
+        if not command.context_settings.get("ignore_unknown_options"):  # `run` takes Inspect's too
+            known = {option for each in command.params for option in each.opts}
+            assert {
+                re.sub(r"[\]=].*", "", word.strip("[")) for word in words if word.strip("[").startswith("--")
+            } <= known, said
 
 
 def test_every_field_is_documented() -> None:

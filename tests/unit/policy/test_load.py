@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
+from belljar.plan.network import plan_network
 from belljar.policy import PRESETS, Tier, load_policy, load_preset, parse_policy, resolve_policy, with_tier
 from belljar.policy.load import MAX_FILE_BYTES, examine
 from belljar.units import printable
@@ -121,6 +122,25 @@ def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
         (tmp_path / file_name).write_text(text)
         loaded = load_policy(tmp_path / file_name)
         assert (loaded.policy.name, loaded.text, loaded.base) == (name, text.encode(), tmp_path)
+
+
+def test_a_policys_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a relative path, and when the process works elsewhere afterwards: a range's gateway does, and so does Inspect."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "site.yaml").write_text("routes: []")
+    (tmp_path / "p.yaml").write_text(
+        "belljar: 1\nrisk: low\nfiles: [{source: site/site.yaml, target: a}]\n"
+        "network: {stand_ins: {s: {kind: http, names: [a.example], routes: site/site.yaml}}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    loaded = load_policy("p.yaml")
+    monkeypatch.chdir("/")
+    assert loaded.read_file(loaded.policy.files[0]) == b"routes: []"
+    if loaded.policy.network is None:
+        pytest.fail("no network")
+    (stand_in,) = plan_network(loaded.policy.network, loaded.base).stand_ins
+    assert stand_in.directory == site
 
 
 def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""The packet record of a range is opened by the tools that people have, Wireshark's reader and tcpdump; also one whose files took turns."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import Belljar
+
+from belljar.ledger import read_events
+from belljar.network.packets import records
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]
+ASKED = 60
+POLICY = """\
+belljar: 1
+risk: low
+tier: container
+network:
+  stand_ins:
+    shop:
+      kind: http
+      names: [shop.example]
+      routes: [{path: "/{n}", body: "%s"}]
+  record: {packets: 1MiB}
+"""
+
+
+@pytest.fixture(scope="module")
+def packets(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a range in which more was sent than its record may keep."""
+    policy = tmp_path_factory.mktemp("range") / "policy.yaml"
+    policy.write_text(POLICY % ("x" * 40_000))
+    belljar = Belljar(vm_home)
+    fetch = ["curl", "-sS", "--max-time", "60", "-o", "/dev/null", f"http://shop.example/[1-{ASKED}]"]
+    done = belljar("exec", str(policy), "--", *fetch)
+    assert done.returncode == 0, done.stderr
+    run = belljar.runs()[-1]
+    counters = next(line.data["counters"] for line in read_events(run) if line.kind == "range.destroyed")
+    (path,) = run.glob("ranges/*/packets.pcap")
+    assert counters["packets_recorded_and_dropped"] > 0
+    kept = counters["packets_recorded"] - counters["packets_recorded_and_dropped"]
+    assert sum(1 for _ in records(path)) == kept
+    return path
+
+
+def read(program: str, *options: str, file: Path) -> list[str]:
+    """The lines that the program has to say of the file."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} isn't installed: apt-get install {program}")
+    done = subprocess.run(
+        [program, "-n", "-r", str(file), *options], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cut short" not in done.stderr
+    assert "truncated" not in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_tcpdump_reads_every_packet(packets: Path) -> None:
+    """As many as were kept, without a complaint."""
+    assert len(read("tcpdump", file=packets)) == sum(1 for _ in records(packets))
+
+
+def test_wireshark_reads_the_conversations(packets: Path) -> None:
+    """Nothing malformed, no header's checksum wrong, and the requests are dissected as what they were."""
+    # Where a conversation's beginning was thrown away, Wireshark takes what it finds for the head of an answer.
+    assert read("tshark", "-Y", "_ws.malformed && !http", file=packets) == []
+    checked = ("-o", "ip.check_checksum:TRUE", "-Y", "ip.checksum.status == 0")
+    assert read("tshark", *checked, file=packets) == []
+    uris = read("tshark", "-Y", "http.request", "-T", "fields", "-e", "http.request.full_uri", file=packets)
+    assert uris[-1] == f"http://shop.example/{ASKED}"

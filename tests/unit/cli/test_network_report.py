@@ -1,0 +1,104 @@
+"""What `belljar run` shows of a sample's network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.report.stories import ANSWER, FLOW, HOSTILE, NAME, RANGE, REQUEST, STREAM, judged, line, story
+
+from belljar.cli.network_report import MAX_LINES, network_lines
+from belljar.cli.run import show
+from belljar.events import Kind
+from belljar.harness.evaluate import RunOutcome
+from belljar.probe.model import Verdict
+from belljar.report.ranges import TOLD
+from belljar.report.samples import RunFindings, as_json
+from belljar.units import printable
+
+
+def test_a_request_is_told_with_its_answer() -> None:
+    """When, who, what, how it was judged, the answer's status and both sizes; the sample's own, in text and JSON."""
+    lines = story(
+        line(Kind.NETWORK_HTTP, **REQUEST),
+        line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER),
+        line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": 2, "verdict": "refused", "reason": "Host", "stand_in": ""}),
+    )
+    findings = judged(lines)
+    assert findings.rows[0].verdict is Verdict.CONTAINED
+    told = "\n".join(network_lines(findings, "RUN"))
+    assert f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcap" in told
+    assert "22:00:00.000  default  GET  http://shop.example/  200  0 B → 412 B  allowed        shop" in told
+    assert "22:00:00.000  default  GET  http://shop.example/  -    0 B → -      refused: Host  -" in told
+    (shown,) = as_json(findings)["samples"][0]["ranges"]
+    assert [request["status"] for request in shown["requests"]] == [200, None]
+    assert json.loads(json.dumps(shown)) == shown
+
+
+def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person reads it; the rest is where it says."""
+    (row,) = judged(story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))).rows
+    findings = RunFindings(rows=(row,) * 100, strays=())
+    assert len(network_lines(findings, "RUN")) < MAX_LINES + 100
+    show(RunOutcome(findings=findings, run_id="r", path=Path("/runs/r"), exit_code=0))
+    assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
+
+
+@given(st.text(max_size=80))
+def test_nothing_quoted_acts_on_the_reader_s_terminal(quoted: str) -> None:
+    """Whatever stands on record, wherever it stands; and however much of it, the report stays small."""
+    for text in (quoted, HOSTILE):
+        lines = story(
+            line(Kind.NETWORK_HTTP, **{**REQUEST, "url": text, "method": text, "cell": text, "reason": text}),
+            line(Kind.NETWORK_STREAM, **{**STREAM, "cell": text, "stand_in": text, "address": text}),
+            line(Kind.NETWORK_DNS, **NAME, name=text, answer="1" + text),
+            *(line(Kind.NETWORK_DNS, **NAME, name=f"{n}{text}", answer="NXDOMAIN") for n in range(2 * TOLD)),
+            *(line(Kind.NETWORK_FLOW, **{**FLOW, "address": f"{n}{text}", "cell": text}) for n in range(2 * TOLD)),
+            line(Kind.NETWORK_ATTEMPT, stand_in=text, what=text),
+            line(Kind.LIMIT_HIT, limit=text),
+            line(Kind.RANGE_FAILED, error="CellError", reason=text),
+        )
+        told = network_lines(judged(lines), "RUN")
+        # A leading line break of ours parts the blocks.
+        shown = [each.removeprefix("\n") for each in told]
+        assert shown == [printable(each, max_chars=len(each)) for each in shown]
+        assert sum(map(len, told)) < 100_000
+
+
+def test_what_was_refused_is_summed_up() -> None:
+    """Each place that a cell tried by itself, by name; what went while it was probed apart; names, TLS, attempts and limits."""
+    sums = {**FLOW, "address": "", "port": None, "count": 50}
+    lines = story(
+        line(Kind.NETWORK_DNS, **NAME, name="leak.example.org", answer="NXDOMAIN"),
+        line(Kind.NETWORK_DNS, **NAME, name="x.example", answer="NODATA"),
+        line(Kind.NETWORK_FLOW, **FLOW),
+        line(Kind.NETWORK_FLOW, **sums),
+        line(Kind.NETWORK_ATTEMPT, stand_in="packages", what="publish"),
+        line(
+            Kind.NETWORK_TLS,
+            cell="default",
+            sni="bank.example",
+            address="10.0.0.7",
+            port=443,
+            verdict="refused",
+            reason="SNI",
+        ),
+        line(Kind.LIMIT_HIT, limit="exchanges", value=1, count=3),
+    )
+    start = lines.index(line(Kind.PROBE_STARTED, "c1", which="quick", phase="start", user=""))
+    lines.insert(start + 1, line(Kind.NETWORK_FLOW, **{**FLOW, "address": "1.1.1.1", "port": 443}))
+    told = network_lines(judged(lines), "RUN")
+    for said in (
+        "  no requests",
+        "  attempts: publish (packages)",
+        "  names that don't exist here: leak.example.org",
+        "  TLS refused: bank.example",
+        "  limits hit: exchanges ×3",
+        "  refused: tcp of default to 10.9.9.9:22 (address)",
+        "  52 packet(s) refused or dropped in all; 1 while Belljar probed a cell, 50 to places tried before or beyond the first hundred",
+    ):
+        assert said in told
+    assert not any("1.1.1.1" in each for each in told)

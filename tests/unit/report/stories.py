@@ -1,0 +1,110 @@
+"""Ledgers of a sample in a range, for tests of the report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from belljar.events import Actor, Kind, Trust
+from belljar.ledger import Line
+from belljar.report.cells import gather_cells
+from belljar.report.ranges import gather_ranges
+from belljar.report.samples import RunFindings, Transcript, find_rows
+
+RANGE = "r-0123456789ab"
+HOSTILE = "\x1b]0;owned\x07[bold]x[/]\u202e\n"
+REQUEST: dict[str, Any] = {
+    "cell": "default",
+    "exchange": 1,
+    "stand_in": "shop",
+    "method": "GET",
+    "url": "http://shop.example/",
+    "verdict": "allowed",
+    "reason": "",
+    "bytes": 0,
+}
+ANSWER: dict[str, Any] = {
+    "cell": "default",
+    "exchange": 1,
+    "stand_in": "shop",
+    "status": 200,
+    "bytes": 412,
+    "duration_ms": 1,
+}
+STREAM: dict[str, Any] = {
+    "cell": "default",
+    "stand_in": "mail",
+    "address": "10.0.0.7",
+    "port": 25,
+    "verdict": "allowed",
+    "reason": "",
+    "bytes": 0,
+}
+FLOW: dict[str, Any] = {
+    "cell": "default",
+    "protocol": "tcp",
+    "address": "10.9.9.9",
+    "port": 22,
+    "verdict": "refused",
+    "reason": "address",
+    "bytes": 60,
+    "count": 1,
+}
+NAME: dict[str, Any] = {"cell": "default", "type": "A", "longest_label": 4, "entropy": 1.0}
+PROBED: dict[str, Any] = {
+    "which": "quick",
+    "user": "",
+    "verdict": "contained",
+    "probes": 3,
+    "digest": "0" * 64,
+    "duration_ms": 80.0,
+    "problem": "",
+}
+ENDED: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1.0}
+
+
+def line(kind: Kind, cell: str | None = None, /, **data: Any) -> Line:  # noqa: ANN401 - JSON values
+    """A ledger line; of the range when it is no cell's."""
+    return Line.model_validate(
+        {
+            "v": 1,
+            "seq": 0,
+            "prev": "0" * 64,
+            "time": "2026-11-20T22:00:00.000000Z",
+            "mono_ns": "1",
+            "kind": kind,
+            "cell": cell,
+            "actor": Actor.HARNESS,
+            "trust": Trust.HOST_OBSERVED,
+            "data": data if cell else {"range": RANGE, **data},
+            "bodies": [],
+        }
+    )
+
+
+def probing(phase: str) -> list[Line]:
+    """Its beginning and its end."""
+    return [
+        line(Kind.PROBE_STARTED, "c1", which="quick", phase=phase, user=""),
+        line(Kind.PROBE_COMPLETED, "c1", **PROBED, phase=phase),
+    ]
+
+
+def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
+    """A sample in a cell of a range that did this, and the range's end."""
+    place = {"range": RANGE, "name": "default"}
+    return [
+        line(Kind.RANGE_OPENING, prefix="10.0.0.0/22", directory="2ce5a06e"),
+        line(Kind.CELL_PLANNED, "c1", **place, tier="microvm", emulated=False, policy_sha256="", layers=[]),
+        line(Kind.SAMPLE_STARTED, "c1", sample="s", task="t", uuid="u1"),
+        *probing("start"),
+        *lines,
+        *probing("end"),
+        line(Kind.CELL_DESTROYED, "c1", **ENDED),
+        *([line(Kind.RANGE_DESTROYED, **{**ENDED, **end})] if end.get("destroyed", True) else []),
+    ]
+
+
+def judged(lines: list[Line]) -> RunFindings:
+    """A run of one sample."""
+    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+    return find_rows([transcript], gather_cells(lines), ranges=gather_ranges(lines))

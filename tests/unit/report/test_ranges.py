@@ -1,0 +1,53 @@
+"""What a run's report says of a range: what its record lacks, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.report.stories import ENDED, RANGE, judged, line, story
+
+from belljar.cli.network_report import network_lines
+from belljar.events import Kind
+from belljar.probe.model import Verdict
+from belljar.report.ranges import gather_ranges
+from belljar.report.samples import find_rows
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict", "why"),
+    [
+        ({"counters": {"packets_not_recorded": 3}}, Verdict.VOID, "3 packet(s) are in no packet record"),
+        ({"counters": {"logs_lost": 1}}, Verdict.VOID, "1 refused or allowed packet(s) are in no event"),
+        ({"clean": False, "survivors": ["a process"]}, Verdict.VOID, "its destruction left a process"),
+        ({"clean": False, "not_checked": ["mounts"]}, Verdict.VOID, "its destruction is not proven"),
+        ({"destroyed": False}, Verdict.VOID, "its destruction is not on record"),
+        ({"counters": {"packets_not_recorded": 0, "packets_recorded_and_dropped": 9}}, Verdict.CONTAINED, ""),
+    ],
+)
+def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict, why: str) -> None:
+    """What a range's record lacks, and an end that is not proven; what the policy's bound threw away is told and is no fault."""
+    findings = judged(story(**end))
+    (row,) = findings.rows
+    assert row.verdict is verdict
+    assert why in "; ".join(row.reasons)
+    assert findings.exit_code == (0 if verdict is Verdict.CONTAINED else 2)
+    lost = [each for each in network_lines(findings, "RUN") if "EVIDENCE MISSING" in each]
+    assert bool(lost) == ("no packet record" in why or "no event" in why)
+    assert any("9 packet(s) of the packet record" in each for each in network_lines(findings, "RUN")) == (not why)
+
+
+@pytest.mark.parametrize(("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)])
+def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> None:
+    """A part that ended, or rules that somebody changed."""
+    (row,) = judged(story(line(Kind.RANGE_FAILED, error=error, reason="the keeper ended"))).rows
+    assert row.verdict is verdict
+    assert f"range {RANGE}: it ended by itself: the keeper ended" in row.reasons
+
+
+def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
+    """One that was made ahead, or of a sample that never began."""
+    opened = [line(Kind.RANGE_OPENING, prefix="10.0.0.0/22")]
+    findings = find_rows([], {}, ranges=gather_ranges(opened))
+    assert findings.problems == (f"range {RANGE}: its destruction is not on record",)
+    assert not find_rows([], {}, ranges=gather_ranges([*opened, line(Kind.RANGE_DESTROYED, **ENDED)])).problems
