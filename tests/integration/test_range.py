@@ -311,6 +311,29 @@ def test_what_cannot_be_recorded_is_not_answered(who: Who) -> None:
     assert "echo" not in seen["said"][0]
 
 
+def assert_bounded(seen: dict[str, Any]) -> None:
+    """Whole, cut down, over; each on record."""
+    assert_gone(seen)
+    assert seen["told"]
+    ((error, what),) = seen["deaths"]
+    assert (error, what) == ("CellError", "the range has put 1.2 MiB on record, which is all that it may")
+    assert seen["bytes"] <= 1.25 * (1 << 20)
+    assert seen["cut"] == seen["counters"]["events_cut"] > 10
+    assert seen["counters"]["recorded_bytes"] <= 1.25 * (1 << 20)
+    (limit,) = seen["limits"]
+    assert (limit["limit"], limit["value"]) == ("range_record", 1 << 20)
+
+
+def test_a_gateway_that_floods_the_record_ends_its_range(who: Who) -> None:
+    """Whatever it says: the owner counts, cuts down, says so, and then ends it."""
+    assert_bounded(who.run("flood"))
+
+
+def test_a_guest_that_floods_the_record_ends_its_range(tmp_path: Path) -> None:
+    """With the real gateway: requests with long paths and bodies, on and on."""
+    assert_bounded(Who(None, tmp_path).run("flood_by_guest"))
+
+
 def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:
     """65,535 knocks: every one is in the counters, and the record has the first hundred of each reason and sums."""
     seen = who.run("scan")

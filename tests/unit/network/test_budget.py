@@ -1,0 +1,93 @@
+"""What a range may put on record: bounded whatever it says, and what is left out is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.events import Body, Event, Kind
+from belljar.ledger.schema import check_data
+from belljar.network.budget import MAX_CUT_CHARS, Budget, cost_bytes, cut_down
+
+HTTP: dict[str, Any] = {
+    "range": "r-0",
+    "cell": "agent",
+    "exchange": 1,
+    "stand_in": "shop",
+    "method": "POST",
+    "url": "http://shop.example/" + "x" * 2000,
+    "verdict": "allowed",
+    "reason": "",
+    "bytes": 70_000,
+    "complete": True,
+    "headers": [["host", "shop.example"]] * 50,
+}
+BODY = Body(name="request", content=bytes(65_000), total_bytes=70_000, sha256="0" * 64)
+ASKED = Event(kind=Kind.NETWORK_HTTP, data=HTTP, bodies=(BODY,))
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=400)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=10,
+)
+EVENTS = st.builds(
+    lambda data, sizes: Event(
+        kind=Kind.NETWORK_ATTEMPT,
+        data=data,
+        bodies=tuple(
+            Body(name=f"b{at}", content=bytes(size), total_bytes=size, sha256="0" * 64) for at, size in enumerate(sizes)
+        ),
+    ),
+    st.dictionaries(TEXTS, VALUES, max_size=50),
+    st.lists(st.integers(0, 20_000), max_size=3),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(EVENTS, max_size=30))
+def test_no_more_is_taken_than_it_may(events: list[Event]) -> None:
+    """Whole up to the bound, cut down from then on for good, and none beyond the second; the counts are right."""
+    budget = Budget.of(20_000)
+    taken: list[Event] = []
+    for event in events:
+        budget, as_taken = budget.take(event)
+        if as_taken is None:
+            assert budget.spent_bytes + cost_bytes(cut_down(event)) > 25_000
+            break
+        taken.append(as_taken)
+    whole = [event for event in taken if "cut" not in event.data or event in events]
+    assert sum(map(cost_bytes, whole)) <= 20_000
+    assert sum(map(cost_bytes, taken)) == budget.spent_bytes <= 25_000
+    assert (budget.events, budget.cut_events) == (len(taken), len(taken) - len(whole))
+    assert taken[: len(whole)] == events[: len(whole)]
+
+
+def test_what_is_cut_down_still_says_who_and_what() -> None:
+    """And is an event of its kind: the digest and the length of a body stay, its bytes and the lists go."""
+    small = cut_down(ASKED)
+    check_data(small.kind, dict(small.data))
+    assert small.data == {
+        **{name: value for name, value in HTTP.items() if name != "headers"},
+        "url": HTTP["url"][:MAX_CUT_CHARS] + "…",
+        "cut": True,
+    }
+    (body,) = small.bodies
+    assert (body.content, body.total_bytes, body.sha256) == (b"", 70_000, "0" * 64)
+    assert cost_bytes(small) < 1600
+
+
+@settings(deadline=None, max_examples=50)
+@given(EVENTS)
+def test_what_is_cut_down_is_small(event: Event) -> None:
+    """Whatever it was."""
+    small = cut_down(event)
+    assert cost_bytes(small) <= 512 + 3 * 320 + 33 * 2 * 6 * 2 * (MAX_CUT_CHARS + 3)
+    assert cut_down(small).bodies == small.bodies
+
+
+def test_a_small_body_costs_a_file() -> None:
+    """One byte takes a block of the disk, and a look-up: a million of them are no megabyte."""
+    one = Event(kind=Kind.NETWORK_ATTEMPT, bodies=(Body(name="b", content=b"x", total_bytes=1, sha256="0" * 64),))
+    assert cost_bytes(one) > 4096
