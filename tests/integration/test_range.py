@@ -163,18 +163,21 @@ def test_a_port_is_neutral_and_fixed(who: Who) -> None:
 
 
 def test_the_packet_record_holds_every_frame(who: Who) -> None:
-    """One file, a classic pcap of Ethernet frames with nanoseconds: as many as were counted, each whole, none lost."""
+    """One file, a classic pcap of Ethernet frames with nanoseconds, whose last bit says which way: as many as were counted, each whole, none lost."""
     seen = who.run("talk")
     data = bytes.fromhex(seen["pcap"])
     magic, _, _, _, _, _, link = struct.unpack_from("=IHHiIII", data)
     assert (magic, link) == (0xA1B23C4D, 1)
-    at, frames = 24, []
+    at, frames, ways = 24, [], set()
     while at < len(data):
         _, nanoseconds, kept, length = struct.unpack_from("=IIII", data, at)
         assert nanoseconds < 10**9
         assert kept == length
         frames.append(data[at + 16 : at + 16 + kept])
         at += 16 + kept
+        ways.add((":".join(f"{byte:02x}" for byte in frames[-1][6:12]), nanoseconds & 1))
+    ports = seen["layout"]["cells"]
+    assert ways == {(port[name], bit) for port in ports for name, bit in (("mac", 0), ("gateway_mac", 1))}
     assert at == len(data)
     assert any(b"hello" in frame for frame in frames)
     assert len(frames) >= seen["counters"]["packets_recorded"] > 20

@@ -41,7 +41,19 @@ _SEND_PATIENCE_S: Final = 10
 _MAX_QUESTIONS: Final = 64
 _QUESTIONS_AT_ONCE: Final = 8
 _FLOW_FIELDS: Final = frozenset(
-    {"cell", "protocol", "address", "port", "verdict", "reason", "bytes", "count", "name", "source"}
+    {
+        "cell",
+        "protocol",
+        "address",
+        "port",
+        "verdict",
+        "reason",
+        "bytes",
+        "count",
+        "name",
+        "source",
+        "destinations_not_listed",
+    }
 )
 RECORD_LIMIT: Final = "range_record"
 """The name, in `limit.hit`, of what a range may put on record whole."""
