@@ -33,12 +33,18 @@ _UNREAD: Final = "no HTTP/1.1 from here on"
 _MISSING: Final = "bytes are missing from the packet record"
 _STRAY: Final = "segment"
 _IN_PACKETS: Final = "it is in the packet record alone"
+_NOWHERE: Final = "what they said is not on record"
 
 
-def seen_exchanges(record: BinaryIO, layout: RangeLayout, plan: NetworkPlan, *, range_id: str) -> Iterator[Event]:
-    """What cells said to target cells' ports: two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no
-    HTTP (`network.stream`), one for segments outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). In the order of the
-    connections; `hindsight` in their data says that they were recorded afterwards, `at_s` when it happened. Raises `ValueError` when it is no packet record."""
+def seen_exchanges(
+    record: BinaryIO, layout: RangeLayout, plan: NetworkPlan, *, range_id: str, lost_packets: int = 0
+) -> Iterator[Event]:
+    """What cells said to target cells' ports, in the order of the connections.
+
+    Two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments
+    outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). `hindsight` in their data says that they were recorded afterwards,
+    `at_s` when it happened. `lost_packets`: how many are not in the record (overwritten, or never written). Raises `ValueError` when it is no packet record.
+    """
     reader = _Reader(layout, plan)
     budget = Budget.of(plan.bounds.recorded_bytes)
     for event in reader.read(record):
@@ -47,7 +53,7 @@ def seen_exchanges(record: BinaryIO, layout: RangeLayout, plan: NetworkPlan, *, 
         reader.left_out["events"] += taken is None
         if taken is not None:
             yield taken
-    reader.left_out["whole_events"] += budget.cut_events
+    reader.left_out.update({"whole_events": budget.cut_events, "packets": lost_packets})
     for name, count in sorted(reader.left_out.items()):
         if count:
             yield _limit(range_id, name, count, plan)
@@ -60,9 +66,11 @@ def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
         "events": MAX_EVENTS,
         "frames": MAX_FRAMES,
         "whole_events": plan.bounds.recorded_bytes,
+        "packets": plan.bounds.packet_record_bytes,
     }
     data: dict[str, JsonValue] = {"limit": f"hindsight_{name}", "value": values[name], "count": count}
-    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": _IN_PACKETS, "range": range_id, "hindsight": True})
+    effect = _NOWHERE if name == "packets" else _IN_PACKETS
+    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": effect, "range": range_id, "hindsight": True})
 
 
 class _Reader:
