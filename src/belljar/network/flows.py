@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from belljar.network.nflog import Logged
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.rules import ANSWERED, Reason
+from belljar.plan.rules import ANSWERED, LET_THROUGH, Reason
 
 FIRST_TOLD: Final = 100
 """Of one cell and reason: so many different destinations that were refused have an event of their own; the rest are counted together by protocol."""
@@ -114,7 +114,7 @@ class Flows:
 
 
 def _verdict(reason: str) -> str:
-    if reason == Reason.CONNECTION:
+    if reason in LET_THROUGH:
         return "allowed"
     return "refused" if reason in ANSWERED else "dropped"
 
