@@ -68,6 +68,24 @@ def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) ->
     os._exit(1)
 
 
+def flood(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Says that it serves, and from the first connection on as much as the protocol allows, for as long as somebody records it."""
+    events.setblocking(True)
+    events.send(json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode())
+    events.recv(1 << 16)
+    listeners.tcp[80].setblocking(True)
+    listeners.tcp[80].accept()
+    kept = 1 << 16
+    for number in range(2, 1 << 30):
+        ref = {"name": "b", "kept_bytes": kept, "total_bytes": kept, "sha256": f"{number:064x}"}
+        data = {"stand_in": "shop", "what": "x" * 40_000, "list": ["y" * 10_000]}
+        events.send(json.dumps({"id": number, "kind": "network.attempt", "data": data, "bodies": [ref]}).encode())
+        events.send(number.to_bytes(8, "big") * (kept // 8))
+        if not events.recv(1 << 16):
+            break
+    os._exit(1)
+
+
 def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Tries everything that it must not be able to do, when the first connection comes, and puts on record how each try ended."""
     events.setblocking(True)

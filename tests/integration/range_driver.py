@@ -25,9 +25,10 @@ import anyio
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.isolation.process import ProcessId, is_alive
+from belljar.network.processes import SERVE
 from belljar.network.range import Range, open_range
 from belljar.plan.addresses import lay_out
-from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 
 PLAIN = "tests.integration.plain_gateway:serve"
 PROBING = "tests.integration.plain_gateway:probe"
@@ -369,6 +370,36 @@ async def violation(home: Path) -> dict[str, Any]:
     }
 
 
+async def flood(home: Path, serve: str) -> dict[str, Any]:
+    """A gateway that says more and more, by itself or because of its guest."""
+    answering = replace(SHOP, settings={"routes": [{"path": "/", "body": "hello"}]})
+    scene = Scene(home, stand_ins=(answering,), bounds=NetworkBounds(recorded_bytes=1 << 20))
+    async with scene.open(serve=serve) as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            agent.run(sys.executable, "-I", "-c", ASK_ON, scene.address())
+            told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+    said = [event for event in scene.recorder.events if event.kind.startswith("network.")]
+    return {
+        **scene.summary(made),
+        "told": told,
+        "bytes": sum(len(json.dumps(event.data)) + sum(len(body.content) for body in event.bodies) for event in said),
+        "cut": sum("cut" in event.data for event in said),
+        "counters": dict(made.counters()),
+        "limits": scene.data("limit.hit"),
+    }
+
+
+ASK_ON = r"""
+import socket, sys
+for number in range(1 << 20):
+    body = b"%08d" % number * 500
+    with socket.create_connection((sys.argv[1], 80), 10) as s:
+        s.sendall(b"POST /%s HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 4000\r\n\r\n" % (b"x" * 1000) + body)
+        s.recv(100)
+"""
+
+
 async def unrecorded(home: Path) -> dict[str, Any]:
     """A record that can't be written any more."""
     scene = Scene(home)
@@ -444,6 +475,8 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "shut_in": shut_in,
     "violation": violation,
     "unrecorded": unrecorded,
+    "flood": lambda home: flood(home, "tests.integration.plain_gateway:flood"),
+    "flood_by_guest": lambda home: flood(home, SERVE),
     "full_disk": full_disk,
     "scan": scan,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),

@@ -205,12 +205,14 @@ def syn(source: str, target: str, port: int, *, source_port: int = 40000) -> byt
     return head[:16] + struct.pack("!H", checksum(pseudo + head)) + head[18:]
 
 
-def frame(world: World, packet: bytes, *, to: str = "", by: str = "", kind: int = 0x0800) -> None:
-    """Sends a packet from the agent's cell's device, whoever it says it is."""
-    port = world.layout.cell("default")
+def frame(
+    world: World, packet: bytes, *, to: str = "", by: str = "", kind: int = 0x0800, cell: str = "default"
+) -> None:
+    """Sends a packet from the cell's device, whoever it says it is."""
+    port = world.layout.cell(cell)
     macs = bytes.fromhex((to or port.gateway_mac).replace(":", "") + (by or port.mac).replace(":", ""))
-    with world.socket_in("default", socket.AF_PACKET, socket.SOCK_RAW) as made:
-        enter(world.cells["default"])
+    with world.socket_in(cell, socket.AF_PACKET, socket.SOCK_RAW) as made:
+        enter(world.cells[cell])
         try:
             made.bind(("eth0", 0))
         finally:
@@ -286,9 +288,25 @@ def services(world: World) -> dict[str, Any]:
     with listener(world, "db", 5432) as database, counting(world) as moved:
         found["db"] = talk(world, database, "default", world.address("db"), 5432)
     found["db counts"] = moved
+    found["db segments"] = segments(world)
     with world.socket_in("", socket.AF_INET, socket.SOCK_DGRAM) as resolver:
         resolver.bind((world.layout.resolver, 53))
         found["resolver"] = dns(world, resolver)
+    return found
+
+
+def segments(world: World) -> list[dict[str, int]]:
+    """Segments after a connection, and of one that nobody began, from either side, each twice: the counters that moved."""
+    found = []
+    for cell, other_cell, ports in (("default", "db", (40000, 5432)), ("db", "default", (5432, 40001))) * 2:
+        own, other = world.layout.cell(cell), world.layout.cell(other_cell)
+        tcp = struct.pack("!HHIIBBHHH", *ports, 1, 1, 0x50, 0x10, 1024, 0, 0)
+        for _ in range(2):
+            with counting(world) as moved:
+                frame(world, ipv4(own.address, other.address, 6, tcp), cell=cell)
+            found.append(moved)
+        if len(found) >= 4:
+            run("nft", "flush", "set", "inet", "range", "spoken")
     return found
 
 

@@ -163,18 +163,21 @@ def test_a_port_is_neutral_and_fixed(who: Who) -> None:
 
 
 def test_the_packet_record_holds_every_frame(who: Who) -> None:
-    """One file, a classic pcap of Ethernet frames with nanoseconds: as many as were counted, each whole, none lost."""
+    """One file, a classic pcap of Ethernet frames with nanoseconds, whose last bit says which way: as many as were counted, each whole, none lost."""
     seen = who.run("talk")
     data = bytes.fromhex(seen["pcap"])
     magic, _, _, _, _, _, link = struct.unpack_from("=IHHiIII", data)
     assert (magic, link) == (0xA1B23C4D, 1)
-    at, frames = 24, []
+    at, frames, ways = 24, [], set()
     while at < len(data):
         _, nanoseconds, kept, length = struct.unpack_from("=IIII", data, at)
         assert nanoseconds < 10**9
         assert kept == length
         frames.append(data[at + 16 : at + 16 + kept])
         at += 16 + kept
+        ways.add((":".join(f"{byte:02x}" for byte in frames[-1][6:12]), nanoseconds & 1))
+    ports = seen["layout"]["cells"]
+    assert ways == {(port[name], bit) for port in ports for name, bit in (("mac", 0), ("gateway_mac", 1))}
     assert at == len(data)
     assert any(b"hello" in frame for frame in frames)
     assert len(frames) >= seen["counters"]["packets_recorded"] > 20
@@ -309,6 +312,29 @@ def test_what_cannot_be_recorded_is_not_answered(who: Who) -> None:
     assert_gone(seen)
     assert seen["deaths"][0][0] == "LedgerError"
     assert "echo" not in seen["said"][0]
+
+
+def assert_bounded(seen: dict[str, Any]) -> None:
+    """Whole, cut down, over; each on record."""
+    assert_gone(seen)
+    assert seen["told"]
+    ((error, what),) = seen["deaths"]
+    assert (error, what) == ("CellError", "the range has put 1.2 MiB on record, which is all that it may")
+    assert seen["bytes"] <= 1.25 * (1 << 20)
+    assert seen["cut"] == seen["counters"]["events_cut"] > 10
+    assert seen["counters"]["recorded_bytes"] <= 1.25 * (1 << 20)
+    (limit,) = seen["limits"]
+    assert (limit["limit"], limit["value"]) == ("range_record", 1 << 20)
+
+
+def test_a_gateway_that_floods_the_record_ends_its_range(who: Who) -> None:
+    """Whatever it says: the owner counts, cuts down, says so, and then ends it."""
+    assert_bounded(who.run("flood"))
+
+
+def test_a_guest_that_floods_the_record_ends_its_range(tmp_path: Path) -> None:
+    """With the real gateway: requests with long paths and bodies, on and on."""
+    assert_bounded(Who(None, tmp_path).run("flood_by_guest"))
 
 
 def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:

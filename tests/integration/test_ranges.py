@@ -154,6 +154,10 @@ async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> Non
         "https://shop.example/",
     }
     assert len(of(lines, Kind.NETWORK_HTTP, stand_in="depot", cell="default", hindsight=True)) == 2
+    doubtful = [
+        line for line in lines if line.data.get("hindsight") and (line.data.get("ambiguous") or "limit" in line.data)
+    ]
+    assert not [line.data for line in [*doubtful, *of(lines, Kind.NETWORK_FLOW, reason="segment")]]
     assert of(lines, Kind.NETWORK_DNS, name="nobody.example", answer="NXDOMAIN")
     assert of(lines, Kind.NETWORK_FLOW, address="192.0.2.1", verdict="refused")
     (packets,) = [name for name in json.loads((run.path / "manifest.json").read_text())["files"] if RANGES in name]

@@ -111,6 +111,11 @@ def test_what_the_plan_names_is_reached_under_its_own_address(found: dict[str, A
     assert services["resolver"] == "question answered"
 
 
+def test_segments_of_no_connection_are_told_once(found: dict[str, Any]) -> None:
+    """In either direction; after a connection they are its own, and nothing is told."""
+    assert found["services"]["db segments"] == [{}] * 4 + [{"segment": 1}, {}] * 2
+
+
 def test_what_nobody_has_is_refused_at_once_and_counted_under_its_reason(found: dict[str, Any]) -> None:
     """TCP gets a reset, everything else ICMP's port unreachable; exactly one counter moves, by one."""
     assert {name: (ended, moved) for name, (ended, moved) in found["refusals"].items()} == {

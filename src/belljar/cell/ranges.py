@@ -294,8 +294,11 @@ def _raise_if_left(network: Network) -> None:
 def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> None:
     if not plan.reached_cells or not network.pcap.is_file():
         return
-    for event in seen_exchanges(network.pcap.read_bytes(), network.layout, plan):
-        recorder.record(replace(event, data={**event.data, "range": network.id}))
+    counters = network.counters()
+    lost = sum(counters.get(name, 0) for name in ("packets_recorded_and_dropped", "packets_not_recorded"))
+    with network.pcap.open("rb") as record:
+        for event in seen_exchanges(record, network.layout, plan, range_id=network.id, lost_packets=lost):
+            recorder.record(event)
 
 
 def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:

@@ -1,197 +1,304 @@
-"""TCP conversations out of a packet record (pcap, Ethernet, IPv4). Pure: bytes in, data out; every byte of it is a guest's.
+"""TCP conversations out of a packet record. Pure: bytes in, data out; every byte of it is a guest's.
 
-The record is whole but for what rotation threw away and what a full disk kept out, so both directions are put together from sequence numbers (RFC 9293, section 3.4),
-up to the first gap. What a sender said twice counts as it was said first.
+Only frames that the range sent on to their receivers count: what its rules dropped was said to nobody. A conversation begins with the server's SYN-ACK, which says both
+first sequence numbers (RFC 9293, section 3.5), so that no segment of a client's can begin one, or begin it anew. Both directions are put together from sequence
+numbers, up to the first gap. What a sender said twice counts as it was said first; where it said two things the conversation is `ambiguous`, since which of them the
+receiver took is its own matter.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
-from typing import Final
+from typing import Final, TypeAlias
 
 MAX_CONVERSATIONS: Final = 20_000
+"""In which anything was said: what is said in a further one is not looked at, and counted."""
+MAX_BEGUN: Final = 200_000
+"""Connections, silent ones among them: a further one is not looked at, and counted."""
 MAX_STREAM_BYTES: Final = 4 << 20
-"""Of each direction of a conversation: what comes after is not looked at."""
-_MAX_PACKET_BYTES: Final = 1 << 18
-_MAGIC: Final = {
-    b"\xd4\xc3\xb2\xa1": ("<", 1e-6),
-    b"\xa1\xb2\xc3\xd4": (">", 1e-6),
-    b"\x4d\x3c\xb2\xa1": ("<", 1e-9),
-    b"\xa1\xb2\x3c\x4d": (">", 1e-9),
-}
-_HEADER_BYTES: Final = 24
-_ETHERNET: Final = 1
-_ETHERTYPE_IPV4: Final = 0x0800
+"""Of each direction of a conversation: what comes after is not looked at, and counted."""
+MAX_HELD_BYTES: Final = 256 << 20
+"""Of all conversations together, likewise."""
+MAX_STRAYS: Final = 100
+"""Pairs of ends that sent each other segments outside of any connection; the rest are counted together."""
+_HELD_BESIDE_BYTES: Final = 128
+_MAX_ASKED: Final = 1000
+_ETHERTYPE_IPV4: Final = b"\x08\x00"
 _TCP: Final = 6
-_FIN, _SYN, _RST, _ACK = 1, 2, 4, 16
+_SYN, _RST, _ACK, _URG = 2, 4, 16, 32
 _HALF: Final = 1 << 31
 _WHOLE: Final = 1 << 32
+End: TypeAlias = tuple[str, int]
+"""Address and port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One TCP segment. `at_s`: seconds since the epoch."""
+    """One TCP segment. `at_s`: seconds since the epoch. `length_bytes`: the packet's. `is_sound`: its checksum is right, or left to a device as between cells."""
 
     at_s: float
-    source: tuple[str, int]
-    target: tuple[str, int]
+    source: End
+    target: End
     sequence: int
+    acknowledged: int
     flags: int
     payload: bytes
+    length_bytes: int
+    is_sound: bool = True
 
 
 @dataclass(slots=True)
 class _Stream:
     """One direction: what was said, in order, as far as it is known; `early` is what came before its turn."""
 
-    next_sequence: int | None = None
+    next_sequence: int
     said: bytearray = field(default_factory=bytearray)
+    length: int = 0
     early: dict[int, bytes] = field(default_factory=dict)
     early_bytes: int = 0
+    ambiguous: bool = False
+    cut_bytes: int = 0
 
-    def take(self, segment: Segment) -> None:
-        """One segment more, in whatever order."""
-        if segment.flags & _SYN:
-            self.next_sequence = (segment.sequence + 1) % _WHOLE
-        elif segment.payload and self.next_sequence is not None:
-            self._place(segment.sequence, segment.payload, self.next_sequence)
+    def take(self, sequence: int, payload: bytes) -> None:
+        """Some bytes more, in whatever order."""
+        if (self.next_sequence - sequence) % _WHOLE >= _HALF:
+            self._keep(sequence, payload)
+            return
+        self._append(sequence, payload)
+        while (late := self.early.pop(self.next_sequence, None)) is not None:
+            self.early_bytes -= len(late)
+            self._append(self.next_sequence, late)
 
-    def finish(self) -> bytes:
-        """All that is known up to the first gap."""
-        first = self.next_sequence or 0
-        for sequence in sorted(self.early, key=lambda each: (each - first + _HALF) % _WHOLE):
-            if not self._append(self.early[sequence], sequence):
-                break
-        return bytes(self.said)
+    def finish(self) -> bool:
+        """Takes what is left, up to the first gap; whether there is one."""
+        now = self.next_sequence
+        for sequence in sorted(self.early, key=lambda each: (each - now + _HALF) % _WHOLE):
+            if (self.next_sequence - sequence) % _WHOLE >= _HALF:
+                return True
+            self._append(sequence, self.early[sequence])
+        return False
 
-    def _place(self, sequence: int, payload: bytes, expected: int) -> None:
-        if (expected - sequence) % _WHOLE < _HALF:
-            self._append(payload, sequence)
-            while (late := self.early.pop(self.next_sequence or 0, None)) is not None:
-                self.early_bytes -= len(late)
-                self._append(late, self.next_sequence or 0)
-        elif sequence not in self.early and self.early_bytes + len(payload) <= MAX_STREAM_BYTES:
-            self.early[sequence] = payload
-            self.early_bytes += len(payload)
+    def _keep(self, sequence: int, payload: bytes) -> None:
+        known = self.early.get(sequence, b"")
+        self.ambiguous |= payload[: len(known)] != known[: len(payload)]
+        fresh = payload[len(known) :]
+        if self.early_bytes + len(fresh) > MAX_STREAM_BYTES:
+            self.cut_bytes += len(fresh)
+        else:
+            self.early[sequence] = known + fresh
+            self.early_bytes += len(fresh)
 
-    def _append(self, payload: bytes, sequence: int) -> bool:
-        """False when there is a gap before it."""
-        expected = self.next_sequence or 0
-        behind = (expected - sequence) % _WHOLE
-        if behind >= _HALF:
-            return False
+    def _append(self, sequence: int, payload: bytes) -> None:
+        """What begins at the next byte or before it."""
+        behind = (self.next_sequence - sequence) % _WHOLE
+        start = self.length - behind  # in the stream; what is before its beginning is nobody's
+        again = payload[max(0, -start) : behind]
+        known = self.said[max(0, start) : max(0, start) + len(again)]
+        self.ambiguous |= known != again[: len(known)]
         fresh = payload[behind:]
-        self.next_sequence = (expected + len(fresh)) % _WHOLE
-        self.said += fresh[: MAX_STREAM_BYTES - len(self.said)]
-        return True
+        self.length += len(fresh)
+        self.next_sequence = (self.next_sequence + len(fresh)) % _WHOLE
+        kept = fresh[: MAX_STREAM_BYTES - len(self.said)]
+        self.said += kept
+        self.cut_bytes += len(fresh) - len(kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A TCP connection as it was seen: who began it, and what each side said, in order, at most `MAX_STREAM_BYTES`."""
+    """A TCP connection as it was seen: who began it, and what each side said, in order, at most `MAX_STREAM_BYTES`.
 
-    client: tuple[str, int]
-    server: tuple[str, int]
+    `ambiguous`: somewhere a sender said two things in one place, or what an honest stack doesn't send (a wrong checksum, urgent bytes). `has_gap`: bytes are missing
+    from the record, and what came after them is not in `sent` or `received`. `cut_bytes`: how many were over the bounds.
+    """
+
+    client: End
+    server: End
     began_s: float
     ended_s: float
     sent: bytes
     received: bytes
+    ambiguous: bool = False
+    has_gap: bool = False
+    cut_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _Open:
-    client: tuple[str, int]
-    server: tuple[str, int]
+    numbers: tuple[int, int]
+    client: End
+    server: End
     began_s: float
     ended_s: float
-    sent: _Stream = field(default_factory=_Stream)
-    received: _Stream = field(default_factory=_Stream)
+    sent: _Stream
+    received: _Stream
+    has_spoken: bool = False
+    is_left_out: bool = False
+    ambiguous: bool = False
 
     def closed(self) -> Conversation:
+        has_gap = self.sent.finish() | self.received.finish()
         return Conversation(
             client=self.client,
             server=self.server,
             began_s=self.began_s,
             ended_s=self.ended_s,
-            sent=self.sent.finish(),
-            received=self.received.finish(),
+            sent=bytes(self.sent.said),
+            received=bytes(self.received.said),
+            ambiguous=self.ambiguous or self.sent.ambiguous or self.received.ambiguous,
+            has_gap=has_gap,
+            cut_bytes=self.sent.cut_bytes + self.received.cut_bytes,
         )
 
 
-def conversations(segments: Iterable[Segment]) -> Iterator[Conversation]:
-    """The connections that were begun within the record, in the order of their beginnings; at most `MAX_CONVERSATIONS`."""
-    found: dict[tuple[tuple[str, int], tuple[str, int]], _Open] = {}
-    done: list[_Open] = []
-    for segment in segments:
-        pair = (segment.source, segment.target)
-        if segment.flags & (_SYN | _ACK) == _SYN:
-            known = found.get(pair)
-            if known is not None and not known.received.said and not known.sent.said:
-                known.sent.take(segment)  # said again
-            elif len(found) + len(done) < MAX_CONVERSATIONS:
-                done += [known] if known is not None else []
-                found[pair] = _Open(*pair, segment.at_s, segment.at_s)
-                found[pair].sent.take(segment)
-            continue
-        _take(found.get(pair), found.get(pair[::-1]), segment)
-    yield from (each.closed() for each in sorted([*done, *found.values()], key=lambda each: each.began_s))
+class Listener:
+    """Segments in, the conversations with served ports out. Whatever else there is takes no room."""
 
+    def __init__(self, is_served: Callable[[End], bool]) -> None:
+        self.left_out: Counter[str] = Counter()
+        """By the bound's name (`connections`, `bytes`): how many were not looked at."""
+        self.strays: dict[tuple[str, str, int | None], list[int]] = {}
+        """(source, target, served port if the target serves there) → segments and bytes that belong to no connection; the empty key is all others'."""
+        self._is_served = is_served
+        self._found: dict[tuple[End, End], _Open] = {}
+        self._done: list[_Open] = []
+        self._asked: dict[tuple[End, End], Segment] = {}
+        self._spoken = 0
+        self._held_bytes = 0
 
-def _take(sent: _Open | None, received: _Open | None, segment: Segment) -> None:
-    if sent is not None:
-        sent.ended_s = segment.at_s
-        sent.sent.take(segment)
-    elif received is not None:
-        received.ended_s = segment.at_s
-        received.received.take(segment)
-
-
-def read_segments(record: bytes) -> Iterator[Segment]:
-    """The TCP segments of a packet record; other packets, fragments and damaged ones are passed over. Raises `ValueError` when it is no such record."""
-    order, unit_s = _MAGIC.get(record[:4], ("", 0.0))
-    if not order or len(record) < _HEADER_BYTES:
-        raise ValueError("no packet record: its first bytes are not pcap's")
-    if struct.unpack_from(f"{order}I", record, 20)[0] & 0xFFFF != _ETHERNET:
-        raise ValueError("a packet record of another link than Ethernet")
-    at = _HEADER_BYTES
-    while at + 16 <= len(record):
-        seconds, fraction, kept, _ = struct.unpack_from(f"{order}IIII", record, at)
-        at += 16
-        if kept > _MAX_PACKET_BYTES or at + kept > len(record):
+    def take(self, segment: Segment) -> None:
+        """One segment more, in the order in which they left."""
+        client, server = self._is_served(segment.target), self._is_served(segment.source)
+        if segment.flags & _RST or not (client or server):
             return
-        segment = _segment(record[at : at + kept], seconds + fraction * unit_s)
-        at += kept
-        if segment is not None:
+        if segment.flags & _SYN:
+            self._greet(segment, by_server=server)
+        elif (said := self._found.get((segment.source, segment.target))) is not None:
+            self._hear(said, said.sent, segment)
+        elif (said := self._found.get((segment.target, segment.source))) is not None:
+            self._hear(said, said.received, segment)
+        else:
+            self._stray(segment, segment.target[1] if client else None)
+
+    def finish(self) -> Iterator[Conversation]:
+        """Those in which anything was said, in the order of their beginnings. Once."""
+        spoken = [each for each in (*self._done, *self._found.values()) if each.has_spoken]
+        self._found, self._done = {}, []
+        yield from (each.closed() for each in sorted(spoken, key=lambda each: each.began_s))
+
+    def _greet(self, segment: Segment, *, by_server: bool) -> None:
+        if segment.flags & _ACK:
+            if by_server:
+                self._begin(segment, (segment.target, segment.source))
+        elif segment.payload and len(self._asked) < _MAX_ASKED:
+            self._asked[segment.source, segment.target] = (
+                segment  # TCP Fast Open (RFC 7413): it counts if it is answered
+            )
+        else:
+            self.left_out["bytes"] += len(segment.payload)
+
+    def _begin(self, segment: Segment, pair: tuple[End, End]) -> None:
+        asked = self._asked.pop(pair, None)
+        numbers = (segment.sequence, segment.acknowledged)
+        known = self._found.get(pair)
+        if known is not None:
+            if known.numbers == numbers:  # said again
+                return
+            self._put_away(pair, known)
+        if len(self._found) + len(self._done) >= MAX_BEGUN:
+            self.left_out["connections"] += 1
+            return
+        taken = 0 if asked is None else (numbers[1] - asked.sequence - 1) % _WHOLE
+        is_taken = asked is not None and taken == len(asked.payload)
+        first = (numbers[1] - taken) % _WHOLE if is_taken else numbers[1]
+        streams = _Stream(first), _Stream((numbers[0] + 1) % _WHOLE)
+        said = self._found[pair] = _Open(numbers, *pair, segment.at_s, segment.at_s, *streams)
+        if asked is not None and is_taken:
+            self._hear(said, said.sent, replace(asked, sequence=first))
+
+    def _put_away(self, pair: tuple[End, End], known: _Open) -> None:
+        del self._found[pair]
+        if known.has_spoken:
+            self._done.append(known)
+
+    def _hear(self, said: _Open, stream: _Stream, segment: Segment) -> None:
+        if not segment.payload:
+            return
+        if not segment.is_sound:
+            said.ambiguous = True
+            return
+        if not self._admit(said):
+            return
+        size = len(segment.payload) + _HELD_BESIDE_BYTES
+        if self._held_bytes + size > MAX_HELD_BYTES:
+            stream.cut_bytes += len(segment.payload)
+            return
+        self._held_bytes += size
+        said.ended_s = segment.at_s
+        said.ambiguous |= bool(segment.flags & _URG)
+        stream.take(segment.sequence, segment.payload)
+
+    def _admit(self, said: _Open) -> bool:
+        """Whether what is said in it is looked at: the bound counts those that say something."""
+        if said.has_spoken or said.is_left_out:
+            return said.has_spoken
+        said.has_spoken = self._spoken < MAX_CONVERSATIONS
+        said.is_left_out = not said.has_spoken
+        self._spoken += said.has_spoken
+        self.left_out["connections"] += said.is_left_out
+        return said.has_spoken
+
+    def _stray(self, segment: Segment, port: int | None) -> None:
+        key = (segment.source[0], segment.target[0], port)
+        if key not in self.strays and len(self.strays) >= MAX_STRAYS:
+            key = ("", "", None)
+        counted = self.strays.setdefault(key, [0, 0])
+        counted[0] += 1
+        counted[1] += segment.length_bytes
+
+
+def read_segments(frames: Iterable[tuple[float, bytes]]) -> Iterator[Segment]:
+    """The TCP segments of (time, frame); other packets, fragments and damaged ones are passed over. Pure, total."""
+    for at_s, frame in frames:
+        if len(frame) >= 34 and frame[12:14] == _ETHERTYPE_IPV4 and (segment := _ipv4(frame[14:], at_s)) is not None:
             yield segment
 
 
-def _segment(frame: bytes, at_s: float) -> Segment | None:
-    if len(frame) < 34 or int.from_bytes(frame[12:14], "big") != _ETHERTYPE_IPV4:
-        return None
-    packet = frame[14:]
+def _ipv4(packet: bytes, at_s: float) -> Segment | None:
     header_bytes, length = (packet[0] & 15) * 4, int.from_bytes(packet[2:4], "big")
     fragment = int.from_bytes(packet[6:8], "big") & 0x3FFF
     whole = packet[0] >> 4 == 4 and 20 <= header_bytes <= length <= len(packet)
     if not whole or fragment or packet[9] != _TCP:
         return None
-    return _tcp(packet[header_bytes:length], str(IPv4Address(packet[12:16])), str(IPv4Address(packet[16:20])), at_s)
+    return _tcp(packet[header_bytes:length], packet[12:20], at_s, length)
 
 
-def _tcp(segment: bytes, source: str, target: str, at_s: float) -> Segment | None:
+def _tcp(segment: bytes, addresses: bytes, at_s: float, length: int) -> Segment | None:
     if len(segment) < 20:
         return None
-    source_port, target_port, sequence = struct.unpack_from("!HHI", segment)
+    source_port, target_port, sequence, acknowledged = struct.unpack_from("!HHII", segment)
     header_bytes = (segment[12] >> 4) * 4
     if not 20 <= header_bytes <= len(segment):
         return None
     return Segment(
         at_s=at_s,
-        source=(source, source_port),
-        target=(target, target_port),
+        source=(str(IPv4Address(addresses[:4])), source_port),
+        target=(str(IPv4Address(addresses[4:])), target_port),
         sequence=sequence,
+        acknowledged=acknowledged,
         flags=segment[13],
         payload=segment[header_bytes:],
+        length_bytes=length,
+        is_sound=_is_sound(segment, addresses),
     )
+
+
+def _is_sound(segment: bytes, addresses: bytes) -> bool:
+    """RFC 9293, section 3.1. A sender whose device is to finish it leaves the pseudo header's sum in its place; between cells nobody does."""
+    pseudo = int.from_bytes(addresses + struct.pack("!HH", _TCP, len(segment)), "big")
+    text = int.from_bytes(segment + b"\0" * (len(segment) % 2), "big")
+    unfinished = (pseudo - int.from_bytes(segment[16:18], "big")) % 0xFFFF == 0
+    return unfinished or (pseudo + text) % 0xFFFF == 0

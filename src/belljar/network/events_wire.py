@@ -13,7 +13,6 @@ The decoder reads what a gateway wrote that may have been taken over: every fiel
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -104,6 +103,7 @@ class UpDecoder:
         self._wanted: list[int] = []
         self._parts: list[bytearray] = []
         self._last_id = -1
+        self._is_ready = False
 
     def feed(self, datagram: bytes) -> Said | Asked | Ready | None:
         """The event that this datagram completes. Raises `WireViolation`; after that nothing more may be fed."""
@@ -121,6 +121,9 @@ class UpDecoder:
             raise WireViolation("ids must grow")
         _exactly(head, {"id", "kind", "data", "bodies"})
         _check_event(head)
+        if head["kind"] == READY and self._is_ready:
+            raise WireViolation("`ready` is said once")
+        self._is_ready |= head["kind"] == READY
         self._wanted = [ref["kept_bytes"] for ref in head["bodies"]]
         self._head, self._last_id = head, number
         self._parts = [bytearray() for _ in self._wanted]
@@ -189,8 +192,8 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
     if isinstance(value, str):
         value.encode()  # a lone surrogate can't be
     elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise WireViolation("no number")
+        if not abs(value) <= _MAX_INT:  # nor NaN; a ledger writes greater ones with all their digits
+            raise WireViolation("a number beyond 2^53")
     elif isinstance(value, int):
         if abs(value) > _MAX_INT:
             raise WireViolation("an integer beyond 2^53")

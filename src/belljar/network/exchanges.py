@@ -6,7 +6,6 @@ The gateway sees what is asked of it. What one cell asks of another goes past it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,6 +28,11 @@ class SeenBody:
     total_bytes: int
     sha256: str
 
+    @classmethod
+    def of(cls, text: bytes, most_bytes: int) -> SeenBody:
+        """Of bytes that are all there."""
+        return cls(kept=text[:most_bytes], total_bytes=len(text), sha256=hashlib.sha256(text).hexdigest())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -42,6 +46,14 @@ class Exchange:
     status: int
     response_headers: tuple[tuple[bytes, bytes], ...] = ()
     response: SeenBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What each side said after the last exchange that could be read."""
+
+    sent: bytes
+    received: bytes
 
 
 class _Gathered:
@@ -59,22 +71,31 @@ class _Gathered:
         return SeenBody(kept=bytes(self._kept), total_bytes=self._total, sha256=self._digest.hexdigest())
 
 
-def exchanges(conversation: Conversation) -> Iterator[Exchange]:
-    """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1; at most `MAX_EXCHANGES`."""
+def exchanges(conversation: Conversation) -> tuple[list[Exchange], Rest]:
+    """The requests of one conversation with their answers, in order, up to what is no HTTP/1.1, at most `MAX_EXCHANGES`; and what was said besides. Total."""
     asked = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
     answered = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+    found: list[Exchange] = []
+    left = (len(conversation.sent), len(conversation.received))
     try:
         _feed(asked, conversation.sent)
         _feed(answered, conversation.received)
-        for _ in range(MAX_EXCHANGES):
-            request = _request(asked)
-            if request is None:
-                return
-            head, body = request
-            yield _exchange(head, body, _response(answered, head))
+        while len(found) < MAX_EXCHANGES and (request := _request(asked)) is not None:
+            left = (_unread(asked), left[1])
+            answer = _response(answered, request[0])
+            found.append(_exchange(*request, answer))
+            left = (left[0], _unread(answered) if answer is not None else left[1])
             _next(asked, answered)
     except (h11.ProtocolError, ValueError):
-        return
+        pass
+    sent, received = (
+        said[len(said) - rest :] for said, rest in zip((conversation.sent, conversation.received), left, strict=True)
+    )
+    return found, Rest(sent=sent, received=received)
+
+
+def _unread(parser: h11.Connection) -> int:
+    return len(parser.trailing_data[0])
 
 
 def _feed(parser: h11.Connection, said: bytes) -> None:

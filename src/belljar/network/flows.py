@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from belljar.network.nflog import Logged
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.rules import ANSWERED, Reason
+from belljar.plan.rules import ANSWERED, LET_THROUGH, Reason
 
 FIRST_TOLD: Final = 100
-"""Of one cell and reason: so many different destinations have an event of their own; the rest are counted together by protocol."""
+"""Of one cell and reason: so many different destinations that were refused have an event of their own; the rest are counted together by protocol."""
+FIRST_ALLOWED: Final = 65_536
+"""Likewise, of what was let through: every port of a cell. How often they were spoken to is told one by one for the first hundred of each time that it is told."""
 _MAX_PROTOCOLS: Final = 8
 _KNOWN: Final = frozenset(str(reason) for reason in Reason)
+_Destination: TypeAlias = tuple[str, str, int | None]
+"""Protocol, address, port."""
 Flow = dict[str, Any]
 """The data of a `network.flow`."""
 
@@ -22,12 +26,29 @@ Flow = dict[str, Any]
 class _Seen:
     """What is known of one cell and reason."""
 
-    destinations: set[tuple[str, str, int | None]] = field(default_factory=set)
-    counted: dict[str, list[int]] = field(default_factory=dict)
+    destinations: set[_Destination] = field(default_factory=set)
+    counted: dict[_Destination, _Sum] = field(default_factory=dict)
+    protocols: set[str] = field(default_factory=set)
+
+    def sum_of(self, destination: _Destination, *, by_name: bool) -> _Sum:
+        """Where a packet is counted: its destination's own sum, or its protocol's."""
+        if not by_name or (destination not in self.counted and len(self.counted) >= FIRST_TOLD):
+            protocol = destination[0]
+            if len(self.protocols) < _MAX_PROTOCOLS:
+                self.protocols.add(protocol)
+            destination = (protocol if protocol in self.protocols else "other", "", None)
+        return self.counted.setdefault(destination, _Sum())
+
+
+@dataclass(slots=True)
+class _Sum:
+    packets: int = 0
+    bytes: int = 0
+    not_listed: int = 0
 
 
 class Flows:
-    """Logged packets in, events' data out. Memory: 100 destinations for each of a cell's reasons, of which there are some twenty."""
+    """Logged packets in, events' data out. Memory: 100 destinations for each of a cell's reasons, of which there are some twenty, and every port that it may speak to."""
 
     def __init__(self, layout: RangeLayout) -> None:
         self.lost = 0
@@ -47,8 +68,13 @@ class Flows:
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
         seen = self._seen.setdefault((cell, reason), _Seen())
         destination = (logged.protocol, logged.destination, logged.port)
-        if destination in seen.destinations or len(seen.destinations) >= FIRST_TOLD:
-            self._count(seen, logged)
+        is_allowed = _verdict(reason) == "allowed"
+        is_listed = destination in seen.destinations
+        if is_listed or len(seen.destinations) >= (FIRST_ALLOWED if is_allowed else FIRST_TOLD):
+            counted = seen.sum_of(destination, by_name=is_allowed and is_listed)
+            counted.packets += 1
+            counted.bytes += logged.bytes
+            counted.not_listed += not is_listed
             return None
         seen.destinations.add(destination)
         return self._flow(cell, reason, logged.protocol, logged.destination, logged.port, logged.bytes, 1) | {
@@ -58,15 +84,11 @@ class Flows:
     def flush(self) -> Iterator[Flow]:
         """What was counted since the last time."""
         for (cell, reason), seen in self._seen.items():
-            for protocol, (packets, size) in seen.counted.items():
-                yield self._flow(cell, reason, protocol, "", None, size, packets)
+            for (protocol, address, port), told in seen.counted.items():
+                flow = self._flow(cell, reason, protocol, address, port, told.bytes, told.packets)
+                yield flow if address else flow | {"destinations_not_listed": told.not_listed}
             seen.counted.clear()
-
-    def _count(self, seen: _Seen, logged: Logged) -> None:
-        protocol = logged.protocol if len(seen.counted) < _MAX_PROTOCOLS or logged.protocol in seen.counted else "other"
-        total = seen.counted.setdefault(protocol, [0, 0])
-        total[0] += 1
-        total[1] += logged.bytes
+            seen.protocols.clear()
 
     def _count_lost(self, sequence: int | None) -> None:
         if sequence is None:
@@ -92,7 +114,7 @@ class Flows:
 
 
 def _verdict(reason: str) -> str:
-    if reason == Reason.CONNECTION:
+    if reason in LET_THROUGH:
         return "allowed"
     return "refused" if reason in ANSWERED else "dropped"
 

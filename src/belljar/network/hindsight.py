@@ -1,102 +1,194 @@
-"""What one cell asked of another by HTTP, as events, out of the packet record of a range that has ended. Pure.
+"""What one cell asked of another, as events, out of the packet record of a range that has ended. Pure.
 
-The gateway records what is asked of it before it answers. Cells speak to each other directly: the packets are on record as they pass, and read here afterwards.
+The gateway records what is asked of it before it answers. Cells speak to each other directly: the packets are on record as they pass, and read here afterwards. What is
+left out is said: an event for each bound that was reached.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final
+from itertools import islice
+from typing import BinaryIO, Final
 
-from belljar.events import Body, Event, JsonValue, Kind, Trust
-from belljar.network.conversations import Conversation, conversations, read_segments
+from belljar.events import Body, Event, JsonValue, Kind
+from belljar.network import conversations
+from belljar.network.budget import Budget
+from belljar.network.conversations import Conversation, End, Listener, read_segments
 from belljar.network.exchanges import Exchange, SeenBody, exchanges
+from belljar.network.packets import sent_frames
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
 from belljar.units import printable
 
-MAX_EVENTS: Final = 20_000
-"""Of a range: what comes after is in the packet record alone."""
+MAX_EVENTS: Final = 40_000
+"""Of a range: what comes after is in the packet record alone, and counted."""
+MAX_FRAMES: Final = 10_000_000
+"""Read of a packet record: the rest is not looked at, which is said."""
 _WEB: Final = frozenset({"http", "tcp"})
 _MAX_URL_CHARS: Final = 2048
 _MAX_HEADERS: Final = 64
 _MAX_HEADER_CHARS: Final = 512
+_UNREAD: Final = "no HTTP/1.1 from here on"
+_MISSING: Final = "bytes are missing from the packet record"
+_STRAY: Final = "segment"
+_IN_PACKETS: Final = "it is in the packet record alone"
+_NOWHERE: Final = "what they said is not on record"
 
 
-def seen_exchanges(record: bytes, layout: RangeLayout, plan: NetworkPlan) -> Iterator[Event]:
-    """Two events for each request that a cell sent to a target cell's port: `network.http` and, where it was answered, `network.http.answered`. In the order of the
-    connections; `hindsight` in their data says that they were recorded afterwards, `at_s` when they happened. Raises `ValueError` when it is no packet record."""
-    cells = {port.address: port.name for port in layout.cells}
-    serving = {
-        (layout.cell(target.id).address, port.number): target.id
-        for target in plan.reached_cells
-        for port in target.ports
-        if port.protocol in _WEB
+def seen_exchanges(
+    record: BinaryIO, layout: RangeLayout, plan: NetworkPlan, *, range_id: str, lost_packets: int = 0
+) -> Iterator[Event]:
+    """What cells said to target cells' ports, in the order of the connections.
+
+    Two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments
+    outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). `hindsight` in their data says that they were recorded afterwards,
+    `at_s` when it happened. `lost_packets`: how many are not in the record (overwritten, or never written). Raises `ValueError` when it is no packet record.
+    """
+    reader = _Reader(layout, plan)
+    budget = Budget.of(plan.bounds.recorded_bytes)
+    for event in reader.read(record):
+        named = Event(kind=event.kind, data={"range": range_id, **event.data, "hindsight": True}, bodies=event.bodies)
+        budget, taken = budget.take(named) if budget.events < MAX_EVENTS else (budget, None)
+        reader.left_out["events"] += taken is None
+        if taken is not None:
+            yield taken
+    reader.left_out.update({"whole_events": budget.cut_events, "packets": lost_packets})
+    for name, count in sorted(reader.left_out.items()):
+        if count:
+            yield _limit(range_id, name, count, plan)
+
+
+def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
+    values = {
+        "connections": conversations.MAX_CONVERSATIONS,
+        "bytes": conversations.MAX_STREAM_BYTES,
+        "events": MAX_EVENTS,
+        "frames": MAX_FRAMES,
+        "whole_events": plan.bounds.recorded_bytes,
+        "packets": plan.bounds.packet_record_bytes,
     }
-    number = 0
-    for conversation in conversations(read_segments(record)):
-        stand_in = _server(conversation, serving, plan, cells)
-        if not stand_in:
-            continue
-        for exchange in exchanges(conversation):
-            number += 1
-            if number > MAX_EVENTS // 2:
-                return
-            cell = cells.get(conversation.client[0], "")
-            yield _asked(number, cell, stand_in, conversation, exchange)
+    data: dict[str, JsonValue] = {"limit": f"hindsight_{name}", "value": values[name], "count": count}
+    effect = _NOWHERE if name == "packets" else _IN_PACKETS
+    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": effect, "range": range_id, "hindsight": True})
+
+
+class _Reader:
+    """One range's record: who serves where, and what was left out of it."""
+
+    def __init__(self, layout: RangeLayout, plan: NetworkPlan) -> None:
+        self.left_out: Counter[str] = Counter()
+        self._cells: Mapping[str, str] = {port.address: port.name for port in layout.cells}
+        self._kept_bytes = plan.bounds.recorded_stream_bytes
+        self._open = {layout.cell(target.id).address: target.id for target in plan.reached_cells if target.all_ports}
+        self._named = {
+            (layout.cell(target.id).address, port.number): (target.id, port.protocol in _WEB)
+            for target in plan.reached_cells
+            for port in target.ports
+        }
+        self._number = 0
+
+    def read(self, record: BinaryIO) -> Iterator[Event]:
+        """All of it; `left_out` is right when it has ended."""
+        listener = Listener(self._is_served)
+        frames = sent_frames(record)
+        for segment in read_segments(islice(frames, MAX_FRAMES)):
+            listener.take(segment)
+        self.left_out["frames"] += next(frames, None) is not None
+        for conversation in listener.finish():
+            self.left_out["bytes"] += conversation.cut_bytes
+            if server := self._web_server(conversation.server):
+                yield from self._told(server, conversation)
+        self.left_out += listener.left_out
+        yield from self._strays(listener)
+
+    def _is_served(self, end: End) -> bool:
+        return end in self._named or end[0] in self._open
+
+    def _web_server(self, end: End) -> str:
+        name, speaks_web = self._named.get(end, (self._open.get(end[0], ""), True))
+        return name if speaks_web else ""
+
+    def _told(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
+        found, rest = exchanges(conversation)
+        tie: dict[str, JsonValue] = {"cell": self._cells.get(conversation.client[0], ""), "stand_in": stand_in}
+        if conversation.ambiguous:
+            tie["ambiguous"] = True
+        for exchange in found:
+            self._number += 1
+            yield _asked({**tie, "exchange": self._number}, conversation, exchange)
             if exchange.response is not None:
-                yield _answered(number, cell, stand_in, conversation, exchange, exchange.response)
+                yield _answered({**tie, "exchange": self._number}, conversation, exchange, exchange.response)
+        if rest.sent or rest.received or conversation.has_gap:
+            yield self._unread(tie, conversation, rest.sent, rest.received)
+
+    def _unread(self, tie: Mapping[str, JsonValue], conversation: Conversation, sent: bytes, received: bytes) -> Event:
+        data: dict[str, JsonValue] = {
+            **tie,
+            "address": conversation.server[0],
+            "port": conversation.server[1],
+            "verdict": "allowed",
+            "reason": _MISSING if conversation.has_gap else _UNREAD,
+            "bytes": len(sent),
+            "sent_bytes": len(received),
+            "at_s": round(conversation.began_s, 6),
+        }
+        said = (("received", sent), ("sent", received))  # the server's view, as a gateway has it
+        bodies = tuple(_body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text)
+        return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
+
+    def _strays(self, listener: Listener) -> Iterator[Event]:
+        for (source, target, port), (count, size) in listener.strays.items():
+            data: dict[str, JsonValue] = {
+                "cell": self._cells.get(source, ""),
+                "protocol": "tcp",
+                "address": target,
+                "port": port,
+                "verdict": "allowed",
+                "reason": _STRAY,
+                "bytes": size,
+                "count": count,
+                "name": self._cells.get(target, ""),
+            }
+            yield Event(kind=Kind.NETWORK_FLOW, data=data)
 
 
-def _server(
-    conversation: Conversation, serving: Mapping[tuple[str, int], str], plan: NetworkPlan, cells: Mapping[str, str]
-) -> str:
-    named = serving.get(conversation.server, "")
-    open_to_all = {target.id for target in plan.reached_cells if target.all_ports}
-    owner = cells.get(conversation.server[0], "")
-    return named or (owner if owner in open_to_all else "")
-
-
-def _asked(number: int, cell: str, stand_in: str, conversation: Conversation, exchange: Exchange) -> Event:
+def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange) -> Event:
     host = exchange.host or f"{conversation.server[0]}:{conversation.server[1]}"
     url = exchange.target if "://" in exchange.target else f"http://{host}{exchange.target}"
     data: dict[str, JsonValue] = {
-        "cell": cell,
-        "exchange": number,
-        "stand_in": stand_in,
+        **tie,
         "method": printable(exchange.method, max_chars=32),
         "url": printable(url, max_chars=_MAX_URL_CHARS),
         "verdict": "allowed",
         "reason": "a target cell's port",
         "bytes": exchange.request.total_bytes,
-        "headers": _headers(exchange.request_headers),
-        "hindsight": True,
+        **_headers(exchange.request_headers),
         "at_s": round(conversation.began_s, 6),
     }
     bodies = (_body("request", exchange.request),) if exchange.request.total_bytes else ()
-    return Event(kind=Kind.NETWORK_HTTP, data=data, trust=Trust.HOST_OBSERVED, bodies=bodies)
+    return Event(kind=Kind.NETWORK_HTTP, data=data, bodies=bodies)
 
 
 def _answered(
-    number: int, cell: str, stand_in: str, conversation: Conversation, exchange: Exchange, response: SeenBody
+    tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange, response: SeenBody
 ) -> Event:
     data: dict[str, JsonValue] = {
-        "cell": cell,
-        "exchange": number,
-        "stand_in": stand_in,
+        **tie,
         "status": exchange.status,
         "bytes": response.total_bytes,
         "duration_ms": round((conversation.ended_s - conversation.began_s) * 1000, 3),
-        "headers": _headers(exchange.response_headers),
-        "hindsight": True,
+        **_headers(exchange.response_headers),
     }
     bodies = (_body("response", response),) if response.total_bytes else ()
-    return Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data, trust=Trust.HOST_OBSERVED, bodies=bodies)
+    return Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data, bodies=bodies)
 
 
-def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> list[JsonValue]:
+def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
     shown = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers[:_MAX_HEADERS]]
-    return [[printable(name, max_chars=64), printable(value, max_chars=_MAX_HEADER_CHARS)] for name, value in shown]
+    pairs = [[printable(name, max_chars=64), printable(value, max_chars=_MAX_HEADER_CHARS)] for name, value in shown]
+    dropped: dict[str, JsonValue] = {"dropped_headers": len(headers) - len(shown)} if len(headers) > len(shown) else {}
+    return {"headers": pairs, **dropped}
 
 
 def _body(name: str, seen: SeenBody) -> Body:

@@ -1,5 +1,8 @@
 """The packet record: every frame of a range's ports, in files that Wireshark opens (classic pcap, nanoseconds), bounded.
 
+The last bit of a frame's nanoseconds says which way it went: 1, the range sent it to a cell, so its rules had let it through; 0, it came from a cell.
+Nothing in a frame can say that: a cell writes what it likes into its own.
+
 Two files take turns: when the newer is full, the older is emptied and becomes the newer, so that the last half of the bound, at least, is always kept.
 https://datatracker.ietf.org/doc/draft-ietf-opsawg-pcap/
 """
@@ -12,7 +15,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 _MAGIC_NANOSECONDS: Final = 0xA1B2_3C4D
 _LINKTYPE_ETHERNET: Final = 1
@@ -122,7 +125,8 @@ class Tap:
                 length, ancillary, _, address = self.socket.recvmsg_into([self._frame], 64, socket.MSG_TRUNC)
                 taken += 1
                 if address[3] != _LOOPBACK:
-                    files.add(_time_ns(ancillary), self._view[: min(length, SNAP_BYTES)], length)
+                    sent = address[2] == socket.PACKET_OUTGOING
+                    files.add(_time_ns(ancillary) & ~1 | sent, self._view[: min(length, SNAP_BYTES)], length)
         except BlockingIOError:
             pass
         files.flush()
@@ -173,6 +177,19 @@ def records(path: Path) -> Iterator[tuple[int, int]]:
             if at > size:
                 return
             yield seconds * 1_000_000_000 + rest, at
+
+
+def sent_frames(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
+    """Time (seconds since the epoch) and bytes of each whole frame that the range sent to a cell, read one after the other. Raises `ValueError` for no packet record."""
+    if file.read(len(HEADER)) != HEADER:
+        raise ValueError("no packet record: its first bytes are not its header")
+    while len(head := file.read(_RECORD.size)) == _RECORD.size:
+        seconds, rest, kept, _ = _RECORD.unpack(head)
+        frame = file.read(kept) if kept <= SNAP_BYTES else b""
+        if len(frame) < kept:
+            return
+        if rest & 1:
+            yield seconds + rest * 1e-9, frame
 
 
 def _keep_whole(path: Path) -> None:

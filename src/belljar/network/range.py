@@ -23,6 +23,7 @@ from belljar.isolation.journal import Journal, JournalEntry, new_range_id, own_e
 from belljar.isolation.process import close_all, namespaces_of, pin_namespaces
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network import datagrams, links
+from belljar.network.budget import Budget
 from belljar.network.dial import Dialler, Reach
 from belljar.network.making import (
     CHECK_EVERY_S,
@@ -160,7 +161,7 @@ class Range:
 
     def counters(self) -> Mapping[str, int]:
         """Packets by the rules' words, and what was recorded and lost, as of the last check."""
-        return {} if self._watch is None else dict(self._watch.heard.counters)
+        return {} if self._watch is None else self._watch.counters()
 
     async def attach(self, cell: str, where: int, *, is_fd: bool = False, offloads: bool = True) -> None:
         """Give the cell its port: from here on its packets pass, as the rules have it.
@@ -239,8 +240,16 @@ class Range:
             self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
         )
         self._mark("forks")
-        dialler = Dialler(self._spec.network, self._spec.reach)
-        self._watch = Watch(self.id, lines, self._recorder, on_death=self._died, answer=self._answer, dialler=dialler)
+        network = self._spec.network
+        self._watch = Watch(
+            self.id,
+            lines,
+            self._recorder,
+            on_death=self._died,
+            answer=self._answer,
+            dialler=Dialler(network, self._spec.reach),
+            budget=Budget.of(network.bounds.recorded_bytes),
+        )
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
-from belljar.events import Event, Kind, Recorder, Trust
+from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.network import datagrams
+from belljar.network.budget import Budget
 from belljar.network.dial import Dialler, NotAnUpstream
 from belljar.network.events_wire import (
     DIAL,
@@ -33,15 +34,31 @@ from belljar.network.events_wire import (
     encode_answer,
 )
 from belljar.network.processes import Child, Zygote, wait_readable
-from belljar.units import printable
+from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _SEND_PATIENCE_S: Final = 10
 _MAX_QUESTIONS: Final = 64
 _QUESTIONS_AT_ONCE: Final = 8
 _FLOW_FIELDS: Final = frozenset(
-    {"cell", "protocol", "address", "port", "verdict", "reason", "bytes", "count", "name", "source"}
+    {
+        "cell",
+        "protocol",
+        "address",
+        "port",
+        "verdict",
+        "reason",
+        "bytes",
+        "count",
+        "name",
+        "source",
+        "destinations_not_listed",
+    }
 )
+RECORD_LIMIT: Final = "range_record"
+"""The name, in `limit.hit`, of what a range may put on record whole."""
+_CUT_FROM_HERE: Final = "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a quarter more ends the range"
+_RECORD_MEND: Final = "its ledger tells what fills it; `network.record.events` in the policy allows more"
 _ENDED_MEND: Final = "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
 Answer = Callable[[str, bytes], bytes]
 """Answers a gateway's question (its kind, its body). Raises `ValueError` to refuse it. Called in threads of the range's own."""
@@ -83,6 +100,7 @@ class Watch:
         on_death: Callable[[BelljarError], None],
         answer: Answer | None,
         dialler: Dialler,
+        budget: Budget,
     ) -> None:
         self.heard = Heard()
         self.error: BelljarError | None = None
@@ -92,7 +110,8 @@ class Watch:
         self._decoder = UpDecoder()
         self._open = {lines.control, lines.events}
         self._said = b""
-        self._send_lock, self._dying = threading.Lock(), threading.Lock()
+        self._budget = budget
+        self._send_lock, self._dying, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
         self._questions: ThreadPoolExecutor | None = None
         self._asked = threading.Semaphore(_MAX_QUESTIONS)
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
@@ -109,6 +128,12 @@ class Watch:
         self._thread.join()
         if self._questions is not None:
             self._questions.shutdown(wait=False, cancel_futures=True)
+
+    def counters(self) -> Mapping[str, int]:
+        """The keeper's, as of its last word, and what was put on record until now."""
+        budget = self._budget
+        mine = {"events_recorded": budget.events, "events_cut": budget.cut_events, "recorded_bytes": budget.spent_bytes}
+        return {**self.heard.counters, **mine}
 
     def diagnosis(self) -> str:
         """What keeper and gateway wrote on standard error, escaped and bounded."""
@@ -215,13 +240,29 @@ class Watch:
                 self._ask(said)
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
-        event = Event(kind=kind, data={**data, "range": self._range}, bodies=bodies, trust=Trust.HOST_OBSERVED)
+        # The range's name stands first: what is cut down keeps the first fields.
+        named = {"range": "", **data} | {"range": self._range}
+        event = Event(kind=kind, data=named, bodies=bodies, trust=Trust.HOST_OBSERVED)
         try:
-            self._recorder.record(event)
+            with self._recording:
+                self._spend(event)
         except ValueError as exc:  # data that the kind doesn't allow
             raise ProtocolViolation(f"the gateway said what can't be recorded: {exc}", where=self._where()) from exc
         except OSError as exc:
             raise LedgerError(f"an event of the range can't be recorded: {exc}", where=self._where()) from exc
+
+    def _spend(self, event: Event) -> None:
+        """Records it, as much of it as the range's budget has room for. Raises `CellError` when there is none."""
+        before = self._budget
+        after, taken = before.take(event)
+        if taken is None:
+            what = f"the range has put {format_size(before.most_bytes)} on record, which is all that it may"
+            raise CellError(what, where=self._where(), mend=_RECORD_MEND)
+        if after.cut_events and not before.cut_events:
+            data: dict[str, JsonValue] = {"limit": RECORD_LIMIT, "value": before.whole_bytes, "effect": _CUT_FROM_HERE}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self._range}))
+        self._budget = after
+        self._recorder.record(taken)
 
     def _ask(self, asked: Asked) -> None:
         """Whoever answers may take long: nobody waits for it here."""

@@ -105,6 +105,8 @@ class NetworkBounds:
 
     packet_record_bytes: int = 64 << 20
     """Of all packet records of the range together: the oldest are thrown away, and counted."""
+    recorded_bytes: int = 1 << 30
+    """What the range's events and kept bodies may take of the ledger's disk: from then on events are cut down, and after a quarter more the range ends."""
     recorded_body_bytes: int = 64 << 10
     """Kept of each request's and each response's body: the rest is counted."""
     recorded_stream_bytes: int = 4 << 10
@@ -227,6 +229,7 @@ def plan_network(network: Network, base: Path | None) -> NetworkPlan:
         ),
         bounds=NetworkBounds(
             packet_record_bytes=network.record.packets,
+            recorded_bytes=network.record.events,
             recorded_body_bytes=network.record.bodies,
             recorded_stream_bytes=network.record.streams,
         ),

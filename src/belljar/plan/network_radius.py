@@ -87,6 +87,11 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
             enforced_by=("the range's keeper",),
         ),
         Bound(
+            what="the range's events and bodies in the ledger",
+            most=f"{format_size(most.recorded_bytes)}; events are cut down from then on, and a quarter more ends the range",
+            enforced_by=("the range's owner",),
+        ),
+        Bound(
             what="bodies kept of one request",
             most=f"{format_size(most.recorded_body_bytes)} each way; the rest is counted",
             enforced_by=("the gateway", "the record's reader"),

@@ -44,6 +44,17 @@ def source() -> Statement:
     return {"concat": [field("ip", "saddr"), L4PROTO, field("th", "sport")]}
 
 
+def conversation(*, answered: bool = False) -> Statement:
+    """Who speaks to whom at which port, as an element of a set of conversations; `answered`: of a packet that goes back. After a match of TCP flags, as nft lists it."""
+    client, server, port = ("daddr", "saddr", "sport") if answered else ("saddr", "daddr", "dport")
+    return {"concat": [field("ip", client), field("ip", server), field("tcp", port)]}
+
+
+def remember(element: Statement, name: str) -> Statement:
+    """Puts it into the set, or begins its time there anew. Does not go on when the set is full."""
+    return {"set": {"op": "update", "elem": element, "set": f"@{name}"}}
+
+
 def flags(of: Sequence[str], are: str, op: str = "==") -> Statement:
     """Of these TCP flags, `are` is set and no other (`!=`: anything else)."""
     return match({"&": [field("tcp", "flags"), list(of)]}, are, op)

@@ -1,8 +1,8 @@
 """A range's packet rules as data: what the kernel of its namespace lets through, refuses and drops, each with a word for why. Pure, golden.
 
 One document for `nft -j -f -`, a transaction. `prerouting` decides alone, before any fragment is put together (priority -450; the kernel's own assembly for
-TPROXY has -400); `input`, `forward` and `output` let through what it could have let through, and nothing else. Connections are not tracked: no memory grows
-with what a cell sends.
+TPROXY has -400); `input`, `forward` and `output` let through what it could have let through, and nothing else. Connections are not tracked. What is remembered is
+who has spoken to which port of a target cell within the hour, 65,536 of them at most, so that segments that no connection was begun for are told too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from belljar.plan.rules_same import same_rules
 
 __all__ = [
     "ANSWERED",
+    "LET_THROUGH",
     "LOG_GROUP",
     "LOG_SNAP_BYTES",
     "SINK_MARK",
@@ -37,6 +38,9 @@ LOG_SNAP_BYTES: Final = 128
 SINK_MARK: Final = 1
 """On packets to the sink, and (SO_MARK) on the sink's listener, so that its answers may leave from any address."""
 _BEFORE_ASSEMBLY: Final = -450
+SPOKEN_S: Final = 3600
+"""So long after its last beginning a conversation of two cells is not told anew."""
+_SPOKEN, _MAX_SPOKEN = "spoken", 65_536
 _CHECK, _UNNAMED = "checked", "unnamed"
 
 FORBIDDEN: Final = tuple(
@@ -60,7 +64,7 @@ FORBIDDEN: Final = tuple(
 
 
 class Reason(StrEnum):
-    """Why a packet was not let through: the prefix of its log record, and its counter's. `CONNECTION` alone is no refusal."""
+    """Why a packet was not let through: the prefix of its log record, and its counter's. Those of `LET_THROUGH` are no refusals."""
 
     SPOOFED = "spoofed"
     """Another source address or MAC than the port's."""
@@ -95,6 +99,8 @@ class Reason(StrEnum):
     """Sent by the range's own namespace, and no answer."""
     CONNECTION = "connection"
     """The first segment of a connection to a target cell, let through."""
+    SEGMENT = "segment"
+    """Another segment to or from a target cell's port, of two ends that began no connection within the hour, let through; the next ones are not told."""
 
     @property
     def counter(self) -> str:
@@ -102,6 +108,7 @@ class Reason(StrEnum):
         return f"count_{self}"
 
 
+LET_THROUGH: Final = frozenset({Reason.CONNECTION, Reason.SEGMENT})
 ANSWERED: Final = frozenset(
     {
         Reason.FORBIDDEN,
@@ -198,6 +205,8 @@ def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
     yield _set("addresses", "ipv4_addr", sorted(addresses))
     yield _set("cells", "ipv4_addr", sorted(port.address for port in layout.cells))
     yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
+    spoken = ["ipv4_addr", "ipv4_addr", "inet_service"]
+    yield {"set": _own(name=_SPOKEN, type=spoken, size=_MAX_SPOKEN, flags=["timeout"], timeout=SPOKEN_S)}
     yield {"set": _own(name="refused", type="ifname", size=2 * max(1, len(layout.cells)))}
 
 
@@ -224,7 +233,7 @@ def _chains(layout: RangeLayout, network: NetworkPlan, services: _Services) -> I
     """Every chain with its rules; one that others go to stands before them."""
     refused = (network.bounds.refusals_per_s, network.bounds.refusals_burst)
     for reason in Reason:
-        if reason not in (Reason.CONNECTION, Reason.ARP):
+        if reason not in LET_THROUGH | {Reason.ARP}:
             yield _to(reason), _end(reason, *refused)
     yield _CHECK, list(_checked())
     yield _UNNAMED, list(_unnamed(layout))
@@ -289,15 +298,21 @@ def _open(network: NetworkPlan) -> Iterator[Rule]:
     yield [nft.FIRST, nft.over(bounds.new_connections_per_s, bounds.new_connections_burst), to_rate]
     yield [nft.match(nft.L4PROTO, "udp"), nft.over(bounds.queries_per_s, bounds.queries_burst), to_rate]
     forwarded = nft.match(nft.destination(), "@forwarded")
-    yield [
-        forwarded,
-        nft.FIRST,
-        nft.counter(Reason.CONNECTION.counter),
-        nft.log(LOG_GROUP, Reason.CONNECTION, LOG_SNAP_BYTES),
-    ]
+    yield [forwarded, nft.FIRST, *_told(Reason.CONNECTION, nft.conversation())]
+    yield [forwarded, nft.NOT_FIRST, *_told_once(nft.conversation())]
     yield [forwarded, nft.ACCEPT]
     yield [nft.match(nft.destination(), "@answered"), nft.ACCEPT]
     yield [nft.goto(_UNNAMED)]
+
+
+def _told(reason: Reason, conversation: nft.Statement) -> Rule:
+    # Remembered last: it is told when the set is full, too.
+    log = nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)
+    return [nft.counter(reason.counter), log, nft.remember(conversation, _SPOKEN)]
+
+
+def _told_once(conversation: nft.Statement) -> Rule:
+    return [nft.match(conversation, f"@{_SPOKEN}", "!="), *_told(Reason.SEGMENT, conversation)]
 
 
 def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
@@ -308,7 +323,9 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
     yield [nft.jump(_CHECK)]
     if port.name in services.targets:
         to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
-        yield [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST, nft.ACCEPT]
+        answer = [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST]
+        yield [*answer, *_told_once(nft.conversation(answered=True))]
+        yield [*answer, nft.ACCEPT]
     yield [nft.goto(f"open_{port.outer_device}")]
 
 

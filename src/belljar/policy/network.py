@@ -82,6 +82,11 @@ class Record(Strict):
         description="The packet record at most; the oldest packets are thrown away, and counted. From 1MiB to 64GiB.",
         json_schema_extra={"default": "64MiB"},
     )
+    events: Annotated[int, kinds.Size(least="16MiB", most="1TiB")] = Field(
+        default=1 << 30,
+        description="The range's events and kept bodies at most; then events are cut down, and after a quarter more the range ends. From 16MiB to 1TiB.",
+        json_schema_extra={"default": "1GiB"},
+    )
     bodies: Annotated[int, kinds.Size(least="1KiB", most="64KiB")] = Field(
         default=64 << 10,
         description="Kept of each request's and each answer's body; the rest is counted. From 1KiB to 64KiB.",

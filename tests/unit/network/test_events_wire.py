@@ -16,11 +16,7 @@ from belljar.network.gateway.reporter import Item, datagrams
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53) + 1, 2**53 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXT,
+    st.none() | st.booleans() | st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(-(2**53) + 1, 2**53 - 1) | TEXT,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=12,
 )
@@ -89,6 +85,7 @@ BAD = {
     "not a number": head().replace(b"{}", b'{"x": NaN}'),
     "infinite": head().replace(b"{}", b'{"x": 1e999}'),
     "beyond 2^53": head(data={"x": 2**53}),
+    "a float beyond 2^53": head().replace(b"{}", b'{"x": 1e16}'),
     "a lone surrogate": head(data={"x": "\ud800"}),
     "17 levels": head(data=json.loads('{"x":' * 17 + "1" + "}" * 17)),
     "a name twice": b'{"id": 1, "id": 2, "kind": "network.dns", "data": {}, "bodies": []}',
@@ -130,6 +127,15 @@ def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
     assert decoder.feed(head(bodies=[REF])) is None
     with pytest.raises(wire.WireViolation):
         decoder.feed(b"xy")
+
+
+def test_ready_is_said_once() -> None:
+    """Each is remembered by its owner: a gateway that says it again and again would fill his memory."""
+    decoder = wire.UpDecoder()
+    assert isinstance(decoder.feed(head(kind="ready")), wire.Ready)
+    assert isinstance(decoder.feed(head(id=2)), wire.Said)
+    with pytest.raises(wire.WireViolation, match="once"):
+        decoder.feed(head(id=3, kind="ready"))
 
 
 def test_answers() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.network import exchanges as module
 from belljar.network.conversations import Conversation
-from belljar.network.exchanges import MAX_BODY_BYTES, exchanges
+from belljar.network.exchanges import MAX_BODY_BYTES, Exchange
 
 
 def said(sent: bytes, received: bytes) -> Conversation:
@@ -14,6 +15,15 @@ def said(sent: bytes, received: bytes) -> Conversation:
     return Conversation(
         client=("10.0.0.1", 1), server=("10.0.0.2", 80), began_s=1.0, ended_s=2.0, sent=sent, received=received
     )
+
+
+def exchanges(conversation: Conversation) -> list[Exchange]:
+    """What was read of it; and nothing that was said is lost: what was not read is an end of what was said."""
+    found, rest = module.exchanges(conversation)
+    assert conversation.sent.endswith(rest.sent)
+    assert conversation.received.endswith(rest.received)
+    assert found or (rest.sent, rest.received) == (conversation.sent, conversation.received)
+    return found
 
 
 def test_several_requests_of_one_connection() -> None:

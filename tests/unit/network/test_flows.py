@@ -30,7 +30,31 @@ def test_the_first_are_told_one_by_one() -> None:
     assert flows.take(to_shop) is None
     (counted,) = flows.flush()
     assert (counted["count"], counted["bytes"], counted["address"], counted["port"]) == (1, 60, "", None)
+    assert counted["destinations_not_listed"] == 0
     assert list(flows.flush()) == []
+
+
+def test_a_sum_says_how_much_of_it_is_named_nowhere() -> None:
+    """After the first hundred of a cell and reason."""
+    flows = Flows(LAYOUT)
+    flows.attached(2, "agent")
+    told = [flow for port in range(150) if (flow := flows.take(replace(PACKET, port=port))) is not None]
+    assert len(told) == FIRST_TOLD
+    assert flows.take(PACKET) is None
+    (counted,) = flows.flush()
+    assert (counted["count"], counted["destinations_not_listed"]) == (51, 50)
+
+
+def test_what_is_let_through_is_always_named() -> None:
+    """Every destination has its event; what is said again is counted by destination, for as many as a hundred at a time."""
+    flows = Flows(LAYOUT)
+    flows.attached(2, "agent")
+    packets = [replace(PACKET, reason="connection", port=port) for port in range(300)]
+    assert [flow["port"] for packet in packets if (flow := flows.take(packet)) is not None] == list(range(300))
+    assert [flow for packet in packets * 2 if (flow := flows.take(packet)) is not None] == []
+    *named, rest = flows.flush()
+    assert [(flow["port"], flow["count"]) for flow in named] == [(port, 2) for port in range(FIRST_TOLD)]
+    assert (rest["address"], rest["count"], rest["destinations_not_listed"]) == ("", 400, 0)
 
 
 @settings(deadline=None, max_examples=30)
@@ -40,7 +64,7 @@ def test_the_first_are_told_one_by_one() -> None:
             lambda reason, device, protocol, port: replace(
                 PACKET, reason=reason, device=device, protocol=protocol, port=port
             ),
-            st.sampled_from(["port", "udp", "made up"]),
+            st.sampled_from(["port", "udp", "made up", "connection"]),
             st.integers(0, 3),
             st.sampled_from(["tcp", *(f"ip-{number}" for number in range(20))]),
             st.integers(0, 400),
@@ -55,8 +79,9 @@ def test_every_packet_is_in_exactly_one_event(packets: list[Logged]) -> None:
     sums = list(flows.flush())
     assert sum(flow["count"] for flow in [*told, *sums]) == len(packets)
     kinds = {(flow["cell"], flow["reason"]) for flow in told}
-    assert len(told) <= FIRST_TOLD * len(kinds)
-    assert len(sums) <= 9 * len(kinds)
+    assert len([flow for flow in told if flow["verdict"] != "allowed"]) <= FIRST_TOLD * len(kinds)
+    assert len([flow for flow in sums if not flow["address"]]) <= 9 * len(kinds)
+    assert all(flow["address"] == "" or flow["verdict"] == "allowed" for flow in sums)
 
 
 def test_gaps_are_counted() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.network.test_conversations import ACK, SYN, SYN_ACK, Packet, record
+from tests.unit.network.test_conversations import ACK, Packet, greeting, record
 
 from belljar.events import Event, Kind, Trust
-from belljar.network import hindsight
+from belljar.ledger.schema import check_data
+from belljar.network import conversations, exchanges, hindsight
 from belljar.network.hindsight import seen_exchanges
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 from belljar.policy.network import OWN_CELL
 
 ASKED = b"POST /buy?x=1 HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 3\r\n\r\ntea"
@@ -42,13 +44,27 @@ def spoken(client: str, server: tuple[str, int], sent: bytes, received: bytes, *
         LAYOUT.cell(name).address if name in {c.name for c in LAYOUT.cells} else name for name in (client, server[0])
     ]
     here, there = (ends[0], port), (ends[1], server[1])
-    packets: list[Packet] = [(here, there, 0, SYN, b""), (there, here, 0, SYN_ACK, b""), (here, there, 1, ACK, sent)]
-    return [*packets, *([(there, here, 1, ACK, received)] if received else [])]
+    packets = [*greeting(here, there), Packet(here, there, 1, ACK, sent)]
+    return [*packets, *([Packet(there, here, 1, ACK, received)] if received else [])]
 
 
-def seen(*conversations: list[Packet]) -> list[Event]:
-    """What is made of them."""
-    return list(seen_exchanges(record([each for one in conversations for each in one]), LAYOUT, PLAN))
+def seen(*talks: list[Packet], plan: NetworkPlan = PLAN) -> list[Event]:
+    """What is made of them: each an event of its kind, of this range, made afterwards."""
+    return read(record([each for talk in talks for each in talk]), plan)
+
+
+def read(written: bytes, plan: NetworkPlan = PLAN) -> list[Event]:
+    """The same of a record."""
+    events = list(seen_exchanges(io.BytesIO(written), LAYOUT, plan, range_id="r-1"))
+    for event in events:
+        check_data(event.kind, dict(event.data))
+        assert (event.data["range"], event.data["hindsight"]) == ("r-1", True)
+    return events
+
+
+def limits(events: list[Event]) -> dict[object, object]:
+    """What was left out, by the bound, and how many."""
+    return {event.data["limit"]: event.data["count"] for event in events if event.kind == Kind.LIMIT_HIT}
 
 
 def test_a_request_and_its_answer_are_two_events() -> None:
@@ -60,7 +76,7 @@ def test_a_request_and_its_answer_are_two_events() -> None:
     assert (asked.data["cell"], asked.data["stand_in"], asked.data["method"]) == (OWN_CELL, "shop", "POST")
     assert (answered.data["status"], answered.data["exchange"]) == (201, asked.data["exchange"])
     assert [body.content for body in (*asked.bodies, *answered.bodies)] == [b"tea", b"ok"]
-    assert asked.data["hindsight"] is answered.data["hindsight"] is True
+    assert "ambiguous" not in asked.data
     assert "at_s" in asked.data
 
 
@@ -83,33 +99,113 @@ def test_only_target_cells_and_their_web_ports() -> None:
 
 def test_words_of_a_guest_are_escaped_and_bounded() -> None:
     """A URL and a header that want to act on a terminal, or are long."""
-    hostile = b"GET /\x1b[2J" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\nX-Y: " + b"z" * 9000 + b"\r\n\r\n"
-    for event in seen(spoken(OWN_CELL, ("shop", 80), hostile, b"")):
-        assert "\x1b" not in str(event.data["url"])
-        assert len(str(event.data["url"])) <= 2100
-        headers = event.data["headers"]
-        assert isinstance(headers, list)
-        assert all(len(str(header)) < 700 for header in headers)
+    hostile = b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\nX-Y: \x9b2J" + b"z" * 9000 + b"\r\n\r\n"
+    (asked,) = seen(spoken(OWN_CELL, ("shop", 80), hostile, b""))
+    assert len(str(asked.data["url"])) <= 2100
+    headers = asked.data["headers"]
+    assert isinstance(headers, list)
+    assert all(len(str(header)) < 700 and str(header).isprintable() for header in headers)
+    (refused,) = seen(spoken(OWN_CELL, ("shop", 80), b"GET /\x1b[2J HTTP/1.1\r\nHost: a\r\n\r\n", b""))
+    assert "\x1b" not in str(refused.data)
+
+
+TALK = [spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED, port=4000 + at) for at in range(5)]
 
 
 def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After so many events the packet record alone has them."""
+    """After so many events the packet record alone has them, and it is said how many."""
     monkeypatch.setattr(hindsight, "MAX_EVENTS", 4)
-    talk = [spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED, port=4000 + at) for at in range(5)]
-    assert len(seen(*talk)) == 4
+    events = seen(*TALK)
+    assert len(events) == 5
+    assert limits(events) == {"hindsight_events": 6}
+
+
+@pytest.mark.parametrize(
+    ("module", "bound", "value", "left_out"),
+    [
+        (conversations, "MAX_CONVERSATIONS", 2, {"hindsight_connections": 3}),
+        (conversations, "MAX_STREAM_BYTES", len(ASKED) - 1, {"hindsight_bytes": 5}),
+        (hindsight, "MAX_FRAMES", 10, {"hindsight_frames": 1}),
+    ],
+)
+def test_what_is_left_out_is_said(
+    module: object, bound: str, value: int, left_out: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event for each bound, with how many."""
+    monkeypatch.setattr(module, bound, value)
+    assert limits(seen(*TALK)) == left_out
+
+
+def test_packets_that_are_not_in_the_record_are_said() -> None:
+    """What they would have told is nowhere."""
+    (event,) = seen_exchanges(io.BytesIO(record([])), LAYOUT, PLAN, range_id="r-1", lost_packets=7)
+    assert (limits([event]), event.data["effect"]) == ({"hindsight_packets": 7}, "what they said is not on record")
+
+
+def test_the_ledger_is_bounded() -> None:
+    """Beyond what the policy lets the range put into it, events are cut down, which is said, and then left out."""
+    events = seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=20_000)))
+    left_out = limits(events)
+    assert left_out["hindsight_whole_events"] == sum("cut" in event.data for event in events) > 0
+    assert limits(seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=1000))))["hindsight_events"] == 9
+
+
+def test_two_things_in_one_place_are_ambiguous() -> None:
+    """What was said first is told, with a mark."""
+    begun = spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED)
+    again = begun[2]._replace(payload=ASKED.replace(b"tea", b"gin"))
+    asked, answered = seen([*begun, again])
+    assert asked.data["ambiguous"] is answered.data["ambiguous"] is True
+    assert asked.bodies[0].content == b"tea"
+
+
+def test_what_is_no_http_is_told_by_its_first_bytes() -> None:
+    """After the requests that were read, or instead of them; and a request that did not end."""
+    upgraded = spoken(OWN_CELL, ("shop", 80), ASKED + b"\x00binary", ANSWERED + b"\x01back")
+    *_, rest = seen(upgraded)
+    assert rest.kind == Kind.NETWORK_STREAM
+    assert [(body.name, body.content) for body in rest.bodies] == [("received", b"\x00binary"), ("sent", b"\x01back")]
+    (alone,) = seen(spoken(OWN_CELL, ("all", 5432), b"x" * 9000, b""))
+    assert (alone.data["stand_in"], alone.data["port"], alone.data["bytes"]) == ("all", 5432, 9000)
+    assert (len(alone.bodies[0].content), alone.bodies[0].total_bytes) == (4096, 9000)
+    (half,) = seen(spoken(OWN_CELL, ("shop", 80), ASKED[:-1], b""))
+    assert half.bodies[0].content == ASKED[:-1]
+
+
+def test_more_requests_than_are_read_are_told_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one connection."""
+    monkeypatch.setattr(exchanges, "MAX_EXCHANGES", 2)
+    found = seen(spoken(OWN_CELL, ("shop", 80), ASKED * 3, ANSWERED * 3))
+    assert [event.kind for event in found] == [Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED] * 2 + [
+        Kind.NETWORK_STREAM
+    ]
+    assert [body.content for body in found[-1].bodies] == [ASKED, ANSWERED]
+
+
+def test_a_gap_is_said() -> None:
+    """Bytes that the record does not have: what came after them is not told, but that there was something."""
+    begun = spoken(OWN_CELL, ("shop", 80), ASKED, ANSWERED)
+    *_, rest = seen([*begun, begun[2]._replace(sequence=len(ASKED) + 50)])
+    assert (rest.kind, rest.data["reason"]) == (Kind.NETWORK_STREAM, "bytes are missing from the packet record")
+
+
+def test_segments_of_no_connection_are_a_flow() -> None:
+    """Two roots that make their own frames are on record, though no connection was begun; to whatever port of a target."""
+    (flow,) = seen(spoken(OWN_CELL, ("mail", 25), b"psst", b"")[2:])
+    assert flow.kind == Kind.NETWORK_FLOW
+    assert (flow.data["cell"], flow.data["name"], flow.data["port"]) == (OWN_CELL, "mail", 25)
+    assert (flow.data["reason"], flow.data["count"], flow.data["bytes"]) == ("segment", 1, 44)
 
 
 def test_what_is_no_record_is_refused() -> None:
     """By name."""
     with pytest.raises(ValueError, match="no packet record"):
-        list(seen_exchanges(b"", LAYOUT, PLAN))
+        read(b"")
 
 
 @given(st.binary(max_size=400), st.binary(max_size=400), st.binary(max_size=60))
 def test_whatever_cells_say(sent: bytes, received: bytes, rest: bytes) -> None:
     """Every byte of it is a guest's: events that can be recorded, or none."""
-    bytes_of = record(spoken(OWN_CELL, ("shop", 80), sent, received)) + rest
-    with contextlib.suppress(ValueError):
-        for event in seen_exchanges(bytes_of, LAYOUT, PLAN):
-            assert str(event.data["url"]).isprintable()
-            assert all(len(body.content) <= body.total_bytes for body in event.bodies)
+    for event in read(record(spoken(OWN_CELL, ("shop", 80), sent, received)) + rest):
+        assert str(event.data.get("url", "")).isprintable()
+        assert all(len(body.content) <= body.total_bytes for body in event.bodies)

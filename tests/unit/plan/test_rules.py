@@ -78,7 +78,11 @@ def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
     plan = PLANS["everything"]
     assert {item["name"] for item in objects(plan, "counter")} == {reason.counter for reason in Reason}
     ends = [item["name"] for item in objects(plan, "chain") if item["name"].startswith(("drop_", "refuse_"))]
-    assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {"connection", "arp"}
+    assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {
+        "connection",
+        "segment",
+        "arp",
+    }
     for name in ends:
         count, excess, log, *rest = chain(plan, name)
         reason = name.partition("_")[2]

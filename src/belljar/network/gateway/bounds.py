@@ -99,6 +99,7 @@ class Bounds:
                 "idle_timeout_s": plan.idle_timeout_s,
                 "head_bytes": plan.header_bytes,
                 "body_bytes": plan.body_bytes,
+                "recorded_bytes": plan.recorded_bytes,
                 "kept_body_bytes": min(plan.recorded_body_bytes, 64 << 10),
                 "kept_stream_bytes": min(plan.recorded_stream_bytes, 4 << 10),
                 **changes,
