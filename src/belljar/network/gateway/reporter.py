@@ -35,6 +35,10 @@ DIAL: Final = "dial"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
+class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on who asks
+    """The owner has not answered so many that no further one is asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """An event before it has a number."""
@@ -79,6 +83,7 @@ class Reporter:
         self._next = 1
         self._queue: deque[bytes] = deque()
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
+        self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
         self._recorded = 0
         self._room: deque[asyncio.Future[None]] = deque()
@@ -117,10 +122,15 @@ class Reporter:
         return future
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
-        """Asks the owner. Raises `ValueError` with its reason when it refuses."""
+        """Asks the owner. Raises `ValueError` with its reason when it refuses, `TooManyQuestions` when it has not answered too many."""
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
+        most = self._bounds.dials if kind == DIAL else self._bounds.questions
+        # One that nobody waits for any more is the owner's work all the same.
+        if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= most:
+            raise TooManyQuestions(f"{most} questions are unanswered")
+        self._unanswered[self._next] = kind
         return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
@@ -224,6 +234,7 @@ class Reporter:
 
     def _done(self, number: int, answer: bytes | socket.socket, *, is_ok: bool = True) -> None:
         future, size = self._waiting.pop(number)
+        self._unanswered.pop(number, None)
         self._unrecorded -= size
         if future.done():
             return
