@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.isolation.process import ProcessId, is_alive
+from belljar.network import datagrams
 from belljar.network.range import Range, open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
@@ -246,7 +249,7 @@ async def sink(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "said": said}
 
 
-async def death(home: Path, strike: Callable[[Range], None], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range
+async def death(home: Path, strike: Callable[[Range], object], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range
     """What follows on a blow."""
     scene = Scene(home)
     async with scene.open(**options) as made:
@@ -266,13 +269,70 @@ async def death(home: Path, strike: Callable[[Range], None], **options: Any) -> 
     return {**scene.summary(made), "told": told, "ended": ended, "refused": refused, "alive": alive, "checked": checked}
 
 
-def flush(made: Range, *argv: str) -> None:
-    """Change the rules by hand, from outside."""
+def flush(made: Range, *argv: str) -> str:
+    """Change the range's network by hand, from outside; what the command prints."""
     fds = [made._pins[name] for name in ("user", "net") if name == "net" or made.user_namespace is not None]
     names = ["--user", "--net"][-len(fds) :]
     enter = [f"{name}=/proc/self/fd/{fd}" for name, fd in zip(names, fds, strict=True)]
     words = ["nsenter", *enter, *(["--preserve-credentials"] if len(fds) > 1 else []), *argv]
-    subprocess.run(words, check=True, pass_fds=fds, timeout=20)
+    return subprocess.run(words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True).stdout
+
+
+async def hang(home: Path) -> dict[str, Any]:
+    """The keeper of one range and the gateway of another are stopped."""
+    seen: dict[str, Any] = {}
+
+    async def one(which: int, name: str) -> None:
+        stop = lambda made: os.kill(processes(made)[which].pid, signal.SIGSTOP)  # noqa: E731
+        seen[name] = await death(home, stop, check_every_s=0.5, patience_s=4.5)
+
+    async with anyio.create_task_group() as tasks:
+        for which, name in enumerate(("keeper", "gateway")):
+            tasks.start_soon(one, which, name)
+    return seen
+
+
+class Stuck(MemoryRecorder):
+    """A ledger whose disk does not answer, from the first flow on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_stuck, self.freed = threading.Event(), threading.Event()
+
+    def record(self, event: Event) -> int:
+        """In its own time."""
+        if event.kind == "network.flow":
+            self.is_stuck.set()
+            self.freed.wait(2 * PATIENCE_S)
+        return super().record(event)
+
+
+async def deaf(home: Path) -> dict[str, Any]:
+    """The owner takes in nothing any more."""
+    scene = Scene(home)
+    scene.recorder = recorder = Stuck()
+    pair = datagrams.pair
+
+    def small() -> tuple[socket.socket, socket.socket]:
+        """As the kernel's, but full sooner."""
+        ends = pair()
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return ends
+
+    with mock.patch.object(datagrams, "pair", small):
+        async with scene.open(check_every_s=0.05, patience_s=1.0) as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                agent.talk(("tcp", scene.address(), 81))
+                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
+                keeper, _ = processes(made)
+                ended = within(lambda: not is_alive(keeper))
+                links = json.loads(flush(made, "ip", "-j", "link"))
+                recorder.freed.set()
+                told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+    up = [link["ifname"] for link in links if "UP" in link["flags"]]
+    return {**scene.summary(made), "stuck": stuck, "ended": ended, "up": up, "told": told}
 
 
 def kill(which: int) -> Callable[[Range], None]:
@@ -446,6 +506,8 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "unrecorded": unrecorded,
     "full_disk": full_disk,
     "scan": scan,
+    "hang": hang,
+    "deaf": deaf,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
     "add": lambda home: death(
         home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0

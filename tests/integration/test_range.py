@@ -260,6 +260,35 @@ def test_no_part_outlives_another(who: Who, victim: str) -> None:
     assert seen["refused"][0] in ("OSError 101", "ConnectionRefusedError 111")
 
 
+@pytest.mark.parametrize("who", ["root"], indirect=True)
+def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
+    """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network is gone."""
+    seen = who.run("hang")
+    for victim, of_victim in seen.items():
+        assert of_victim["deaths"] == [["CellError", f"the range's {victim} hangs: it has said nothing for 5 s"]]
+        assert of_victim["clean"], of_victim
+        assert of_victim["told"]
+        assert of_victim["ended"]
+        assert of_victim["checked"] == "CellError"
+        assert of_victim["kinds"].count("range.failed") == 1
+        assert of_victim["refused"][0] in ("OSError 101", "ConnectionRefusedError 111")
+    assert list((who.home / "journal").iterdir()) == []
+
+
+@pytest.mark.parametrize("who", ["root"], indirect=True)
+def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
+    """While its ledger's disk does not answer, nobody watches: the keeper waits for so long, then takes every device down and ends; the range is dead when it goes on."""
+    seen = who.run("deaf")
+    assert_gone(seen)
+    assert seen["stuck"]
+    assert seen["ended"]
+    assert seen["up"] == []
+    assert seen["told"]
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert what.startswith("the range's keeper ended")
+
+
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
     """SIGKILL to the owner: zygote, keepers and gateways die by themselves, and the next start finds two entries and nothing else."""
     with who.start("hold") as owner:

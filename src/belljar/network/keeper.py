@@ -2,7 +2,7 @@
 
 It makes the namespace, puts the rules in force before there is any port, hands the listeners to the gateway, and then does what its owner asks (`attach`, `check`,
 `end`), tells what the rules logged, and reads the rules back every few seconds and whenever the kernel says that one has changed. Whatever it can't do ends it:
-every port is down before it says why. Of what a guest sends it reads fixed headers and nothing else.
+every port is down before it says why, and so it is when its owner takes in nothing. Of what a guest sends it reads fixed headers and nothing else.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import errno
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +44,7 @@ class _Task:
     nft: str
     uid: int | None
     check_every_s: float
+    patience_s: float
 
 
 def run_keeper(fds: list[int], parent: int) -> NoReturn:
@@ -62,7 +64,7 @@ def run_keeper(fds: list[int], parent: int) -> NoReturn:
     except datagrams.Closed:
         os._exit(0)
     except (BelljarError, OSError) as exc:
-        with suppress(datagrams.Closed):
+        with suppress(datagrams.Closed, BlockingIOError):
             datagrams.send(owner, {"failed": _said(exc), "host": isinstance(exc, HostError), "mend": _mend(exc)})
     os._exit(1)
 
@@ -76,6 +78,7 @@ def _read_task(fd: int) -> _Task:
         nft=str(document["nft"]),
         uid=document["uid"],
         check_every_s=float(document["check_every_s"]),
+        patience_s=float(document["patience_s"]),
     )
 
 
@@ -103,9 +106,19 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", mend=mend) from exc
 
 
+def _timeval(seconds: float) -> bytes:
+    """As SO_SNDTIMEO takes it."""
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+
+
+class _Unheard(OSError):  # noqa: N818 - an end
+    """The owner has not taken in a word for too long: nobody watches this range, so nothing of it may go on."""
+
+
 class _Keeper:
     def __init__(self, task: _Task, owner: socket.socket, files: tuple[int, int]) -> None:
         self._task, self._owner, self._fds = task, owner, files
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(task.patience_s))
         self._flows = Flows(task.layout)
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
@@ -160,7 +173,7 @@ class _Keeper:
         try:
             while True:
                 self._turn()
-        except (BelljarError, OSError):
+        except BaseException:
             self._shut()
             raise
 
@@ -198,9 +211,12 @@ class _Keeper:
                     self._check()
                 case "end":
                     self._end(number)
-            self._tell(done=number)
+        except _Unheard:
+            raise
         except (OSError, KeyError, StopIteration) as exc:
             self._tell(refused=number, reason=_said(exc) if isinstance(exc, OSError) else repr(exc))
+        else:
+            self._tell(done=number)
         finally:
             for fd in fds:
                 with suppress(OSError):
@@ -272,7 +288,10 @@ class _Keeper:
         return self._kernel
 
     def _tell(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
-        datagrams.send(self._owner, message)
+        try:
+            datagrams.send(self._owner, message)
+        except BlockingIOError as exc:
+            raise _Unheard(exc.errno, "it has taken in nothing for too long", "the owner") from exc
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:

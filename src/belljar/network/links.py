@@ -136,10 +136,11 @@ def _set_inner(inner: socket.socket, port: CellPort, resolver: str) -> None:
 
 
 def all_down(kernel: socket.socket) -> None:
-    """Nothing passes any more."""
+    """Nothing passes any more. One that can't be put down (it has just gone) keeps no other up."""
     for link in netlink.list_links(kernel):
         if link.is_up:
-            netlink.exchange(kernel, netlink.set_link(link.index, up=False))
+            with contextlib.suppress(OSError):
+                netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
 def socket_within(namespace_fd: int) -> socket.socket:

@@ -28,6 +28,7 @@ from belljar.network.making import (
     CHECK_EVERY_S,
     PACKETS,
     PACKETS_BESIDE,
+    PATIENCE_S,
     RangeSpec,
     Uids,
     close_lines,
@@ -62,17 +63,18 @@ async def open_range(
     on_death: Callable[[BelljarError], None] = _ignore,
     answer: Answer | None = None,
     check_every_s: float = CHECK_EVERY_S,
+    patience_s: float = PATIENCE_S,
     serve: str = SERVE,
     reach: Reach = HOSTS_REACH,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, serve: see `making.RangeSpec`.
+        network, layout, directory, check_every_s, patience_s, serve: see `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
         on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
-            ended, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
+            ended or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
         reach: how the plan's upstreams are reached: by this host's own resolver and routes.
 
@@ -82,7 +84,13 @@ async def open_range(
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
     spec = RangeSpec(
-        network=network, layout=layout, directory=directory, check_every_s=check_every_s, serve=serve, reach=reach
+        network=network,
+        layout=layout,
+        directory=directory,
+        check_every_s=check_every_s,
+        patience_s=patience_s,
+        serve=serve,
+        reach=reach,
     )
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
     try:
@@ -239,7 +247,15 @@ class Range:
         )
         self._mark("forks")
         dialler = Dialler(self._spec.network, self._spec.reach)
-        self._watch = Watch(self.id, lines, self._recorder, on_death=self._died, answer=self._answer, dialler=dialler)
+        self._watch = Watch(
+            self.id,
+            lines,
+            self._recorder,
+            on_death=self._died,
+            answer=self._answer,
+            dialler=dialler,
+            patience_s=self._spec.check_every_s + self._spec.patience_s,
+        )
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})

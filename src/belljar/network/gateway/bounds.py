@@ -89,6 +89,8 @@ class Bounds:
     """RFC 7766 section 6.2.3: closed."""
     dns_tcp_queries: int = 100
     """On one connection: closed."""
+    alive_every_s: float = 5.0
+    """How often the owner hears that the loop turns."""
     leaf_certificates: int = 128
     """Kept made: the one longest unused is forgotten."""
 

@@ -30,6 +30,7 @@ MAX_QUESTION_BYTES: Final = 4 << 20
 OWNER_GONE: Final = 70
 """The gateway's exit status when nobody records any more."""
 READY: Final = "ready"
+ALIVE: Final = "alive"
 ASK: Final = "ask"
 DIAL: Final = "dial"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
@@ -88,17 +89,28 @@ class Reporter:
         self._recorded = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
+        self._next_sign: asyncio.TimerHandle | None = None
+        self._sign: asyncio.Future[Any] | None = None
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Begins to listen for the owner's words. Call it in the loop."""
-        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
+        """Begins to listen for the owner's words, and to say now and then that this loop turns. Call it in the loop."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._sock.fileno(), self._readable)
+        self._next_sign = loop.call_later(self._bounds.alive_every_s, self._say_alive)
+
+    def _say_alive(self) -> None:
+        self._next_sign = asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._say_alive)
+        if self._sign is None or self._sign.done():
+            self._sign = self.post(Item(ALIVE, {}))
 
     def stop(self) -> None:
         """Listens no longer (for tests: a gateway never stops)."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._sock.fileno())
         loop.remove_writer(self._sock.fileno())
+        if self._next_sign is not None:
+            self._next_sign.cancel()
 
     async def record(self, *items: Item) -> None:
         """Returns when all of `items` are on record. Raises `ValueError` for one that is over the wire's bounds, before anything was sent."""

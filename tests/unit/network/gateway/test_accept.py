@@ -74,9 +74,7 @@ async def said_to(address: Any) -> bytes:  # noqa: ANN401 - as getsockname's
 
 
 @pytest.mark.parametrize("where", ["accept", "create_task", "handler", "record"])
-def test_a_connection_without_memory_is_cut_and_the_next_is_served(
-    where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_without_memory_is_cut_and_the_next_is_served(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever memory runs out on the way to the handler, in it, or while its fault is told: the gateway goes on, and the limit is on record once."""
     monkeypatch.setattr(sites, "LIMIT_EVENTS_EVERY_S", 0.0)
     world = World(where)
