@@ -278,6 +278,42 @@ def flush(made: Range, *argv: str) -> str:
     return subprocess.run(words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True).stdout
 
 
+CHANGES = {
+    "route": ("ip", "route", "add", "default", "dev", "lo"),
+    "route of IPv6": ("ip", "-6", "route", "add", "2001:db8::/32", "dev", "lo"),
+    "rule": ("ip", "rule", "add", "from", "10.0.0.0/8", "lookup", "77"),
+    "forwarding": ("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
+    "a port's own": ("sh", "-c", "for c in /proc/sys/net/ipv4/conf/[!adl]*/accept_source_route; do echo 1 > $c; done"),
+}
+
+
+async def changed(home: Path) -> dict[str, Any]:
+    """Ranges of which one thing each is changed by hand, and then looked at; and one of which nothing is."""
+    seen: dict[str, Any] = {}
+
+    async def one(name: str, change: Callable[[Range, Cell], object]) -> None:
+        scene = Scene(home)
+        async with scene.open(check_every_s=3600.0) as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                await made.check()
+                change(made, agent)
+                try:
+                    await made.check()
+                    seen[name] = "nothing"
+                except BelljarError as error:
+                    seen[name] = f"{type(error).__name__}: {error.what}"
+
+    async with Scene(home).open() as kept:  # so that they have one zygote
+        for name, argv in CHANGES.items():
+            await one(name, lambda made, _, argv=argv: flush(made, *argv))  # type: ignore[misc]
+        with cell(kept) as other:
+            if kept.user_namespace is None:
+                await one("moved", lambda _, agent: agent.run("ip", "link", "set", "eth0", "netns", str(other.pid)))
+        await one("nothing", lambda *_: None)
+    return seen
+
+
 async def hang(home: Path) -> dict[str, Any]:
     """The keeper of one range and the gateway of another are stopped."""
     seen: dict[str, Any] = {}
@@ -507,6 +543,7 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "full_disk": full_disk,
     "scan": scan,
     "hang": hang,
+    "changed": changed,
     "deaf": deaf,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
     "add": lambda home: death(

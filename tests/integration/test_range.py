@@ -243,6 +243,24 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     assert seen["checked"] == "ContainmentBreach"
 
 
+def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
+    """A route, a rule of routing, a setting, or the other end of a port that is changed by hand: the next look says which, and it is a breach."""
+    seen = who.run("changed")
+    said = {
+        "route": "a route that was not there: 0.0.0.0/0 by device 1 in table 254",
+        "route of IPv6": "a route that was not there: 2001:db8::/32 by device 1 in table 254",
+        "rule": "the policy of routing is another",
+        "forwarding": "ipv4/ip_forward was 0 and is 1",
+        "a port's own": "/accept_source_route was 0 and is 1",
+        **({"moved": "the port of the cell agent leads elsewhere"} if who.is_root else {}),
+    }
+    assert seen.pop("nothing") == "nothing"
+    assert seen.keys() == said.keys()
+    for name, what in said.items():
+        assert seen[name].startswith("ContainmentBreach: the range's network was changed: ")
+        assert what in seen[name], name
+
+
 @pytest.mark.parametrize("victim", ["keeper", "gateway", "zygote"])
 def test_no_part_outlives_another(who: Who, victim: str) -> None:
     """SIGKILL to one of them ends the range, on record, once; the cell's network is gone."""

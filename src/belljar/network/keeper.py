@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
@@ -23,6 +23,7 @@ from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
 from belljar.network.flows import Flows
 from belljar.network.gateway_process import send_listeners
 from belljar.network.packets import RECORD, PacketFiles, Tap
+from belljar.network.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, counts, same_rules
@@ -122,7 +123,8 @@ class _Keeper:
         self._flows = Flows(task.layout)
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
-        self._ports: set[int] = set()
+        self._ports: dict[int, links.Port] = {}
+        self._left: Standing | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
@@ -132,6 +134,7 @@ class _Keeper:
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
+        self._left = read_standing(self._kernel, ())
         self._tap = Tap()
         self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
         self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
@@ -228,16 +231,18 @@ class _Keeper:
         with inner:
             offloads = bool(message["offloads"])
             made = links.make_port(self._tables(), inner, fds[0], port, self._task.layout.resolver, offloads=offloads)
-        self._ports.add(made.index)
+        self._ports[made.index] = made
+        left = self._standing()
+        self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})
         self._flows.attached(made.index, made.cell)
 
     def _check(self) -> None:
-        """Ends this process, all ports down, when the rules are not what they were or a device is up that is no port."""
+        """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
         listed = nft.list_rules(self._task.nft)
         for _ in nflog.read_all(self._changes):
             pass  # what has changed until now is in the listing
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed((*same_rules(self._task.rules, listed), *self._strange_devices()))
+        self._end_if_changed((*same_rules(self._task.rules, listed), *self._strange()))
         self._tell(counters=self._counters(listed))
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
@@ -246,11 +251,22 @@ class _Keeper:
             self._tell(breach=list(differences))
             os._exit(1)
 
-    def _strange_devices(self) -> list[str]:
-        """What somebody else has put up here: one that is down (the kernel makes some itself) lets nothing pass."""
-        links_up = (link for link in netlink.list_links(self._tables()) if link.is_up)
-        strange = [link.name for link in links_up if link.name != "lo" and link.index not in self._ports]
-        return [f"a device is up that is no cell's port: {name}" for name in strange[:_STRANGE_TOLD]]
+    def _strange(self) -> list[str]:
+        """What is another way in this namespace than it was left, devices first."""
+        kernel = self._tables()
+        found = [*links.strange(netlink.list_links(kernel), self._ports)][:_STRANGE_TOLD]
+        # Twice: a listing during which a cell's device goes may lack what is there.
+        return found or (self._differences(kernel) and self._differences(kernel))
+
+    def _differences(self, kernel: socket.socket) -> list[str]:
+        devices = [port.device for port in self._ports.values()]
+        addresses = {index: port.address for index, port in self._ports.items()}
+        return [*differences(self._standing(), read_standing(kernel, devices), addresses)]
+
+    def _standing(self) -> Standing:
+        if self._left is None:
+            raise RuntimeError("there is no namespace yet")
+        return self._left
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = {str(reason): number for reason, number in counts(listed).items()}
@@ -268,7 +284,7 @@ class _Keeper:
 
     def _end(self, number: int) -> NoReturn:
         """The last packets, logs and counts, with every port down."""
-        self._end_if_changed(self._strange_devices())
+        self._end_if_changed(self._strange())
         self._shut()
         while self._tap.read_into(self._files):
             pass
