@@ -303,6 +303,8 @@ async def changed(home: Path) -> dict[str, Any]:
                     seen[name] = "nothing"
                 except BelljarError as error:
                     seen[name] = f"{type(error).__name__}: {error.what}"
+        if name == "nothing" and scene.deaths:
+            seen[name] = f"its end in order: {scene.deaths[0]}"
 
     async with Scene(home).open() as kept:  # so that they have one zygote
         for name, argv in CHANGES.items():

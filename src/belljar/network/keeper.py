@@ -238,11 +238,14 @@ class _Keeper:
 
     def _check(self) -> None:
         """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
+        self._look_at_rules(self._strange())
+
+    def _look_at_rules(self, strange: Sequence[str] = ()) -> None:
         listed = nft.list_rules(self._task.nft)
         for _ in nflog.read_all(self._changes):
             pass  # what has changed until now is in the listing
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed((*same_rules(self._task.rules, listed), *self._strange()))
+        self._end_if_changed((*same_rules(self._task.rules, listed), *strange))
         self._tell(counters=self._counters(listed))
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
@@ -290,7 +293,7 @@ class _Keeper:
             pass
         self._read_log(1 << 16)
         self._tell_counted()
-        self._check()
+        self._look_at_rules()
         self._tell(done=number)
         os._exit(0)
 

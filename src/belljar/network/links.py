@@ -145,8 +145,13 @@ def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterat
         if link.index not in ports:
             if link.is_up and link.name != "lo":
                 yield f"a device is up that is no cell's port: {link.name}"
-        elif link.peer != ports[link.index].peer:
+        elif link.peer != ports[link.index].peer and not _is_ending(link):
             yield f"the port of the cell {ports[link.index].cell} leads elsewhere"
+
+
+def _is_ending(link: netlink.Link) -> bool:
+    """Its other end's namespace has lost its last process: the kernel takes first its number away (NETNSA_NSID_NOT_ASSIGNED), then both ends."""
+    return link.peer is None or link.peer[1] == -1
 
 
 def all_down(kernel: socket.socket) -> None:

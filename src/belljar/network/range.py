@@ -124,6 +124,7 @@ class Range:
         self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._pins: dict[str, int] = {}
+        self._attached: dict[str, int] = {}
         self._requests = threading.Lock()
         self._next_request = 0
         self._ending, self._pinning = threading.Lock(), threading.Lock()
@@ -184,6 +185,10 @@ class Range:
         """
         self.layout.cell(cell)
         await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
+
+    def namespace_of(self, cell: str) -> int | None:
+        """The number of the network namespace in which the cell's port was put; None before `attach`."""
+        return self._attached.get(cell)
 
     async def check(self) -> None:
         """Read the rules back now. Raises what the range died of, when they are not as rendered."""
@@ -336,6 +341,7 @@ class Range:
                     self._request({"do": "attach", "cell": cell, "offloads": offloads}, [*fds, tables.fileno()])
             else:
                 self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
+            self._attached[cell] = os.fstat(namespace).st_ino
         finally:
             os.close(namespace)
 

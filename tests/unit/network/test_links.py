@@ -15,12 +15,18 @@ def test_loopback_ports_and_what_is_down_are_no_strangers() -> None:
     assert list(strange(listed, PORTS)) == []
 
 
+def test_a_namespace_that_ends_is_no_elsewhere() -> None:
+    """Its number goes before its devices do, and one of two devices before the other."""
+    for peer in ((2, -1), None):
+        assert list(strange([Link(index=3, name="p0", is_up=True, peer=peer)], PORTS)) == []
+
+
 def test_another_device_and_another_end_are_named() -> None:
     """One that is up and no port, whatever it is called; a port whose other end is another device's, in another namespace, or here."""
     assert list(strange([LOOPBACK, Link(index=4, name="p0", is_up=True)], PORTS)) == [
         "a device is up that is no cell's port: p0"
     ]
-    for peer in ((4, 0), (2, 1), (2, None), None):
+    for peer in ((4, 0), (2, 1), (2, None)):
         assert list(strange([Link(index=3, name="p0", is_up=False, peer=peer)], PORTS)) == [
             "the port of the cell agent leads elsewhere"
         ]
