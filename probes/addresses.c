@@ -1,7 +1,8 @@
 /* Addresses beyond the cell. A packet that a route takes has left, whether or not it is answered: so nothing is waited for.
  *
  * A cell in a range has a route, to the range's router. There an answer shows that something was reached, and a refusal is waited for; whether the router let anything
- * through without an answer is what the host looks at. */
+ * through without an answer is what the host looks at. Datagrams are all sent before anything else is tried, and their answers waited for together: a way through the
+ * internet takes longer than each could have for itself. */
 #include "probe.h"
 #include <arpa/inet.h>
 #include <net/if.h>
@@ -11,6 +12,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <time.h>
 
 /* The question for the address of example.com. */
 static const unsigned char QUESTION[] = "\x51\x0b\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x07" "example\x03" "com\x00\x00\x01\x00";
@@ -40,7 +42,21 @@ static socklen_t parse(union address *a, const char *text, int port, unsigned sc
     return inet_pton(AF_INET6, text, &a->v6.sin6_addr) == 1 ? sizeof a->v6 : 0;
 }
 
-enum { REFUSAL_MS = 300, SILENCE_MS = 20, RCODE = 3, ANSWERS = 7 };
+enum { REFUSAL_MS = 300, HURRIED_MS = 100, PATIENT_MS = 1500, RCODE = 3, ANSWERS = 7, MOST_AHEAD = 24 };
+
+bool sending_ahead, in_a_hurry;
+
+/* A datagram that was sent, by a socket that waits for its answer; or why it could not be. */
+struct sent { char text[64]; int port; const struct message *m; int s, error; bool opened; long long at_ms; };
+static struct sent ahead[MOST_AHEAD];
+static size_t sent_ahead;
+
+static long long now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
 
 static bool connects(int s, const union address *a, socklen_t length)
 {
@@ -59,45 +75,97 @@ static bool connects(int s, const union address *a, socklen_t length)
     return error == 0;
 }
 
-/* A name server's "there is no such name" is a refusal. */
+/* A name server's "there is no such name" is a refusal; and a raw socket hears refusals, too, which are no echo. */
 static bool is_answer(const struct message *m, const unsigned char *answer, ssize_t n)
 {
-    if (m->bytes != QUESTION)
-        return n > 0;
-    return n > ANSWERS && (answer[RCODE] & 15) == 0 && answer[ANSWERS] != 0;
+    if (m->bytes == QUESTION)
+        return n > ANSWERS && (answer[RCODE] & 15) == 0 && answer[ANSWERS] != 0;
+    if (m == &RAW4)
+        return n > (answer[0] & 15) * 4 && answer[(answer[0] & 15) * 4] == ICMP_ECHOREPLY;
+    return m == &RAW6 ? n > 0 && answer[0] == ICMP6_ECHO_REPLY : n > 0;
 }
 
-static bool is_answered(int s, const union address *a, socklen_t length, const struct message *m)
+static void allow_broadcast(int s)
+{
+    int on = 1;
+    setsockopt(s, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
+}
+
+static void send_datagram(struct sent *sent, const char *text, int port, unsigned scope, const struct message *m)
+{
+    union address a;
+    socklen_t length = parse(&a, text, port, scope);
+    *sent = (struct sent){.port = port, .m = m, .at_ms = now_ms()};
+    snprintf(sent->text, sizeof sent->text, "%s", text);
+    sent->s = socket(a.any.sa_family, m->type | SOCK_CLOEXEC | SOCK_NONBLOCK, m->protocol);
+    sent->opened = sent->s >= 0;
+    if (sent->opened)
+        allow_broadcast(sent->s);
+    if (!sent->opened || connect(sent->s, &a.any, length) != 0 || send(sent->s, m->bytes, m->length, MSG_NOSIGNAL) < 0)
+        sent->error = errno;
+}
+
+static struct sent *sent_before(const char *text, int port, const struct message *m)
+{
+    for (size_t i = 0; i < sent_ahead; i++)
+        if (ahead[i].m == m && ahead[i].port == port && strcmp(ahead[i].text, text) == 0)
+            return &ahead[i];
+    return NULL;
+}
+
+/* Until patience is over, which began when it was sent. What comes before and is no answer does not end it. */
+static bool is_answered(struct sent *sent)
 {
     unsigned char answer[512];
-    struct pollfd waiting = {.fd = s, .events = POLLIN};
-    if (connect(s, &a->any, length) != 0 || send(s, m->bytes, m->length, MSG_NOSIGNAL) < 0)
-        return false;
-    ssize_t n = poll(&waiting, 1, SILENCE_MS) == 1 ? recv(s, answer, sizeof answer, 0) : (errno = ETIMEDOUT, -1);
-    if (n >= 0 && !is_answer(m, answer, n))
-        errno = ENODATA;
-    return n >= 0 && is_answer(m, answer, n);
+    long long until_ms = sent->at_ms + (in_a_hurry ? HURRIED_MS : PATIENT_MS), left_ms;
+    struct pollfd waiting = {.fd = sent->s, .events = POLLIN};
+    do {
+        left_ms = until_ms - now_ms();
+        if (poll(&waiting, 1, left_ms > 0 ? (int)left_ms : 0) != 1) {
+            errno = ETIMEDOUT;
+            return false;
+        }
+        ssize_t n = recv(sent->s, answer, sizeof answer, 0);
+        if (n < 0)
+            return false;
+        if (is_answer(sent->m, answer, n))
+            return true;
+    } while (left_ms > 0);
+    errno = ENODATA;
+    return false;
+}
+
+static void await(struct finding *f, const char *text, int port, unsigned scope, const struct message *m)
+{
+    struct sent now, *sent = sent_before(text, port, m);
+    if (sent == NULL)
+        send_datagram(sent = &now, text, port, scope, m);
+    errno = sent->error;
+    if (!sent->opened)
+        refused(f, "socket");
+    else if (sent->error == 0 && is_answered(sent))
+        reached(f, "%s port %d answers", text, port);
+    else
+        denied(f, "%s: %s", text, errno_name(errno));
+    if (sent->opened)
+        close(sent->s);
+    sent->m = NULL;
 }
 
 static bool leaves(int s, const union address *a, socklen_t length, const struct message *m)
 {
-    int on = 1;
-    setsockopt(s, SOL_SOCKET, SO_BROADCAST, &on, sizeof on);
-    if (parameter("interface") != NULL)
-        return m->type == SOCK_STREAM ? connects(s, a, length) : is_answered(s, a, length, m);
+    allow_broadcast(s);
+    if (m->type == SOCK_STREAM && parameter("interface") != NULL)
+        return connects(s, a, length);
     if (m->type == SOCK_STREAM)
         return connect(s, &a->any, length) == 0 || errno == EINPROGRESS || errno == ECONNREFUSED;
     return sendto(s, m->bytes, m->length, MSG_NOSIGNAL, &a->any, length) >= 0;
 }
 
-static void send_scoped(struct finding *f, const char *text, int port, unsigned scope, const struct message *m)
+static void send_or_connect(struct finding *f, const char *text, int port, unsigned scope, const struct message *m)
 {
     union address a;
     socklen_t length = parse(&a, text, port, scope);
-    if (length == 0) {
-        failed(f, "not an address: %.60s", text);
-        return;
-    }
     int s = socket(a.any.sa_family, m->type | SOCK_CLOEXEC | SOCK_NONBLOCK, m->protocol);
     if (s < 0)
         refused(f, "socket");
@@ -107,6 +175,20 @@ static void send_scoped(struct finding *f, const char *text, int port, unsigned 
         denied(f, "%s: %s", text, errno_name(errno));
     if (s >= 0)
         close(s);
+}
+
+static void send_scoped(struct finding *f, const char *text, int port, unsigned scope, const struct message *m)
+{
+    union address a;
+    bool is_awaited = m->type != SOCK_STREAM && parameter("interface") != NULL;
+    if (parse(&a, text, port, scope) == 0)
+        failed(f, "not an address: %.60s", text);
+    else if (sending_ahead && is_awaited && sent_ahead < MOST_AHEAD)
+        send_datagram(&ahead[sent_ahead++], text, port, scope, m);
+    else if (!sending_ahead && is_awaited)
+        await(f, text, port, scope, m);
+    else if (!sending_ahead)
+        send_or_connect(f, text, port, scope, m);
 }
 
 static void send_to(struct finding *f, const char *text, int port, const struct message *m) { send_scoped(f, text, port, 0, m); }
@@ -185,6 +267,8 @@ static void ask_loopback(struct finding *f, const char *text, const union addres
 {
     enum { ANSWER_MS = 150 };
     char answer[512];
+    if (sending_ahead)
+        return;
     int s = socket(a->any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (s < 0 || connect(s, &a->any, length) != 0 || send(s, QUESTION, sizeof QUESTION, MSG_NOSIGNAL) < 0) {
         denied(f, "%s: %s", text, errno_name(errno));

@@ -24,11 +24,26 @@ static bool is_stub(const char *name)
     return false;
 }
 
-/* The one port by which the cell hangs on its range's router, if it has one. */
+static bool has_address(const char *name, const char *wanted)
+{
+    char address[18];
+    struct ifreq asked = {0};
+    const unsigned char *a = (const unsigned char *)asked.ifr_hwaddr.sa_data;
+    int s = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (s < 0)
+        return false;
+    snprintf(asked.ifr_name, sizeof asked.ifr_name, "%s", name);
+    bool got = ioctl(s, SIOCGIFHWADDR, &asked) == 0;
+    close(s);
+    snprintf(address, sizeof address, "%02x:%02x:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3], a[4], a[5]);
+    return got && strcmp(address, wanted) == 0;
+}
+
+/* The one port by which the cell hangs on its range's router, if it has one: a name alone is any device's. */
 static bool is_port(const char *name)
 {
-    const char *port = parameter("interface");
-    return port != NULL && strcmp(port, name) == 0;
+    const char *port = parameter("interface"), *mac = parameter("interface_mac");
+    return port != NULL && mac != NULL && strcmp(port, name) == 0 && has_address(name, mac);
 }
 
 static void interfaces(struct finding *f)

@@ -69,4 +69,6 @@ bool same_directory(int a, int b);
 bool is_empty(int directory);
 bool same_kernel(struct finding *f);                       /* as the host's: the moment it was started, which was told */
 int scratch_directory(char path[64]);
+extern bool sending_ahead; /* attempts on addresses only send their datagrams, whose answers are looked at when they are called again */
+extern bool in_a_hurry;    /* the quick set */
 extern pid_t parent_pid; /* of the program, however deep an attempt forks; 0 when it is outside this pid namespace */

@@ -16,7 +16,7 @@ from typing import Any
 
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.network.events_wire import Asked, Ready, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.events_wire import Alive, Asked, Ready, Said, UpDecoder, encode_ack, encode_answer
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import GatewayConfig
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
@@ -57,10 +57,13 @@ class Owner:
         with self._changed:
             self._changed.notify_all()
 
-    def _heard(self, said: Said | Asked | Ready | None) -> None:
+    def _heard(self, said: Said | Asked | Ready | Alive | None) -> None:
         if isinstance(said, Asked):
             for datagram in encode_answer(said.id, said.body[::-1], ok=said.what != "refuse"):
                 self.sock.send(datagram)
+            return
+        if isinstance(said, Alive):
+            self.sock.send(encode_ack(said.id))
             return
         if said is None:
             return

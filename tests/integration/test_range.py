@@ -246,6 +246,24 @@ def test_changed_rules_end_the_range(who: Who, change: str) -> None:
     assert seen["checked"] == "ContainmentBreach"
 
 
+def test_what_else_stands_in_its_namespace_is_looked_at_too(who: Who) -> None:
+    """A route, a rule of routing, a setting, or the other end of a port that is changed by hand: the next look says which, and it is a breach."""
+    seen = who.run("changed")
+    said = {
+        "route": "a route that was not there: 0.0.0.0/0 by device 1 in table 254",
+        "route of IPv6": "a route that was not there: 2001:db8::/32 by device 1 in table 254",
+        "rule": "the policy of routing is another",
+        "forwarding": "ipv4/ip_forward was 0 and is 1",
+        "a port's own": "/accept_source_route was 0 and is 1",
+        **({"moved": "the port of the cell agent leads elsewhere"} if who.is_root else {}),
+    }
+    assert seen.pop("nothing") == "nothing"
+    assert seen.keys() == said.keys()
+    for name, what in said.items():
+        assert seen[name].startswith("ContainmentBreach: the range's network was changed: ")
+        assert what in seen[name], name
+
+
 @pytest.mark.parametrize("victim", ["keeper", "gateway", "zygote"])
 def test_no_part_outlives_another(who: Who, victim: str) -> None:
     """SIGKILL to one of them ends the range, on record, once; the cell's network is gone."""
@@ -261,6 +279,35 @@ def test_no_part_outlives_another(who: Who, victim: str) -> None:
     assert seen["kinds"].count("range.failed") == 1
     # The kernel takes a namespace away a moment after its last owner let go; until then the packet is refused.
     assert seen["refused"][0] in ("OSError 101", "ConnectionRefusedError 111")
+
+
+@pytest.mark.parametrize("who", ["root"], indirect=True)
+def test_a_part_that_hangs_ends_the_range(who: Who) -> None:
+    """SIGSTOP to one of them: it is noticed, it is on record as what it is, and the cell's network is gone."""
+    seen = who.run("hang")
+    for victim, of_victim in seen.items():
+        assert of_victim["deaths"] == [["CellError", f"the range's {victim} hangs: it has said nothing for 5 s"]]
+        assert of_victim["clean"], of_victim
+        assert of_victim["told"]
+        assert of_victim["ended"]
+        assert of_victim["checked"] == "CellError"
+        assert of_victim["kinds"].count("range.failed") == 1
+        assert of_victim["refused"][0] in ("OSError 101", "ConnectionRefusedError 111")
+    assert list((who.home / "journal").iterdir()) == []
+
+
+@pytest.mark.parametrize("who", ["root"], indirect=True)
+def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
+    """While its ledger's disk does not answer, nobody watches: the keeper waits for so long, then takes every device down and ends; the range is dead when it goes on."""
+    seen = who.run("deaf")
+    assert_gone(seen)
+    assert seen["stuck"]
+    assert seen["ended"]
+    assert seen["up"] == []
+    assert seen["told"]
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert what.startswith("the range's keeper ended")
 
 
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:

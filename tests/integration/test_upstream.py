@@ -8,6 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from belljar.errors import ProtocolViolation
 from belljar.events import JsonValue
 from belljar.ledger.schema import check_data
 from belljar.network.dial import Reach
+from belljar.network.gateway.bounds import Bounds
 from belljar.network.processes import SERVE
 from belljar.plan.network import UpstreamPlan
 
@@ -205,6 +208,69 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
         ("upstream_budget_bytes", BUDGET, "upstream:small.example")
     ]
     assert len(world.dialled) == 1
+
+
+MANY = r"""
+import socket, sys
+def ask(host, address):
+    s = socket.create_connection((address, 80), timeout=60)
+    s.sendall(b"GET / HTTP/1.1\r\nHost: " + host.encode() + b"\r\nConnection: close\r\n\r\n")
+    return s
+def status(s):
+    with s, s.makefile("rb") as words:
+        return words.readline().split()[1].decode()
+hosts = [word.split("=") for word in sys.argv[1:]]
+asked = [ask(*host) for host in hosts for _ in range(8)]
+print(*map(status, asked), status(ask(*hosts[0])))
+"""
+
+
+def dial_limits(scene: Scene) -> list[dict[str, Any]]:
+    """What was told of dials over the bound."""
+    return [data for data in scene.data("limit.hit") if data["limit"] == "dials"]
+
+
+def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
+    """Eighty dials that the owner's resolver leaves open: those over the bound are refused at once, and counted together; the range lives, and dials again later."""
+    (tmp_path / "store").mkdir()
+    hosts = [f"h{number}.example" for number in range(10)]
+    released = threading.Event()
+
+    def resolve(_host: str, _port: int) -> tuple[str, ...]:
+        released.wait(PATIENCE_S)
+        raise OSError("there is none")
+
+    upstreams = tuple(
+        UpstreamPlan(host=host, ports=(80,), methods=("GET",), budget_bytes=BUDGET, reason=REASON) for host in hosts
+    )
+    scene = Scene(tmp_path / "store", stand_ins=(), upstreams=upstreams)
+    most = Bounds().dials
+
+    async def run() -> list[str]:
+        async with scene.open(serve=SERVE, reach=Reach(resolve=resolve)) as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                said: list[str] = []
+                words = [f"{host}={scene.address(host)}" for host in hosts]
+                async with anyio.create_task_group() as tasks:
+
+                    async def ask() -> None:
+                        argv = (sys.executable, "-I", "-c", MANY, *words)
+                        said.extend((await anyio.to_thread.run_sync(lambda: agent.run(*argv))).split())
+
+                    tasks.start_soon(ask)
+                    answered = lambda: len(scene.data("network.http.answered")) >= 80 - most  # noqa: E731
+                    assert await anyio.to_thread.run_sync(within, answered)
+                    released.set()
+                counted = lambda: sum(int(data["count"]) for data in dial_limits(scene)) >= 80 - most  # noqa: E731
+                assert await anyio.to_thread.run_sync(within, counted)
+            assert made.alive() == ""
+        return said
+
+    said = anyio.run(run)
+    assert (said[:-1].count("503"), said[:-1].count("502"), said[-1]) == (80 - most, most, "502")
+    assert {data["value"] for data in dial_limits(scene)} == {most}
+    assert len(dial_limits(scene)) < 80 - most
 
 
 @pytest.mark.parametrize("gateway", ["ask_elsewhere", "ask_nonsense"])

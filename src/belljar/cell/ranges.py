@@ -96,14 +96,20 @@ class RangePort:
 
 
 class RangeRouter:
-    """What a port leads to, as probes see it."""
+    """What a cell's port leads to, as probes see it."""
 
     interface = PORT_NAME
 
-    def __init__(self, network: Network, plan: NetworkPlan) -> None:
-        self._network = network
+    def __init__(self, network: Network, plan: NetworkPlan, name: str) -> None:
+        self._network, self._name = network, name
+        self.mac = network.layout.cell(name).mac
         has_metadata = any(name.address == METADATA_ADDRESS for name in network.layout.names)
         self.known = known_answers(sinks=plan.sink, simulates=plan.default == "simulate", metadata=has_metadata)
+
+    @property
+    def namespace(self) -> int | None:
+        """Where the port's inner end was put."""
+        return self._network.namespace_of(self._name)
 
     def look(self) -> Sight:
         """Ask the range's keeper whether rules and links are those of the plan."""
@@ -199,7 +205,6 @@ async def _open(
         )
     )
     ended.append(network)
-    router = RangeRouter(network, plan)
     stand_ins = {target.id: target for target in plan.targets}
     for member in members:
         parts = _trusting(member.parts) if plan.has_tls else member.parts
@@ -211,7 +216,7 @@ async def _open(
             actor=actor,
             ahead=ahead,
             port=RangePort(network, member.name, is_machine=parts.plan.vm is not None),
-            router=router,
+            router=RangeRouter(network, plan, member.name),
             place={"range": network.id, "name": member.name},
         )
         cell = cells[member.name] = await stack.enter_async_context(made)

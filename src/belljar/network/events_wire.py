@@ -3,7 +3,7 @@ is the other). Pure: no I/O.
 
 Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn,
 in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
-The first word of all is `ready`: it serves.
+The first word of all is `ready`: it serves. From then on `alive`, without data, every few seconds.
 Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question.
 The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor that comes with the head.
 
@@ -30,6 +30,7 @@ ASK: Final = "ask"
 DIAL: Final = "dial"
 """What is asked for a connected socket to a real upstream."""
 READY: Final = "ready"
+ALIVE: Final = "alive"
 _MAX_ID: Final = (1 << 53) - 1
 _MAX_DEPTH: Final = 16
 _MAX_INT: Final = (1 << 53) - 1
@@ -74,6 +75,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Alive:
+    """Its loop turns."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A question of the gateway, whole."""
 
@@ -105,7 +113,7 @@ class UpDecoder:
         self._last_id = -1
         self._is_ready = False
 
-    def feed(self, datagram: bytes) -> Said | Asked | Ready | None:
+    def feed(self, datagram: bytes) -> Said | Asked | Ready | Alive | None:
         """The event that this datagram completes. Raises `WireViolation`; after that nothing more may be fed."""
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
             raise WireViolation(f"a datagram of {len(datagram)} bytes")
@@ -137,7 +145,7 @@ class UpDecoder:
                 return
         raise WireViolation("bytes that belong to no body")
 
-    def _finish(self) -> Said | Asked | Ready | None:
+    def _finish(self) -> Said | Asked | Ready | Alive | None:
         head = self._head
         if head is None or any(len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)):
             return None
@@ -147,6 +155,8 @@ class UpDecoder:
             return Asked(id=head["id"], what=head["data"]["what"], body=contents[0])
         if head["kind"] == READY:
             return Ready(id=head["id"], data=head["data"])
+        if head["kind"] == ALIVE:
+            return Alive(id=head["id"])
         bodies = (
             Body(name=ref["name"], content=content, total_bytes=ref["total_bytes"], sha256=ref["sha256"])
             for ref, content in zip(head["bodies"], contents, strict=True)
@@ -208,7 +218,7 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
 
 def _check_event(head: Mapping[str, Any]) -> None:
     kind = head["kind"]
-    if not isinstance(kind, str) or kind not in {*KINDS, ASK, READY}:
+    if not isinstance(kind, str) or kind not in {*KINDS, ASK, READY, ALIVE}:
         raise WireViolation("a kind that a gateway can't record")
     if not isinstance(head["data"], dict):
         raise WireViolation("data is no object")
@@ -219,6 +229,8 @@ def _check_event(head: Mapping[str, Any]) -> None:
         _check_ref(ref, MAX_QUESTION_BYTES if kind == ASK else MAX_BODY_BYTES)
     if kind == ASK:
         _check_question(head["data"], refs)
+    if kind == ALIVE and (head["data"] or refs):
+        raise WireViolation("a sign of life that says more")
     if len({ref["name"] for ref in refs}) != len(refs):
         raise WireViolation("a body's name twice")
 

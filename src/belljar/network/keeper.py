@@ -2,7 +2,7 @@
 
 It makes the namespace, puts the rules in force before there is any port, hands the listeners to the gateway, and then does what its owner asks (`attach`, `check`,
 `end`), tells what the rules logged, and reads the rules back every few seconds and whenever the kernel says that one has changed. Whatever it can't do ends it:
-every port is down before it says why. Of what a guest sends it reads fixed headers and nothing else.
+every port is down before it says why, and so it is when its owner takes in nothing. Of what a guest sends it reads fixed headers and nothing else.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import errno
 import os
 import select
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
@@ -22,6 +23,7 @@ from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
 from belljar.network.flows import Flows
 from belljar.network.gateway_process import send_listeners
 from belljar.network.packets import RECORD, PacketFiles, Tap
+from belljar.network.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
 from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, counts, same_rules
@@ -43,6 +45,7 @@ class _Task:
     nft: str
     uid: int | None
     check_every_s: float
+    patience_s: float
 
 
 def run_keeper(fds: list[int], parent: int) -> NoReturn:
@@ -62,7 +65,7 @@ def run_keeper(fds: list[int], parent: int) -> NoReturn:
     except datagrams.Closed:
         os._exit(0)
     except (BelljarError, OSError) as exc:
-        with suppress(datagrams.Closed):
+        with suppress(datagrams.Closed, BlockingIOError):
             datagrams.send(owner, {"failed": _said(exc), "host": isinstance(exc, HostError), "mend": _mend(exc)})
     os._exit(1)
 
@@ -76,6 +79,7 @@ def _read_task(fd: int) -> _Task:
         nft=str(document["nft"]),
         uid=document["uid"],
         check_every_s=float(document["check_every_s"]),
+        patience_s=float(document["patience_s"]),
     )
 
 
@@ -103,13 +107,24 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", mend=mend) from exc
 
 
+def _timeval(seconds: float) -> bytes:
+    """As SO_SNDTIMEO takes it."""
+    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+
+
+class _Unheard(OSError):  # noqa: N818 - an end
+    """The owner has not taken in a word for too long: nobody watches this range, so nothing of it may go on."""
+
+
 class _Keeper:
     def __init__(self, task: _Task, owner: socket.socket, files: tuple[int, int]) -> None:
         self._task, self._owner, self._fds = task, owner, files
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(task.patience_s))
         self._flows = Flows(task.layout)
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
-        self._ports: set[int] = set()
+        self._ports: dict[int, links.Port] = {}
+        self._left: Standing | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
@@ -119,6 +134,7 @@ class _Keeper:
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
+        self._left = read_standing(self._kernel, ())
         self._tap = Tap()
         self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
         self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
@@ -160,7 +176,7 @@ class _Keeper:
         try:
             while True:
                 self._turn()
-        except (BelljarError, OSError):
+        except BaseException:
             self._shut()
             raise
 
@@ -198,9 +214,12 @@ class _Keeper:
                     self._check()
                 case "end":
                     self._end(number)
-            self._tell(done=number)
+        except _Unheard:
+            raise
         except (OSError, KeyError, StopIteration) as exc:
             self._tell(refused=number, reason=_said(exc) if isinstance(exc, OSError) else repr(exc))
+        else:
+            self._tell(done=number)
         finally:
             for fd in fds:
                 with suppress(OSError):
@@ -212,16 +231,21 @@ class _Keeper:
         with inner:
             offloads = bool(message["offloads"])
             made = links.make_port(self._tables(), inner, fds[0], port, self._task.layout.resolver, offloads=offloads)
-        self._ports.add(made.index)
+        self._ports[made.index] = made
+        left = self._standing()
+        self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})
         self._flows.attached(made.index, made.cell)
 
     def _check(self) -> None:
-        """Ends this process, all ports down, when the rules are not what they were or a device is up that is no port."""
+        """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
+        self._look_at_rules(self._strange())
+
+    def _look_at_rules(self, strange: Sequence[str] = ()) -> None:
         listed = nft.list_rules(self._task.nft)
         for _ in nflog.read_all(self._changes):
             pass  # what has changed until now is in the listing
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed((*same_rules(self._task.rules, listed), *self._strange_devices()))
+        self._end_if_changed((*same_rules(self._task.rules, listed), *strange))
         self._tell(counters=self._counters(listed))
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
@@ -230,11 +254,22 @@ class _Keeper:
             self._tell(breach=list(differences))
             os._exit(1)
 
-    def _strange_devices(self) -> list[str]:
-        """What somebody else has put up here: one that is down (the kernel makes some itself) lets nothing pass."""
-        links_up = (link for link in netlink.list_links(self._tables()) if link.is_up)
-        strange = [link.name for link in links_up if link.name != "lo" and link.index not in self._ports]
-        return [f"a device is up that is no cell's port: {name}" for name in strange[:_STRANGE_TOLD]]
+    def _strange(self) -> list[str]:
+        """What is another way in this namespace than it was left, devices first."""
+        kernel = self._tables()
+        found = [*links.strange(netlink.list_links(kernel), self._ports)][:_STRANGE_TOLD]
+        # Twice: a listing during which a cell's device goes may lack what is there.
+        return found or (self._differences(kernel) and self._differences(kernel))
+
+    def _differences(self, kernel: socket.socket) -> list[str]:
+        devices = [port.device for port in self._ports.values()]
+        addresses = {index: port.address for index, port in self._ports.items()}
+        return [*differences(self._standing(), read_standing(kernel, devices), addresses)]
+
+    def _standing(self) -> Standing:
+        if self._left is None:
+            raise RuntimeError("there is no namespace yet")
+        return self._left
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
         packets = {str(reason): number for reason, number in counts(listed).items()}
@@ -252,13 +287,13 @@ class _Keeper:
 
     def _end(self, number: int) -> NoReturn:
         """The last packets, logs and counts, with every port down."""
-        self._end_if_changed(self._strange_devices())
+        self._end_if_changed(self._strange())
         self._shut()
         while self._tap.read_into(self._files):
             pass
         self._read_log(1 << 16)
         self._tell_counted()
-        self._check()
+        self._look_at_rules()
         self._tell(done=number)
         os._exit(0)
 
@@ -272,7 +307,10 @@ class _Keeper:
         return self._kernel
 
     def _tell(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
-        datagrams.send(self._owner, message)
+        try:
+            datagrams.send(self._owner, message)
+        except BlockingIOError as exc:
+            raise _Unheard(exc.errno, "it has taken in nothing for too long", "the owner") from exc
 
 
 def open_listeners(layout: RangeLayout, network: NetworkPlan) -> dict[str, socket.socket]:

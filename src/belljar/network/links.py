@@ -8,17 +8,17 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from belljar.network import netlink, syscalls
+from belljar.network.standing import SETTINGS
 from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.rules import SINK_MARK
 
 INNER_DEVICE: Final = "eth0"
-_SETTINGS: Final = Path("/proc/sys/net")
 _SINK_TABLE: Final = 100
 _SINK_PRIORITY: Final = 100
 _SIOCETHTOOL: Final = 0x8946
@@ -62,20 +62,23 @@ _IPV6: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A cell's port that is up: its number in the range's namespace."""
+    """A cell's port that is up: its number in the range's namespace, and where its other end is."""
 
     cell: str
+    device: str
+    address: str
     index: int
+    peer: tuple[int, int | None] | None
 
 
 def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
     """What stands before rules and ports: settings, loopback, the addresses that are the range's own. The socket to the kernel's tables of it."""
-    _write(_SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
+    _write(SETTINGS / "ipv4/ip_forward", "1" if forwards else "0")
     for name, value in _IPV4:
-        _write(_SETTINGS / "ipv4" / name, value)
+        _write(SETTINGS / "ipv4" / name, value)
     for name, value in _IPV6:
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            _write(_SETTINGS / "ipv6" / name, value)
+            _write(SETTINGS / "ipv6" / name, value)
     kernel = netlink.open_socket()
     loopback = socket.if_nametoindex("lo")
     netlink.exchange(kernel, netlink.set_link(loopback, up=True))
@@ -113,7 +116,8 @@ def make_port(
         with contextlib.suppress(OSError):
             netlink.exchange(kernel, netlink.delete_link(outer_index))
         raise
-    return Port(cell=port.name, index=outer_index)
+    peer = next(link.peer for link in netlink.list_links(kernel) if link.index == outer_index)
+    return Port(cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer)
 
 
 def _set_outer(kernel: socket.socket, index: int, port: CellPort) -> None:
@@ -135,11 +139,27 @@ def _set_inner(inner: socket.socket, port: CellPort, resolver: str) -> None:
     )
 
 
+def strange(listed: Iterable[netlink.Link], ports: Mapping[int, Port]) -> Iterator[str]:
+    """What somebody else has put up here, or led elsewhere, in words. One that is down (the kernel makes some itself) lets nothing pass. Pure."""
+    for link in listed:
+        if link.index not in ports:
+            if link.is_up and link.name != "lo":
+                yield f"a device is up that is no cell's port: {link.name}"
+        elif link.peer != ports[link.index].peer and not _is_ending(link):
+            yield f"the port of the cell {ports[link.index].cell} leads elsewhere"
+
+
+def _is_ending(link: netlink.Link) -> bool:
+    """Its other end's namespace has lost its last process: the kernel takes first its number away (NETNSA_NSID_NOT_ASSIGNED), then both ends."""
+    return link.peer is None or link.peer[1] == -1
+
+
 def all_down(kernel: socket.socket) -> None:
-    """Nothing passes any more."""
+    """Nothing passes any more. One that can't be put down (it has just gone) keeps no other up."""
     for link in netlink.list_links(kernel):
         if link.is_up:
-            netlink.exchange(kernel, netlink.set_link(link.index, up=False))
+            with contextlib.suppress(OSError):
+                netlink.exchange(kernel, netlink.set_link(link.index, up=False))
 
 
 def socket_within(namespace_fd: int) -> socket.socket:

@@ -25,6 +25,7 @@ from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.plan.rules import render_rules
 
 CHECK_EVERY_S: Final = 5.0
+PATIENCE_S: Final = 30.0
 PACKETS: Final = "packets.pcap"
 PACKETS_BESIDE: Final = "packets-2.pcap"
 _SEED_BYTES: Final = 32
@@ -38,7 +39,8 @@ class RangeSpec:
     Args:
         network: the plan; `layout`: its addresses, made for it and its cells.
         directory: an existing directory for the packet record, which stays.
-        check_every_s: how often the rules are read back.
+        check_every_s: how often the rules are read back, and a gateway says that it lives.
+        patience_s: for how long beyond that a part may say nothing to an owner who listens, and the keeper's word may wait for an owner who does not.
         serve: `module:function` of the gateway.
         reach: how the plan's upstreams are reached.
     """
@@ -47,6 +49,7 @@ class RangeSpec:
     layout: RangeLayout
     directory: Path
     check_every_s: float = CHECK_EVERY_S
+    patience_s: float = PATIENCE_S
     serve: str = SERVE
     reach: Reach = field(default_factory=Reach)
 
@@ -140,6 +143,7 @@ def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
         "nft": nft,
         "uid": uid,
         "check_every_s": spec.check_every_s,
+        "patience_s": spec.patience_s,
     }
 
 
@@ -154,7 +158,7 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         stand_ins=(*inside, *map(as_stand_in, spec.network.upstreams)),
         authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
-        bounds=Bounds.of(spec.network.bounds),
+        bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
     )
     memory_bytes = spec.network.bounds.gateway_memory_bytes
     return {"config": config.to_json(), "uid": uid, "directories": directories, "memory_bytes": memory_bytes}

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Network
 from typing import Final
 
 _HEADER: Final = struct.Struct("=IHHII")
@@ -21,14 +22,15 @@ _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 _NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")
 _NEW_LINK, _DELETE_LINK, _GET_LINK = 16, 17, 18
 _NEW_ADDRESS, _NEW_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 24, 28, 32
+_GET_ROUTE, _GET_RULE = 26, 34
 _REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _NEW: Final = 0x200 | 0x400  # what is there already is not touched (NLM_F_EXCL, NLM_F_CREATE)
 _ERROR, _DONE = 2, 3
-_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_NET_NS_FD = 1, 3, 18, 28
+_IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 1, 3, 5, 18, 28, 37
 _IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY = 1, 4, 5
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE = 1, 4, 5, 12, 15
 _NDA_DST, _NDA_LLADDR = 1, 2
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE = 3, 6, 10, 15
 _NUD_PERMANENT: Final = 0x80
@@ -45,11 +47,33 @@ _PATIENCE_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A network device as the kernel lists it."""
+    """A network device as the kernel lists it. `peer`: of one that has another end, that one's number and its namespace's, by this namespace's count (None: here)."""
 
     index: int
     name: str
     is_up: bool
+    peer: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A route as the kernel lists it. `kind`: unicast, local …; `rest` is all else that it says, but for what only counts its use."""
+
+    to: IPv4Network | IPv6Network
+    device: int | None
+    table: int
+    kind: int
+    rest: frozenset[tuple[int, bytes]]
+
+    @classmethod
+    def on_link(cls, device: int, ip: str) -> Route:
+        """As the kernel lists what `route_on_link` makes."""
+        rest = frozenset({(0, bytes((0, 0, _PROTO_STATIC, _SCOPE_LINK)))})
+        return cls(to=IPv4Network(f"{ip}/32"), device=device, table=_TABLE_MAIN, kind=_TYPE_UNICAST, rest=rest)
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.to} by device {self.device} in table {self.table}, kind {self.kind}"
 
 
 def open_socket() -> socket.socket:
@@ -159,20 +183,52 @@ def exchange(kernel: socket.socket, *requests: bytes) -> None:
 
 def list_links(kernel: socket.socket) -> list[Link]:
     """Every device of the namespace. Raises `OSError`."""
-    kernel.send(message(_GET_LINK, _LINK.pack(0, 0, 0, 0, 0), flags=_DUMP, ack=False))
-    found: list[Link] = []
+    listed = _dump(kernel, _GET_LINK, _LINK.pack(0, 0, 0, 0, 0), _NEW_LINK)
+    return [_link(payload) for payload in listed if len(payload) >= _LINK.size]
+
+
+def list_routes(kernel: socket.socket, family: int) -> list[Route]:
+    """Every route of the namespace, in whatever table. Raises `OSError`."""
+    listed = _dump(kernel, _GET_ROUTE, _ROUTE.pack(family, *[0] * 8), _NEW_ROUTE)
+    return [parse_route(payload) for payload in listed if len(payload) >= _ROUTE.size]
+
+
+def list_rules(kernel: socket.socket, family: int) -> list[bytes]:
+    """Every rule that chooses a routing table, as the kernel has it. Raises `OSError`."""
+    return list(_dump(kernel, _GET_RULE, _ROUTE.pack(family, *[0] * 8), _NEW_RULE))
+
+
+def parse_route(payload: bytes) -> Route:
+    """What the kernel says of a route. Raises `ValueError` for what it does not say."""
+    family, bits, source_bits, service, table, protocol, scope, kind, _flags = _ROUTE.unpack_from(payload)
+    found = dict(attributes(payload[_ROUTE.size :]))
+    found.pop(_RTA_CACHEINFO, None)
+    to = found.pop(_RTA_DST, b"")
+    device, listed = found.pop(_RTA_OIF, None), found.pop(_RTA_TABLE, None)
+    return Route(
+        to=IPv4Network((to or bytes(4), bits)) if family == socket.AF_INET else IPv6Network((to or bytes(16), bits)),
+        device=None if device is None else int.from_bytes(device, sys.byteorder),
+        table=table if listed is None else int.from_bytes(listed, sys.byteorder),
+        kind=kind,
+        rest=frozenset({(0, bytes((source_bits, service, protocol, scope))), *found.items()}),
+    )
+
+
+def _dump(kernel: socket.socket, request: int, body: bytes, wanted: int) -> Iterator[bytes]:
+    """The payloads of a listing. Raises `OSError`."""
+    kernel.send(message(request, body, flags=_DUMP, ack=False))
     taken = 0
     while taken < _MAX_DUMP_BYTES:
         reply = kernel.recv(_MAX_REPLY_BYTES)
         taken += len(reply)
         for kind, payload in messages(reply):
             if kind == _DONE:
-                return found
+                return
             if kind == _ERROR:
                 raise_error(payload)
-            if kind == _NEW_LINK and len(payload) >= _LINK.size:
-                found.append(_link(payload))
-    raise OSError("the kernel's list of links is too long")
+            if kind == wanted:
+                yield payload
+    raise OSError("the kernel's list is too long")
 
 
 def messages(reply: bytes) -> Iterator[tuple[int, bytes]]:
@@ -206,8 +262,14 @@ def raise_error(payload: bytes) -> None:
 
 def _link(payload: bytes) -> Link:
     _, _, index, flags, _ = _LINK.unpack_from(payload)
-    name = next((value for kind, value in attributes(payload[_LINK.size :]) if kind == _IFLA_IFNAME), b"")
-    return Link(index=index, name=name.rstrip(b"\0").decode("ascii", "replace"), is_up=bool(flags & _IFF_UP))
+    found = dict(attributes(payload[_LINK.size :]))
+    name = found.get(_IFLA_IFNAME, b"").rstrip(b"\0").decode("ascii", "replace")
+    peer, namespace = (_signed(found.get(kind)) for kind in (_IFLA_LINK, _IFLA_LINK_NETNSID))
+    return Link(index=index, name=name, is_up=bool(flags & _IFF_UP), peer=None if peer is None else (peer, namespace))
+
+
+def _signed(value: bytes | None) -> int | None:
+    return None if value is None else int.from_bytes(value, sys.byteorder, signed=True)
 
 
 def _route(to: IPv4Network, index: int, table: int, scope: int, kind: int, rest: bytes = b"") -> bytes:

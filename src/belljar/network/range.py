@@ -29,6 +29,7 @@ from belljar.network.making import (
     CHECK_EVERY_S,
     PACKETS,
     PACKETS_BESIDE,
+    PATIENCE_S,
     RangeSpec,
     Uids,
     close_lines,
@@ -63,17 +64,18 @@ async def open_range(
     on_death: Callable[[BelljarError], None] = _ignore,
     answer: Answer | None = None,
     check_every_s: float = CHECK_EVERY_S,
+    patience_s: float = PATIENCE_S,
     serve: str = SERVE,
     reach: Reach = HOSTS_REACH,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, serve: see `making.RangeSpec`.
+        network, layout, directory, check_every_s, patience_s, serve: see `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
         on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
-            ended, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
+            ended or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
         reach: how the plan's upstreams are reached: by this host's own resolver and routes.
 
@@ -83,7 +85,13 @@ async def open_range(
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
     spec = RangeSpec(
-        network=network, layout=layout, directory=directory, check_every_s=check_every_s, serve=serve, reach=reach
+        network=network,
+        layout=layout,
+        directory=directory,
+        check_every_s=check_every_s,
+        patience_s=patience_s,
+        serve=serve,
+        reach=reach,
     )
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
     try:
@@ -117,6 +125,7 @@ class Range:
         self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._pins: dict[str, int] = {}
+        self._attached: dict[str, int] = {}
         self._requests = threading.Lock()
         self._next_request = 0
         self._ending, self._pinning = threading.Lock(), threading.Lock()
@@ -177,6 +186,10 @@ class Range:
         """
         self.layout.cell(cell)
         await anyio.to_thread.run_sync(self._attach, cell, where, is_fd, offloads)
+
+    def namespace_of(self, cell: str) -> int | None:
+        """The number of the network namespace in which the cell's port was put; None before `attach`."""
+        return self._attached.get(cell)
 
     async def check(self) -> None:
         """Read the rules back now. Raises what the range died of, when they are not as rendered."""
@@ -240,15 +253,15 @@ class Range:
             self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
         )
         self._mark("forks")
-        network = self._spec.network
         self._watch = Watch(
             self.id,
             lines,
             self._recorder,
             on_death=self._died,
             answer=self._answer,
-            dialler=Dialler(network, self._spec.reach),
-            budget=Budget.of(network.bounds.recorded_bytes),
+            dialler=Dialler(self._spec.network, self._spec.reach),
+            budget=Budget.of(self._spec.network.bounds.recorded_bytes),
+            patience_s=self._spec.check_every_s + self._spec.patience_s,
         )
         self._watch.start()
         for end in (lines.control, lines.events):
@@ -330,6 +343,7 @@ class Range:
                     self._request({"do": "attach", "cell": cell, "offloads": offloads}, [*fds, tables.fileno()])
             else:
                 self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
+            self._attached[cell] = os.fstat(namespace).st_ino
         finally:
             os.close(namespace)
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import platform
+import socket
 import struct
 from collections.abc import Iterator
 from typing import Final
@@ -73,7 +74,6 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "getsockname": (51, 204),
     "getpeername": (52, 205),
     "getsockopt": (55, 209),
-    "setsockopt": (54, 208),
     "shutdown": (48, 210),
     "listen": (50, 201),
     "epoll_create1": (291, 20),
@@ -116,6 +116,15 @@ _MPROTECT: Final = (10, 226)
 _SENDTO: Final = (44, 206)
 _SENDMSG: Final = (46, 211)
 _MSG_FASTOPEN: Final = 0x2000_0000  # connects what is not connected: `connect` by another name
+_SETSOCKOPT: Final = (54, 208)
+_IP_PKTINFO: Final = 8  # linux/in.h; not in Python's socket
+OPTIONS: Final = (
+    (socket.SOL_SOCKET, socket.SO_LINGER),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY),
+    (socket.IPPROTO_IP, _IP_PKTINFO),
+)
+"""What the gateway sets on its sockets: a reset instead of an end, no waiting for more, and the address that a datagram was sent to. Nothing that attaches a program,
+sets a mark, joins a group or names a device."""
 _SOCKETPAIR: Final = (53, 199)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)
@@ -157,6 +166,8 @@ def _program(machine: str) -> Iterator[_Instruction]:
     for command in _FCNTLS:
         yield from _when(_FCNTL[column], _argument(1), (_EQUAL, 0, 1, command))
     yield from _set_flags(_FCNTL[column])
+    for level, name in OPTIONS:
+        yield from _set_option(_SETSOCKOPT[column], level, name)
     yield from _when(_SOCKETPAIR[column], _argument(0), (_EQUAL, 0, 1, _AF_UNIX))
     for request in _IOCTLS:
         yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))
@@ -172,6 +183,17 @@ def _set_flags(number: int) -> Iterator[_Instruction]:
     yield (_EQUAL, 0, 3, fcntl.F_SETFL)
     yield (_LOAD, 0, 0, _argument(2))
     yield (_ANY_BIT, 1, 0, os.O_ASYNC)
+    yield (_RETURN, 0, 0, _ALLOW)
+    yield (_LOAD, 0, 0, _NUMBER_AT)
+
+
+def _set_option(number: int, level: int, name: int) -> Iterator[_Instruction]:
+    """setsockopt, of this level and name."""
+    yield (_EQUAL, 0, 6, number)
+    yield (_LOAD, 0, 0, _argument(1))
+    yield (_EQUAL, 0, 3, level)
+    yield (_LOAD, 0, 0, _argument(2))
+    yield (_EQUAL, 0, 1, name)
     yield (_RETURN, 0, 0, _ALLOW)
     yield (_LOAD, 0, 0, _NUMBER_AT)
 

@@ -11,20 +11,23 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.network import datagrams
 from belljar.network.budget import Budget
+from belljar.network.desk import Desk
 from belljar.network.dial import Dialler, NotAnUpstream
 from belljar.network.events_wire import (
     DIAL,
     MAX_DATAGRAM_BYTES,
+    Alive,
     Asked,
     Ready,
     Said,
@@ -34,11 +37,14 @@ from belljar.network.events_wire import (
     encode_answer,
 )
 from belljar.network.processes import Child, Zygote, wait_readable
+from belljar.network.silence import Silence
 from belljar.units import format_size, printable
 
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _SEND_PATIENCE_S: Final = 10
+_LISTEN_S: Final = 1.0
 _MAX_QUESTIONS: Final = 64
+"""Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.bounds`)."""
 _QUESTIONS_AT_ONCE: Final = 8
 _FLOW_FIELDS: Final = frozenset(
     {
@@ -101,6 +107,7 @@ class Watch:
         answer: Answer | None,
         dialler: Dialler,
         budget: Budget,
+        patience_s: float,
     ) -> None:
         self.heard = Heard()
         self.error: BelljarError | None = None
@@ -112,8 +119,11 @@ class Watch:
         self._said = b""
         self._budget = budget
         self._send_lock, self._dying, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
-        self._questions: ThreadPoolExecutor | None = None
-        self._asked = threading.Semaphore(_MAX_QUESTIONS)
+        self._silences = {who: Silence(patience_s) for who in ("keeper", "gateway")}
+        self._questions, self._dials = (
+            Desk(f"range-{range_id}-{name}", at_once=_QUESTIONS_AT_ONCE, most=_MAX_QUESTIONS)
+            for name in ("answers", "dials")
+        )
         self._thread = threading.Thread(target=self._run, name=f"range-{range_id}", daemon=True)
         os.set_blocking(lines.words, False)
 
@@ -126,8 +136,8 @@ class Watch:
     def join(self) -> None:
         """Until all that was said is taken in and both processes have ended: kill them first."""
         self._thread.join()
-        if self._questions is not None:
-            self._questions.shutdown(wait=False, cancel_futures=True)
+        for desk in (self._questions, self._dials):
+            desk.close()
 
     def counters(self) -> Mapping[str, int]:
         """The keeper's, as of its last word, and what was put on record until now."""
@@ -164,14 +174,31 @@ class Watch:
         while ends or self._open:
             # Its end is looked at when everything that it has said is taken in.
             silent = [fd for fd, who in ends.items() if not self._still_speaks(who)]
-            ready = wait_readable([*(end.fileno() for end in self._open), *silent])
+            ready = self._listen([*(end.fileno() for end in self._open), *silent])
             for end in [end for end in self._open if end.fileno() in ready]:
                 self._hear(end)
             for fd in [fd for fd in silent if fd in ready]:
                 self._ended(ends.pop(fd))
             self._drain_words()
+            self._end_if_hung()
         self.heard.answers.put(None)
         self.heard.milestones.put(None)
+
+    def _listen(self, fds: Sequence[int]) -> set[int]:
+        began = time.monotonic()
+        ready = wait_readable(fds, _LISTEN_S)
+        for silence in self._silences.values():
+            silence.listened(min(time.monotonic() - began, _LISTEN_S))
+        return ready
+
+    def _end_if_hung(self) -> None:
+        """One that is stopped, or runs in circles, watches nothing and answers nobody."""
+        if self.closing or self.error is not None:
+            return
+        for who, silence in self._silences.items():
+            if silence.is_over:
+                what = f"the range's {who} hangs: it has said nothing for {silence.patience_s:.0f} s"
+                self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
 
     def _still_speaks(self, who: str) -> bool:
         return (self._lines.control if who == "keeper" else self._lines.events) in self._open
@@ -198,7 +225,8 @@ class Watch:
         match message:
             case {"flow": flow}:
                 self._record(Kind.NETWORK_FLOW, _checked_flow(flow))
-            case {"counters": counters}:
+            case {"counters": counters}:  # it has looked at the rules
+                self._silences["keeper"].heard()
                 self.heard.counters = {str(name): int(count) for name, count in counters.items()}
             case {"done": _} | {"refused": _}:
                 self.heard.answers.put(message)
@@ -222,6 +250,7 @@ class Watch:
         datagram = self._lines.events.recv(MAX_DATAGRAM_BYTES + 1)
         if not datagram:
             raise datagrams.Closed
+        self._silences["gateway"].heard()
         if self.error is not None:
             return
         try:
@@ -236,6 +265,8 @@ class Watch:
                 self.heard.certificate = str(said.data.get("certificate", "")).encode()
                 self._send(encode_ack(said.id))
                 self.heard.milestones.put("ready")
+            case Alive():
+                self._send(encode_ack(said.id))
             case Asked():
                 self._ask(said)
 
@@ -266,11 +297,10 @@ class Watch:
 
     def _ask(self, asked: Asked) -> None:
         """Whoever answers may take long: nobody waits for it here."""
-        if not self._asked.acquire(blocking=False):
+        is_dial = asked.what == DIAL
+        desk, answer = (self._dials, self._dial) if is_dial else (self._questions, self._reply)
+        if not desk.take(partial(answer, asked)):
             raise ProtocolViolation(f"more than {_MAX_QUESTIONS} questions at once", where=self._where())
-        if self._questions is None:
-            self._questions = ThreadPoolExecutor(_QUESTIONS_AT_ONCE, thread_name_prefix=f"range-{self._range}-answers")
-        self._questions.submit(self._dial if asked.what == DIAL else self._reply, asked)
 
     def _reply(self, asked: Asked) -> None:
         try:
@@ -279,8 +309,6 @@ class Watch:
             words = encode_answer(asked.id, self._answer(asked.what, asked.body))
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             words = encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False)
-        finally:
-            self._asked.release()
         self._send(*words)
 
     def _dial(self, asked: Asked) -> None:
@@ -295,8 +323,6 @@ class Watch:
             self.die(exc)
         except Exception as exc:  # noqa: BLE001 - the gateway is told; the range goes on
             self._send(*encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False))
-        finally:
-            self._asked.release()
 
     def _say_dialled(self, data: Mapping[str, Any]) -> None:
         """Raises `LedgerError`; and `ValueError` when the range is over: what is not on record is not dialled."""

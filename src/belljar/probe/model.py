@@ -25,6 +25,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "udp": "a port of the host's 127.0.0.1 that takes datagrams",
     "pid": "a process of the host, with SIGUSR1 blocked; that is the only signal it may be sent",
     "interface": "the cell's one port to its range's router; not given when it has no network device",
+    "interface_mac": "that port's hardware address: a device of its name that has another is not it",
 }
 
 

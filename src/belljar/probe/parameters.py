@@ -16,7 +16,7 @@ from belljar.probe.routed import Router
 def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) -> Mapping[str, str]:
     """The bounds that are tried, as the plan has them. `fresh`: nothing of a sample has run in the cell yet. `router`: what its port leads to."""
     limits = plan.limits
-    port = {"interface": router.interface} if router is not None else {}
+    port = {"interface": router.interface, "interface_mac": router.mac} if router is not None else {}
     return {
         **port,
         "processes": str(limits.processes),

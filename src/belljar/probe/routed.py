@@ -45,6 +45,16 @@ class Router(Protocol):
         ...
 
     @property
+    def mac(self) -> str:
+        """The port's hardware address in the cell."""
+        ...
+
+    @property
+    def namespace(self) -> int | None:
+        """The number of the network namespace that holds the port's inner end; None before it is attached."""
+        ...
+
+    @property
     def known(self) -> Mapping[str, str]:
         """Probe → why something answers it, by the policy's own will."""
         ...
@@ -59,6 +69,8 @@ class NoRouter:
     """A cell without a network device."""
 
     interface: str = ""
+    mac: str = ""
+    namespace: int | None = None
     known: Mapping[str, str] = field(default_factory=dict)
 
     def look(self) -> Sight:

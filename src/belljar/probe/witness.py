@@ -83,7 +83,7 @@ class _Layout:
             case Witness.PID:
                 return self._sentinel()
             case Witness.NAMESPACES:
-                return "", lambda: _namespaces(host_pid, self._router.interface)
+                return "", lambda: _namespaces(host_pid, self._router)
             case Witness.ROUTER:
                 return "", self._router.look
             case _:
@@ -195,8 +195,11 @@ def _datagrams(listener: socket.socket) -> list[bytes]:
     return said
 
 
-def _namespaces(host_pid: int | None, port: str) -> Sight:
-    """What the host's kernel says of the cell's processes: their namespaces, by number, whether they may be the host's root, and where their network leads."""
+def _namespaces(host_pid: int | None, router: Router) -> Sight:
+    """What the host's kernel says of the cell's processes: their namespaces, by number, whether they may be the host's root, and where their network leads.
+
+    A device that is called as the cell's port counts as it only where the port was attached: elsewhere it is another.
+    """
     if host_pid is None:
         return Sight(touched=None, what="the host knows no process of this cell")
     own, looked = namespaces_of(os.getpid()), 0
@@ -205,14 +208,14 @@ def _namespaces(host_pid: int | None, port: str) -> Sight:
         shared = sorted(name for name, number in theirs.items() if own.get(name) == number)
         if shared:
             return Sight(touched=True, what=f"a process of the cell is in the host's {', '.join(shared)} namespace")
-        if open_wall := _open_wall(pid, port):
+        if open_wall := _open_wall(pid, router.interface if theirs.get("net") == router.namespace else ""):
             return Sight(touched=True, what=f"a process of the cell {open_wall}")
         looked += len(theirs) == len(own)
     if not looked:
         return Sight(touched=None, what="the host could not read the namespaces of the cell's processes")
     return Sight(
         touched=False,
-        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route{' but to its router' if port else ''}",
+        what=f"none of the cell's processes ({looked}) shares a namespace with the host, maps its root, or has a route{' but to its router' if router.interface else ''}",
     )
 
 

@@ -46,6 +46,10 @@ class ANetwork:
         if self._error is not None:
             raise self._error
 
+    def namespace_of(self, name: str) -> int:
+        """Of the only cell."""
+        return {OWN_CELL: 17}[name]
+
     async def attach(self, name: str, pid: int, *, offloads: bool) -> None:
         """Remembers."""
         self.attached.append((name, pid, offloads))
@@ -95,12 +99,13 @@ def test_what_a_look_at_the_router_means(
     error: BelljarError | None, touched: bool | None, word: str, layout: RangeLayout, tmp_path: Path
 ) -> None:
     """Changed rules are a breach; rules that can't be read prove nothing, so are no good sign either."""
-    router = RangeRouter(cast("Network", ANetwork(layout, error)), network_of(tmp_path))
+    router = RangeRouter(cast("Network", ANetwork(layout, error)), network_of(tmp_path), OWN_CELL)
     sight = router.look()
     assert sight.touched is touched
     assert word in sight.what
     assert "network.tcp4" in router.known
     assert "network.metadata" not in router.known
+    assert (router.mac, router.namespace) == (layout.cell(OWN_CELL).mac, 17)
 
 
 def test_the_policys_own_variables_win(tmp_path: Path) -> None:

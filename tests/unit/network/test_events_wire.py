@@ -106,6 +106,8 @@ BAD = {
     "no digest": head(bodies=[{**REF, "sha256": "0" * 63}]),
     "a question without a body": head(kind="ask", data={"what": "chat"}),
     "a question that is cut": head(kind="ask", data={"what": "chat"}, bodies=[{**REF, "total_bytes": 2}]),
+    "a sign of life with data": head(kind="alive", data={"x": 1}),
+    "a sign of life with a body": head(kind="alive", bodies=[REF]),
     "a question of no name": head(kind="ask", data={"what": "../x"}, bodies=[REF]),
 }
 
@@ -115,6 +117,11 @@ def test_each_violation_is_seen(name: str) -> None:
     """One case for each rule of the protocol."""
     with pytest.raises(wire.WireViolation):
         wire.UpDecoder().feed(BAD[name])
+
+
+def test_a_sign_of_life() -> None:
+    """Has nothing but its number."""
+    assert wire.UpDecoder().feed(head(kind="alive")) == wire.Alive(id=1)
 
 
 def test_ids_must_grow_and_bodies_may_not_overflow() -> None:

@@ -35,9 +35,10 @@ def verdict(machine: str, number: int, *arguments: int, arch: int | None = None)
 def test_the_list_is_allowed_and_all_else_is_not(machine: str) -> None:
     """Each number up to the newest call: allowed when it is on the list, else refused."""
     allowed = {numbers[COLUMN[machine]] for numbers in ALLOWED.values()}
-    by_argument = {"x86_64": {9, 10, 53, 44, 46, 72}, "aarch64": {222, 226, 199, 206, 211, 25}}[machine]
+    by_argument = {"x86_64": {9, 10, 53, 54, 44, 46, 72}, "aarch64": {222, 226, 199, 208, 206, 211, 25}}[machine]
+    setsockopt = {"x86_64": 54, "aarch64": 208}[machine]
     for number in range(600):
-        seen = verdict(machine, number, 1, 1, 0)
+        seen = verdict(machine, number, 1, 1, 13 if number == setsockopt else 0)
         if number in allowed or number in by_argument:
             assert seen == ALLOW, number
         else:
@@ -80,6 +81,19 @@ def test_no_signal_is_sent_by_a_descriptor(machine: str, fcntl: int) -> None:
         assert verdict(machine, fcntl, 3, command, 1) == EPERM
     assert verdict(machine, fcntl, 3, f_setfl, 0o4000) == ALLOW
     assert verdict(machine, fcntl, 3, f_setfl, 0o20000 | 0o4000) == EPERM
+
+
+@pytest.mark.parametrize(("machine", "setsockopt"), [("x86_64", 54), ("aarch64", 208)])
+def test_a_socket_is_set_in_three_ways(machine: str, setsockopt: int) -> None:
+    """Of every level and name: SO_LINGER, TCP_NODELAY and IP_PKTINFO, and nothing else (SO_ATTACH_BPF, SO_MARK, IP_TRANSPARENT, TCP_REPAIR, TCP_ULP, nftables' own)."""
+    allowed = {(1, 13), (6, 1), (0, 8)}
+    seen = {
+        (level, name)
+        for level in (0, 1, 6, 17, 41, 255, 263, 270, 0x1_0001)
+        for name in range(130)
+        if verdict(machine, setsockopt, 3, level, name) == ALLOW
+    }
+    assert seen == allowed
 
 
 def test_other_ways_in_kill() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.fakes.probing import kill_sentinel, read_canary, signal_sentinel, visit, write_canary
 
 from belljar.probe.model import PARAMETERS, Witness
+from belljar.probe.routed import NoRouter
 from belljar.probe.witness import _PREFIX, maps_root, sweep_watches, watch, way_out
 
 LAID_OUT = [each for each in Witness if each is not Witness.NAMESPACES]
@@ -34,7 +35,7 @@ def test_silence() -> None:
     """With nothing touched every witness says so; each has its parameter; afterwards file, socket and process are gone."""
     with watch(LAID_OUT) as watched:
         given = dict(watched.parameters)
-        assert set(given) == set(PARAMETERS) - {"interface"}
+        assert set(given) == set(PARAMETERS) - {"interface", "interface_mac"}
         assert {witness: sight.touched for witness, sight in watched.look().items()} == dict.fromkeys(LAID_OUT, False)
     assert not Path(given["canary"]).parent.exists()
     assert not Path("/proc", given["pid"]).exists()
@@ -113,6 +114,27 @@ def test_a_process_that_may_be_the_hosts_root() -> None:
         process.communicate(b"\n")
     assert sight.touched
     assert "user 0" in sight.what
+
+
+@pytest.mark.root
+def test_a_device_of_the_ports_name_counts_as_it_only_where_the_port_was_put() -> None:
+    """A route by `eth0` leads to the range's router in the namespace of the port, and in any other it is a way out."""
+    make = "ip link add eth0 type veth peer name up0 && ip link set up0 up && ip link set eth0 up && ip route add default dev eth0"
+    shut_in = "exec unshare --user --mount --pid --ipc --uts --cgroup --fork sh -c 'echo up; read go'"
+    argv = ["unshare", "--net", "sh", "-c", f"{make} && {shut_in}"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as made:
+        assert made.stdout is not None
+        assert made.stdout.readline() == b"up\n"
+        child = int(Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()[0])
+        number = Path(f"/proc/{child}/ns/net").stat().st_ino
+        seen = {}
+        for namespace in (number, number + 1, None):
+            router = NoRouter(interface="eth0", namespace=namespace)
+            with watch([Witness.NAMESPACES], host_pid=child, router=router) as watched:
+                seen[namespace] = watched.look()[Witness.NAMESPACES].what
+        made.communicate(b"\n")
+    assert "a route by eth0" not in seen.pop(number)
+    assert all("a route by eth0" in what for what in seen.values())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 from collections import Counter
@@ -55,20 +56,23 @@ class Front:
         self._group.create_task(self._accept(tcp, "connections", self._serve_sink))
 
     async def _accept(self, listener: socket.socket, kind: str, handler: Handler) -> None:
-        """For ever. A listener that can't accept any more raises `OSError`, which ends the gateway."""
+        """For ever. A listener that can't accept any more raises `OSError`, which ends the gateway. A connection for which there is no memory is cut."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         while True:
             try:
                 sock, (address, _) = await loop.sock_accept(listener)
+                self._take(sock, address, kind, handler)
+            except MemoryError:
+                self._site.starve()
+                with contextlib.suppress(MemoryError):
+                    await asyncio.sleep(_PAUSE_S)
             except OSError as error:
                 if error.errno in _DEAD_LISTENER:
                     raise
                 if error.errno in _TRANSIENT:
                     self._site.hit("connections")
                     await asyncio.sleep(_PAUSE_S)
-                continue
-            self._take(sock, address, kind, handler)
 
     def _take(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
         bounds = self._site.bounds
@@ -81,7 +85,13 @@ class Front:
         else:
             self._open[kind] += 1
             self._of_cell[address] += 1
-            self._group.create_task(self._one(sock, address, kind, handler))
+            connection = self._one(sock, address, kind, handler)
+            try:
+                self._group.create_task(connection)
+            except MemoryError:
+                connection.close()
+                self._release(sock, address, kind)
+                raise
 
     async def _one(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
         peer = Peer(cell=self._site.cell(address), address="", port=0)
@@ -93,15 +103,27 @@ class Front:
             await handler(sock, peer)
         except OSError:
             pass
+        except MemoryError:
+            self._site.starve()
+            reset(sock)
         except Exception as error:  # noqa: BLE001 - a fault that one connection can cause ends that connection, on record
+            await self._tell_failed(peer, error)
+        finally:
+            self._release(sock, address, kind)
+
+    async def _tell_failed(self, peer: Peer, error: Exception) -> None:
+        try:
             data = stream_data(peer, "", "refused", f"the gateway failed: {type(error).__name__}")
             await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
-        finally:
-            sock.close()
-            self._open[kind] -= 1
-            self._of_cell[address] -= 1
-            if not self._of_cell[address]:
-                del self._of_cell[address]
+        except MemoryError:
+            self._site.starve()
+
+    def _release(self, sock: socket.socket, address: str, kind: str) -> None:
+        sock.close()
+        self._open[kind] -= 1
+        self._of_cell[address] -= 1
+        if not self._of_cell[address]:
+            del self._of_cell[address]
 
     async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
         if peer.address == self._site.layout.resolver:

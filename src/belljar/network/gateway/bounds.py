@@ -63,6 +63,12 @@ class Bounds:
     """Between two pieces of what a real upstream says, TLS included: 504, or the answer is cut off."""
     upstream_exchanges: int = 8
     """Connections to one real upstream at one time: further requests wait."""
+    dials: int = 32
+    """Questions for a connection to an upstream that the owner has not answered, whether or not somebody still waits for it: 503."""
+    questions: int = 32
+    """All other questions to the owner, likewise: as the stand-in says that it has failed."""
+    memory_bytes: int = 256 << 20
+    """What the process may use beside what it was started with, which its confinement sees to: a connection or datagram that finds none left is cut, and counted."""
     kept_body_bytes: int = 64 << 10
     """Kept of each body in a record: the rest is counted, and in the digest."""
     kept_stream_bytes: int = 4 << 10
@@ -83,6 +89,8 @@ class Bounds:
     """RFC 7766 section 6.2.3: closed."""
     dns_tcp_queries: int = 100
     """On one connection: closed."""
+    alive_every_s: float = 5.0
+    """How often the owner hears that the loop turns."""
     leaf_certificates: int = 128
     """Kept made: the one longest unused is forgotten."""
 
@@ -100,6 +108,7 @@ class Bounds:
                 "head_bytes": plan.header_bytes,
                 "body_bytes": plan.body_bytes,
                 "recorded_bytes": plan.recorded_bytes,
+                "memory_bytes": plan.gateway_memory_bytes,
                 "kept_body_bytes": min(plan.recorded_body_bytes, 64 << 10),
                 "kept_stream_bytes": min(plan.recorded_stream_bytes, 4 << 10),
                 **changes,

@@ -123,8 +123,17 @@ class DnsServer:
             if self._pending >= self._site.bounds.dns_pending:
                 self._site.hit("dns_pending")
             elif dialled == self._site.layout.resolver:
-                self._pending += 1
-                self._group.create_task(self._reply(sock, query, dialled, peer))
+                self._begin(sock, query, dialled, peer)
+
+    def _begin(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
+        reply = self._reply(sock, query, dialled, peer)
+        try:
+            self._group.create_task(reply)
+        except MemoryError:
+            reply.close()
+            self._site.starve()
+        else:
+            self._pending += 1
 
     async def _reply(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
         try:
@@ -136,6 +145,8 @@ class DnsServer:
         except OSError:
             # A datagram may be lost at any time: the client asks again.
             pass
+        except MemoryError:
+            self._site.starve()
         finally:
             self._pending -= 1
 

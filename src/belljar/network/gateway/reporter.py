@@ -30,9 +30,14 @@ MAX_QUESTION_BYTES: Final = 4 << 20
 OWNER_GONE: Final = 70
 """The gateway's exit status when nobody records any more."""
 READY: Final = "ready"
+ALIVE: Final = "alive"
 ASK: Final = "ask"
 DIAL: Final = "dial"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
+
+
+class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on who asks
+    """The owner has not answered so many that no further one is asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +84,33 @@ class Reporter:
         self._next = 1
         self._queue: deque[bytes] = deque()
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
+        self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
         self._recorded = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
+        self._next_sign: asyncio.TimerHandle | None = None
+        self._sign: asyncio.Future[Any] | None = None
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
-        """Begins to listen for the owner's words. Call it in the loop."""
-        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
+        """Begins to listen for the owner's words, and to say now and then that this loop turns. Call it in the loop."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._sock.fileno(), self._readable)
+        self._next_sign = loop.call_later(self._bounds.alive_every_s, self._say_alive)
+
+    def _say_alive(self) -> None:
+        self._next_sign = asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._say_alive)
+        if self._sign is None or self._sign.done():
+            self._sign = self.post(Item(ALIVE, {}))
 
     def stop(self) -> None:
         """Listens no longer (for tests: a gateway never stops)."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._sock.fileno())
         loop.remove_writer(self._sock.fileno())
+        if self._next_sign is not None:
+            self._next_sign.cancel()
 
     async def record(self, *items: Item) -> None:
         """Returns when all of `items` are on record. Raises `ValueError` for one that is over the wire's bounds, before anything was sent."""
@@ -117,10 +134,15 @@ class Reporter:
         return future
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
-        """Asks the owner. Raises `ValueError` with its reason when it refuses."""
+        """Asks the owner. Raises `ValueError` with its reason when it refuses, `TooManyQuestions` when it has not answered too many."""
         if len(body) > MAX_QUESTION_BYTES:
             raise ValueError(f"a question has at most {MAX_QUESTION_BYTES} bytes")
         await self._has_room()
+        most = self._bounds.dials if kind == DIAL else self._bounds.questions
+        # One that nobody waits for any more is the owner's work all the same.
+        if sum((each == DIAL) == (kind == DIAL) for each in self._unanswered.values()) >= most:
+            raise TooManyQuestions(f"{most} questions are unanswered")
+        self._unanswered[self._next] = kind
         return await self.post(Item(ASK, {"what": kind}, (kept_body("question", body, MAX_QUESTION_BYTES),)))
 
     async def dial(self, host: str, port: int, stand_in: str) -> socket.socket:
@@ -224,6 +246,7 @@ class Reporter:
 
     def _done(self, number: int, answer: bytes | socket.socket, *, is_ok: bool = True) -> None:
         future, size = self._waiting.pop(number)
+        self._unanswered.pop(number, None)
         self._unrecorded -= size
         if future.done():
             return

@@ -21,7 +21,7 @@ from belljar.network.gateway.accept import Front
 from belljar.network.gateway.ca import Authority
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
-from belljar.network.gateway.reporter import READY, Item, Reporter
+from belljar.network.gateway.reporter import READY, Item, Reporter, TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Terminator
 from belljar.plan.network import StandInPlan
@@ -80,6 +80,13 @@ def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInC
     async def record(kind: str, data: Mapping[str, JsonValue], bodies: Sequence[Body] = ()) -> None:
         await site.reporter.record(Item(Kind(kind), {"stand_in": plan.id, **data}, tuple(bodies)))
 
+    async def ask(kind: str, body: bytes) -> bytes:
+        try:
+            return bytes(await site.reporter.ask(kind, body))
+        except TooManyQuestions:
+            site.hit("questions")
+            raise
+
     return StandInContext(
         id=plan.id,
         names=plan.names,
@@ -88,7 +95,7 @@ def context_of(plan: StandInPlan, config: GatewayConfig, site: Site) -> StandInC
         clock=time.time,
         random=seeded(f"{config.range_seed}/{plan.id}"),
         record=record,
-        ask=site.reporter.ask,
+        ask=ask,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import Counter
@@ -18,6 +19,7 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 
 LIMIT_EVENTS_EVERY_S = 1.0
+_RESERVE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class Site:
     _cells: dict[str, str] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False
+    _reserve: bytes = bytes(_RESERVE_BYTES)
 
     def __post_init__(self) -> None:
         self._cells = {port.address: port.name for port in self.layout.cells}
@@ -68,8 +71,16 @@ class Site:
             self._limits_due = True
             asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self._post_limits)
 
+    def starve(self) -> None:
+        """Counts that there was no memory for something. What is held back for that is given up until the count is on record."""
+        self._reserve = b""
+        with contextlib.suppress(MemoryError):
+            self.hit("memory_bytes")
+
     def _post_limits(self) -> None:
         self._limits_due = False
+        with contextlib.suppress(MemoryError):
+            self._reserve = self._reserve or bytes(_RESERVE_BYTES)
         for limit, count in self._limits.items():
             self.reporter.post(Item(Kind.LIMIT_HIT, {"limit": limit, "value": self._most(limit), "count": count}))
         self._limits.clear()

@@ -21,7 +21,7 @@ from belljar.network.decide import split_target
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.gateway.middleware import Refused, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe
-from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tally import shown
 from belljar.plan.network import StandInPlan
@@ -183,6 +183,9 @@ class Upstream:
         self._budget.check()
         try:
             sock = await self._site.reporter.dial(self._host, port, self._id)
+        except TooManyQuestions:
+            self._site.hit("dials")
+            raise Refused("not dialled: too many are being dialled", 503) from None
         except ValueError as error:
             raise Refused(f"not dialled: {shown(str(error), 200)}", 502) from None
         wait_s = self._site.bounds.upstream_wait_s

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.events import Body, Kind
-from belljar.network.events_wire import DIAL, Asked, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.events_wire import DIAL, Alive, Asked, Said, UpDecoder, encode_ack, encode_answer
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import kept_body
-from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, datagrams
+from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
 
 
 class LostError(Exception):
@@ -38,7 +38,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @asynccontextmanager
-async def reporting(sock: socket.socket, **bounds: int) -> AsyncIterator[Reporter]:
+async def reporting(sock: socket.socket, **bounds: float) -> AsyncIterator[Reporter]:
     """A reporter that listens."""
     reporter = Reporter(sock, Bounds(**bounds), lost)  # type: ignore[arg-type]
     reporter.start()
@@ -87,6 +87,22 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
                 assert [task.done() for task in tasks] == [False, True, False]
                 for number in (2, 0):
                     there.send(encode_ack(said[number].id))
+
+    asyncio.run(scene())
+
+
+def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
+    """As long as the loop turns; the next only when the last has been heard."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with asyncio.timeout(30), reporting(here, alive_every_s=0.001):
+                loop, decoder = asyncio.get_running_loop(), UpDecoder()
+                for number in (1, 2, 3):
+                    said = decoder.feed(await loop.sock_recv(there, 1 << 16))
+                    assert said == Alive(id=number)
+                    await asyncio.sleep(0.005)  # several more would have come
+                    there.send(encode_ack(number))
 
     asyncio.run(scene())
 
@@ -150,6 +166,35 @@ def test_a_question_has_an_answer_or_a_reason() -> None:
                 for datagram in encode_answer(number, b"not now", ok=False):
                     there.send(datagram)
                 assert await refused == "not now"
+
+    asyncio.run(scene())
+
+
+def test_a_question_counts_until_it_is_answered() -> None:
+    """Though nobody waits for it any more; dials and other questions are counted apart, and one over the bound never reaches the owner."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with reporting(here, dials=2, questions=1) as reporter, asyncio.TaskGroup() as group:
+                decoder, left = UpDecoder(), []
+                for _ in range(2):
+                    asking = group.create_task(reporter.dial("real.example", 443, "upstream:real.example"))
+                    left.append((await heard(there, decoder)).id)
+                    asking.cancel()
+                with pytest.raises(TooManyQuestions):
+                    await reporter.dial("real.example", 443, "upstream:real.example")
+                other = group.create_task(reporter.ask("chat", b"q"))
+                number = (await heard(there, decoder)).id
+                with pytest.raises(TooManyQuestions):
+                    await reporter.ask("chat", b"q")
+                for id_ in (number, left[0]):
+                    for datagram in encode_answer(id_, b"late"):
+                        there.send(datagram)
+                assert await other == b"late"
+                refused = group.create_task(no_socket(reporter))
+                for datagram in encode_answer((await heard(there, decoder)).id, b"private", ok=False):
+                    there.send(datagram)
+                assert await refused == "private"
 
     asyncio.run(scene())
 

@@ -18,7 +18,7 @@ from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import as_stand_in
 from belljar.network.gateway.middleware import Refused
-from belljar.network.gateway.reporter import Item
+from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.upstream import HOP_BY_HOP, Trust, Upstream, end_to_end, make
 from belljar.plan.network import UpstreamPlan
@@ -31,10 +31,14 @@ class Asker:
 
     def __init__(self, server: WebServer, trust: str = "", *, budget: int = 1 << 20, port: int = 80) -> None:
         self.items: list[Item] = []
+        self.hits: list[str] = []
+        self.is_busy = False
         self.dialled: list[tuple[str, int, str]] = []
         self._server, self.port = server, port
 
         async def dial(host: str, port: int, stand_in: str) -> Any:  # noqa: ANN401 - a socket
+            if self.is_busy:
+                raise TooManyQuestions
             self.dialled.append((host, port, stand_in))
             sock = server.dial()
             sock.setblocking(False)
@@ -43,7 +47,7 @@ class Asker:
         bounds = Bounds(upstream_wait_s=0.5)
         reporter = SimpleNamespace(dial=dial, post=self.items.append)
         plan = UpstreamPlan(host=HOST, ports=(port,), methods=("GET",), budget_bytes=budget, reason="for a test")
-        site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter))
+        site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
         self.app: Upstream = make(as_stand_in(plan), site, Trust(trust))
 
     async def ask(self, path: str = "/", method: str = "GET", body: bytes = b"", headers: Any = ()) -> Any:  # noqa: ANN401 - (status, headers, body)
@@ -104,6 +108,17 @@ def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
     assert b"x-own" in names
     assert not {b"alt-svc", b"connection", b"x-hop"} & set(names)
     assert asker.dialled == [(HOST, 80, "upstream:real.example")]
+
+
+def test_too_many_dials_are_refused_at_once() -> None:
+    """With a status that says so, and counted; afterwards it goes on."""
+    with web_server() as server:
+        asker = Asker(server)
+        asker.is_busy = True
+        assert refused(asker) == (503, "not dialled: too many are being dialled")
+        assert asker.hits == ["dials"]
+        asker.is_busy = False
+        assert run(asker.ask)[0] == 200
 
 
 def test_over_tls_with_a_certificate_for_the_name(tmp_path: Path) -> None:
