@@ -327,6 +327,9 @@ class Health(Strict):
         default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
     )
     retries: Annotated[int, kinds.Whole(least=1, most=1000)] = Field(default=30, description="Tries at most.")
+    within: Annotated[float, kinds.Duration(least="1s", most="1d")] | None = Field(
+        default=None, description="From the first try to the end of the last. Default: as long as the tries take."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Health:
@@ -370,6 +373,20 @@ class CellStandIn(TargetStandIn):
     command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
         default=None, description="What runs in it, as a list of words. Default the image's."
     )
+    arguments: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)] | None = Field(
+        default=None, description="What stands behind the image's entrypoint, in place of the image's command."
+    )
+    completes: Switch = Field(
+        default=False, description="Its program ends, with status 0, before what comes after it is started."
+    )
+
+    @model_validator(mode="after")
+    def _one_program(self) -> CellStandIn:
+        if self.command is not None and self.arguments is not None:
+            raise At("`command` is all that runs; leave one of them out", "arguments")
+        if self.completes and self.health is not None:
+            raise At("a program that ends is not asked for its health", "health")
+        return self
 
 
 class PythonStandIn(TargetStandIn):
