@@ -93,6 +93,18 @@ def notes() -> Task:
         solver=run(*commands), scorer=said(), sandbox="docker")
 
 @task
+def apart() -> Task:
+    commands = [
+        (None, CURL + "http://web:8000/"),
+        ("web", CURL + "http://store:8000/"),
+        (None, CURL + "http://store:8000/"),
+        ("store", CURL + "http://default:8000/"),
+        ("store", CURL + "http://web:8000/"),
+    ]
+    return Task(
+        dataset=[Sample(id="apart", input="x", target="web|store|7|7|web")], solver=run(*commands), scorer=said(), sandbox="docker")
+
+@task
 def shop() -> Task:
     commands = [
         (None, "echo $WHO"),
@@ -195,6 +207,28 @@ services:
 networks:
   lab: {driver: bridge, internal: true}
 """
+# A store that only the web server reaches.
+APART = """
+x-serve: &serve
+  image: default
+  user: root
+  entrypoint: [python3, -c]
+  healthcheck: {test: "curl -fs http://127.0.0.1:8000/", interval: 200ms, retries: 100}
+  command:
+    - |
+      import http.server, os
+      class Name(http.server.BaseHTTPRequestHandler):
+          def do_GET(self):
+              self.send_response(200)
+              self.end_headers()
+              self.wfile.write(os.environ["NAME"].encode())
+      http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Name).serve_forever()
+services:
+  default: {<<: *serve, environment: {NAME: agent}, networks: [front]}
+  web: {<<: *serve, environment: {NAME: web}, networks: [front, back]}
+  store: {<<: *serve, environment: {NAME: store}, networks: [back]}
+networks: {front: , back: {internal: true}}
+"""
 OPENAI = POLICY + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
 
 
@@ -245,6 +279,18 @@ def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
     assert sum(line.kind is Kind.CELL_DESTROYED and line.data["clean"] for line in lines) == 3
     assert sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines) == 1
     assert verify(Path(said["run_dir"])).ok(strict=True)
+
+
+def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
+    """The agent gets through to the web server alone, which reaches the store; both ways between agent and store are refused at once and on record."""
+    (tasks / "compose.yaml").write_text(APART)
+    code, said, errors = belljar_run(tasks, "apart")
+    assert code == 0, errors[-4000:]
+    (sample,) = said["samples"]
+    assert sample["scores"]["said"] == "1", log_of(Path(said["run_dir"])).output.completion
+    assert sample["verdict"] == "contained"
+    flows = [line for line in read_events(Path(said["run_dir"])) if line.kind is Kind.NETWORK_FLOW]
+    assert sum(line.data["reason"] == "neighbour" for line in flows) >= 2
 
 
 def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:

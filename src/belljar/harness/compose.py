@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.harness.compose_health import read_health
-from belljar.harness.compose_networks import check_networks, names_of
+from belljar.harness.compose_networks import names_of, read_networks
 from belljar.harness.compose_order import check_waits, in_order, waits_of
 from belljar.harness.compose_service import Taken, program_of, read_service
 from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch
@@ -63,22 +63,40 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    read = {name: read_service(name, services[name]) for name in order}
-    health = {name: read_health(services[name].get("healthcheck"), name=name) for name in order}
-    programs = {name: program_of(name, services[name]) for name in order}
-    idles = is_idle(programs[default].get("arguments") or programs[default].get("command") or ())
-    healthy = frozenset(name for name in order if health[name])
-    completed = check_waits(waits, healthy=healthy, default=default, default_idles=idles)
-    check_networks(services, compose.get("networks"))
-    own, targets = read[default], order[:-1]
-    notes += [note for name in order for note in read[name].notes]
+    read = {name: _read_one(name, services[name]) for name in order}
+    healthy = frozenset(name for name, service in read.items() if service.health)
+    completed = check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
+    joined = read_networks(services, compose.get("networks"))
+    own = read[default]
+    notes += [note for service in read.values() for note in service.taken.notes]
+    network = _network(read, names_of(services, default), joined, completed, own=default) if len(order) > 1 else None
     return Composed(
         service=default,
-        changes=_changes(own),
-        program={**programs[default], **({"health": health[default]} if health[default] else {})},
-        network=_network(services, default, targets, read, health, programs, completed) if targets else None,
+        changes=_changes(own.taken),
+        program={**own.program, **({"health": own.health} if own.health else {})},
+        network=network,
         is_apart=services[default].get("network_mode") == "none",
         notes=tuple(dict.fromkeys([*notes, *_without_effect(read)])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """What one service comes to: a policy's words, what runs, how its health is asked."""
+
+    taken: Taken
+    program: Mapping[str, Any]
+    health: Mapping[str, Any] | None
+
+    @property
+    def idles(self) -> bool:
+        """Whether the file gives it nothing to do."""
+        return is_idle(self.program.get("arguments") or self.program.get("command") or ())
+
+
+def _read_one(name: str, service: Mapping[str, Any]) -> _Service:
+    return _Service(
+        read_service(name, service), program_of(name, service), read_health(service.get("healthcheck"), name=name)
     )
 
 
@@ -106,32 +124,40 @@ def _changes(own: Taken) -> dict[str, Any]:
 
 
 def _network(
-    services: Mapping[str, Mapping[str, Any]],
-    default: str,
-    targets: list[str],
-    read: Mapping[str, Taken],
-    health: Mapping[str, Any],
-    programs: Mapping[str, Mapping[str, Any]],
+    read: Mapping[str, _Service],
+    names: Mapping[str, list[str]],
+    joined: Mapping[str, list[str]],
     completed: frozenset[str],
+    *,
+    own: str,
 ) -> dict[str, Any]:
     """Within a compose network every port of a service can be reached, so `ports` is all."""
-    names = names_of(services, default)
-    stand_ins = {}
-    for name in targets:
-        ends = {"completes": True} if name in completed else {}
-        asked = {"health": health[name]} if health[name] and not ends else {}
-        stand_ins[name] = {
+
+    def reached(name: str) -> dict[str, Any]:
+        networks = {"networks": joined[name]} if name in joined else {}
+        return {"names": names[name], "ports": ["all"], **networks}
+
+    stand_ins = {
+        name: {
             "kind": "cell",
-            "names": names[name],
-            "ports": ["all"],
-            **read[name].words,
-            **programs[name],
-            **asked,
-            **ends,
+            **reached(name),
+            **service.taken.words,
+            **service.program,
+            **_awaited(name, service, completed),
         }
-    return {"stand_ins": stand_ins, "own_cell": {"names": names[default], "ports": ["all"]}}
+        for name, service in read.items()
+        if name != own
+    }
+    return {"stand_ins": stand_ins, "own_cell": reached(own)}
 
 
-def _without_effect(read: Mapping[str, Taken]) -> list[str]:
-    keys = sorted({key for taken in read.values() for key in taken.idle})
+def _awaited(name: str, service: _Service, completed: frozenset[str]) -> dict[str, Any]:
+    """What must have come of a target before the next is started."""
+    if name in completed:
+        return {"completes": True}
+    return {"health": service.health} if service.health else {}
+
+
+def _without_effect(read: Mapping[str, _Service]) -> list[str]:
+    keys = sorted({key for service in read.values() for key in service.taken.idle})
     return [f"of the compose file, without effect in a cell: {', '.join(keys)}"] if keys else []

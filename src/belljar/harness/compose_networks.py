@@ -1,7 +1,7 @@
 """A compose file's networks. Pure.
 
-All cells of a range reach each other's services, at addresses drawn for that range, and nothing beyond it. So a file is taken over if its services all
-share a network; one that keeps some apart, or that fixes what a range draws, means something else, and is refused by name.
+A range's cells reach each other's services where they share a network, at addresses drawn for that range, and nothing beyond it. A file that fixes what a
+range draws means something else, and is refused by name.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ SERVICE_KEYS: Final[Mapping[str, str]] = {
 """Likewise of a service's place in one."""
 
 
-def check_networks(services: Mapping[str, Mapping[str, Any]], networks: object) -> None:
-    """Whether one range can be all networks of a file. Raises `CannotKeepError`."""
+def read_networks(services: Mapping[str, Mapping[str, Any]], networks: object) -> dict[str, list[str]]:
+    """The networks of each service, by its name; empty where all share one, so that none is kept apart. Raises `CannotKeepError` for what a range can't be."""
     declared = mapping(networks, "networks")
     for name, settings in declared.items():
         _refuse(f"network {name}", mapping(settings, f"network {name}"), TOP_KEYS, _keeps_network)
     for name, service in services.items():
         _check_service(name, service, declared)
-    if len(services) > 1:
-        _check_together(services)
+    return _apart(services) if len(services) > 1 else {}
 
 
 def _check_service(name: str, service: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
@@ -67,19 +66,15 @@ def _check_service(name: str, service: Mapping[str, Any], declared: Mapping[str,
         _refuse(f"service {name} in network {network}", mapping(settings, "networks"), SERVICE_KEYS, _keeps_place)
 
 
-def _check_together(services: Mapping[str, Mapping[str, Any]]) -> None:
-    """Every pair must share a network; one that all share makes sure of it."""
+def _apart(services: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     alone = [name for name, service in services.items() if service.get("network_mode") == "none"]
     if alone:
         raise CannotKeepError(
             f"its compose file has several services, and one without a network: {printable(', '.join(alone))}"
         )
-    joined = {name: frozenset(names_in(service.get("networks")) or [_IMPLICIT]) for name, service in services.items()}
-    if not frozenset.intersection(*joined.values()):
-        apart = ", ".join(f"{name} ({', '.join(sorted(of))})" for name, of in joined.items())
-        raise CannotKeepError(
-            f"its compose file keeps services apart by networks, and a range's cells all reach each other: {printable(apart)}"
-        )
+    joined = {name: names_in(service.get("networks")) or [_IMPLICIT] for name, service in services.items()}
+    shared = set.intersection(*(set(of) for of in joined.values()))
+    return {} if shared else joined
 
 
 def _refuse(where: str, settings: Mapping[str, Any], keys: Mapping[str, str], keeps: Any) -> None:  # noqa: ANN401 - one of those below

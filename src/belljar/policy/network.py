@@ -17,9 +17,11 @@ from belljar.policy.stand_ins import (
     MAX_NAMES,
     MAX_PORTS,
     MODELS,
+    NETWORKS,
     NUMBER,
     AnyStandIn,
     At,
+    CellNetworks,
     Health,
     HostNames,
     MetadataStandIn,
@@ -125,6 +127,7 @@ class OwnCell(Strict):
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
 
 
 class Network(Strict):

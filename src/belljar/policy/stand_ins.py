@@ -21,6 +21,7 @@ from belljar.policy.risk import Tier
 MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
 MAX_WORDS: Final = 1024
+MAX_NETWORKS: Final = 16
 ALL_PORTS: Final = 0
 """The number of a target cell's port that stands for every one."""
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -124,6 +125,8 @@ def _read_mapping(value: object) -> object:
     return value
 
 
+CellNetworks: TypeAlias = Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)]
+NETWORKS: Final = "Two cells that both have some, and none in common, don't reach each other. Default: every cell's."
 JsonMapping: TypeAlias = Annotated[
     Mapping[str, Any], BeforeValidator(_read_mapping, json_schema_input_type=dict[str, Any])
 ]
@@ -360,6 +363,7 @@ class TargetStandIn(StandIn):
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )
+    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
     resources: ResourcesField = Field(
         default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
     )
