@@ -207,7 +207,7 @@ services:
 networks:
   lab: {driver: bridge, internal: true}
 """
-# A store that only the web server reaches.
+# A store that only the web server reaches, and whose health is the web server's, which starts after it.
 APART = """
 x-serve: &serve
   image: default
@@ -225,8 +225,8 @@ x-serve: &serve
       http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Name).serve_forever()
 services:
   default: {<<: *serve, environment: {NAME: agent}, networks: [front]}
-  web: {<<: *serve, environment: {NAME: web}, networks: [front, back]}
-  store: {<<: *serve, environment: {NAME: store}, networks: [back]}
+  web: {<<: *serve, environment: {NAME: web}, networks: [front, back], depends_on: [store]}
+  store: {<<: *serve, environment: {NAME: store}, networks: [back], healthcheck: {test: "curl -fs http://web:8000/", interval: 200ms, retries: 100}}
 networks: {front: , back: {internal: true}}
 """
 OPENAI = POLICY + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
@@ -282,7 +282,10 @@ def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
 
 
 def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
-    """The agent gets through to the web server alone, which reaches the store; both ways between agent and store are refused at once and on record."""
+    """The agent gets through to the web server alone, which reaches the store; both ways between agent and store are refused at once and on record.
+
+    A service that is awaited by nobody's start is waited for at the end only.
+    """
     (tasks / "compose.yaml").write_text(APART)
     code, said, errors = belljar_run(tasks, "apart")
     assert code == 0, errors[-4000:]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -20,6 +20,7 @@ from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable
 
+Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
 _BEHIND: Final = (
@@ -63,9 +64,16 @@ def _tier(policy: Policy, own: Tier | None) -> Tier:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program and wait until it is healthy, or, if it is one that `completes`, until it has ended. Without a health check it is taken at its word.
+    """Start the target's program and wait until it is healthy. Raises as `start_serving` and what that returns."""
+    await (await start_serving(cell, stand_in))()
 
-    Raises `CellError` when it can't be started, does not become healthy in its time, or ends otherwise than with status 0, with what it said last.
+
+async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
+    """Start the target's program; one that `completes` has then ended.
+
+    What is returned waits until it is healthy, and raises `CellError` when it does not become so in its time. Without a health check it is taken at its word.
+
+    Raises `CellError` when it can't be started, or ends otherwise than with status 0, with what it said last.
     """
     if stand_in.kind == "python":
         await _copy_app(cell, stand_in)
@@ -74,11 +82,9 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
         command = words_to_run(stand_in.settings, cell)
     if stand_in.settings.get("completes"):
         await _complete(cell, stand_in, command)
-        return
+        command = ()
     log = await _start(cell, stand_in, command) if command else ""
-    health = stand_in.settings.get("health")
-    if health:
-        await _wait_healthy(cell, stand_in, health, log)
+    return partial(_wait_healthy, cell, stand_in, stand_in.settings.get("health") or {}, log)
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
@@ -110,6 +116,8 @@ async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> s
 
 
 async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
+    if not health:
+        return
     argv = health_command(health)
     retries, interval_s, timeout_s = int(health["retries"]), float(health["interval"]), float(health["timeout"])
     until_s = anyio.current_time() + float(health.get("within") or math.inf)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from belljar.harness.compose_health import read_health
 from belljar.harness.compose_networks import names_of, read_networks
-from belljar.harness.compose_order import check_waits, in_order, waits_of
+from belljar.harness.compose_order import Wait, awaited_by, check_waits, completed_of, in_order, waits_of
 from belljar.harness.compose_service import Taken, program_of, read_service
 from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch
 from belljar.harness.programs import is_idle
@@ -65,11 +65,11 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     order = in_order(services, waits, default=default)
     read = {name: _read_one(name, services[name]) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
-    completed = check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
+    check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
     joined = read_networks(services, compose.get("networks"))
     own = read[default]
     notes += [note for service in read.values() for note in service.taken.notes]
-    network = _network(read, names_of(services, default), joined, completed, own=default) if len(order) > 1 else None
+    network = _network(read, names_of(services, default), joined, waits, own=default) if len(order) > 1 else None
     return Composed(
         service=default,
         changes=_changes(own.taken),
@@ -127,7 +127,7 @@ def _network(
     read: Mapping[str, _Service],
     names: Mapping[str, list[str]],
     joined: Mapping[str, list[str]],
-    completed: frozenset[str],
+    waits: tuple[Wait, ...],
     *,
     own: str,
 ) -> dict[str, Any]:
@@ -137,13 +137,15 @@ def _network(
         networks = {"networks": joined[name]} if name in joined else {}
         return {"names": names[name], "ports": ["all"], **networks}
 
+    completed = completed_of(waits)
     stand_ins = {
         name: {
             "kind": "cell",
             **reached(name),
             **service.taken.words,
             **service.program,
-            **_awaited(name, service, completed),
+            "awaits": awaited_by(name, waits),
+            **_end_of_start(name, service, completed),
         }
         for name, service in read.items()
         if name != own
@@ -151,8 +153,8 @@ def _network(
     return {"stand_ins": stand_ins, "own_cell": reached(own)}
 
 
-def _awaited(name: str, service: _Service, completed: frozenset[str]) -> dict[str, Any]:
-    """What must have come of a target before the next is started."""
+def _end_of_start(name: str, service: _Service, completed: frozenset[str]) -> dict[str, Any]:
+    """When a target has started, for others."""
     if name in completed:
         return {"completes": True}
     return {"health": service.health} if service.health else {}

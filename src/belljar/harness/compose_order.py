@@ -66,17 +66,20 @@ def _wait(name: str, what: str, settings: Mapping[str, Any]) -> Wait:
     return Wait(name, what, Condition(condition))
 
 
-def check_waits(
-    waits: tuple[Wait, ...], *, healthy: frozenset[str], default: str, default_idles: bool
-) -> frozenset[str]:
-    """The services whose program must have ended well before others start. Raises `CannotKeepError` for what can't be waited for.
+def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
+    """The services whose program must have ended well before others start."""
+    return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
+
+
+def check_waits(waits: tuple[Wait, ...], *, healthy: frozenset[str], default: str, default_idles: bool) -> None:
+    """Whether all that is waited for can be. Raises `CannotKeepError`.
 
     Args:
         healthy: the services with a health check.
         default: the service that the sample works in; it starts last.
         default_idles: nothing runs in it, so it makes no difference to others when it starts.
     """
-    completed = frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
+    completed = completed_of(waits)
     for wait in waits:
         who = f"its compose service {printable(wait.who)} waits for {printable(wait.what)}"
         if wait.what == default and not (default_idles and wait.condition is Condition.STARTED):
@@ -87,7 +90,11 @@ def check_waits(
             raise CannotKeepError(
                 f"{who} to be healthy, which has no healthcheck in the file (an image's own is not known here)"
             )
-    return completed
+
+
+def awaited_by(name: str, waits: tuple[Wait, ...]) -> list[str]:
+    """The services that must be healthy when this one starts."""
+    return sorted({wait.what for wait in waits if wait.who == name and wait.condition is Condition.HEALTHY})
 
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:

@@ -57,6 +57,12 @@ class StandInPlan:
         """A cell's: the networks it is in; empty: every one."""
         return frozenset(self.settings.get("networks") or ())
 
+    @property
+    def awaits(self) -> tuple[str, ...] | None:
+        """A target cell's: those before it that must be healthy when it starts; None: all."""
+        awaited = self.settings.get("awaits")
+        return None if awaited is None else tuple(awaited)
+
     def is_apart_from(self, other: StandInPlan) -> bool:
         """Whether two cells must not reach each other: both name networks, and none that both are in."""
         return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)

@@ -364,6 +364,12 @@ class TargetStandIn(StandIn):
         default=None, description="Only to raise the cell's tier above the range's."
     )
     networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    awaits: Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, least=0)] | None = (
+        Field(
+            default=None,
+            description="The target cells before it that must be healthy when it starts. Default: all. The range's own cell awaits all of them.",
+        )
+    )
     resources: ResourcesField = Field(
         default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
     )

@@ -38,7 +38,7 @@ def test_several_services_are_a_range() -> None:
     found = read_compose(two())
     assert found.changes == {"image": "agent"}
     assert found.network == {
-        "stand_ins": {"shop": {"kind": "cell", "names": ["shop"], "ports": ["all"], "image": "shop"}},
+        "stand_ins": {"shop": {"kind": "cell", "names": ["shop"], "ports": ["all"], "image": "shop", "awaits": []}},
         "own_cell": {"names": ["default"], "ports": ["all"]},
     }
 
@@ -87,7 +87,7 @@ def test_services_start_in_the_order_of_their_waits() -> None:
     }
     network = read_compose({"services": services}).network
     assert network is not None
-    assert list(network["stand_ins"]) == ["db", "web"]
+    assert [(name, words["awaits"]) for name, words in network["stand_ins"].items()] == [("db", []), ("web", ["db"])]
 
 
 def test_a_service_of_a_profile_is_left_out() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.harness.compose_order import Condition, Wait, check_waits, in_order, waits_of
+from belljar.harness.compose_order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, waits_of
 from belljar.harness.compose_words import CannotKeepError
 
 
@@ -48,22 +48,24 @@ def test_a_service_that_is_not_required_may_be_missing() -> None:
         waits_of(waiting(None, links=["gone"]))
 
 
-def check(*waits: Wait, healthy: str = "", default_idles: bool = True) -> frozenset[str]:
+def check(*waits: Wait, healthy: str = "", default_idles: bool = True) -> None:
     """With a default service called so."""
     of = frozenset(healthy.split())
-    return check_waits(waits, healthy=of, default="default", default_idles=default_idles)
+    check_waits(waits, healthy=of, default="default", default_idles=default_idles)
 
 
 def test_who_must_end_before_others_start() -> None:
-    """Those whose success is waited for."""
-    started, completed = Wait("web", "db", Condition.STARTED), Wait("web", "seed", Condition.COMPLETED)
-    assert check(started, completed) == {"seed"}
+    """Those whose success is waited for; and who must be healthy: those whose health is."""
+    waits = tuple(Wait("web", condition.name, condition) for condition in Condition)
+    check(*waits, healthy="HEALTHY")
+    assert completed_of(waits) == {"COMPLETED"}
+    assert (awaited_by("web", waits), awaited_by("db", waits)) == (["HEALTHY"], [])
 
 
 def test_health_needs_a_check_in_the_file() -> None:
     """An image's own is not known here: waiting for nothing would be no waiting."""
     healthy = Wait("web", "db", Condition.HEALTHY)
-    assert check(healthy, healthy="db") == frozenset()
+    check(healthy, healthy="db")
     with pytest.raises(CannotKeepError, match="no healthcheck in the file"):
         check(healthy)
     with pytest.raises(CannotKeepError, match="another for its end"):
@@ -73,7 +75,7 @@ def test_health_needs_a_check_in_the_file() -> None:
 def test_the_default_service_starts_last() -> None:
     """Who waits for it is refused, unless nothing runs in it: then there is nothing to wait for."""
     started = Wait("web", "default", Condition.STARTED)
-    assert check(started) == frozenset()
+    check(started)
     with pytest.raises(CannotKeepError, match="starts last"):
         check(started, default_idles=False)
     with pytest.raises(CannotKeepError, match="starts last"):
