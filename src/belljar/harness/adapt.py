@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
 
 OURS: Final = "belljar"
-_TAKEN_AWAY: Final = "the task's compose file has `network_mode: none`: a network of the policy is taken away"
 
 
 def adapt_task(task: Task, *, directory: Path, forced: bool) -> list[str]:
@@ -67,7 +66,7 @@ def stand_in(
 ) -> tuple[SandboxEnvironmentSpec, list[str]]:
     """The sandbox that replaces `spec`, with notes. Raises `PolicyError` when a cell can't."""
     if forced:
-        return _under_operator(spec, directory)
+        return SandboxEnvironmentSpec(OURS, _under_operator(spec, directory)), []
     if spec is None:
         return SandboxEnvironmentSpec(OURS, beside_policy(directory)), []
     compose, dockerfile = _description(spec, directory)
@@ -82,16 +81,14 @@ def stand_in(
     return SandboxEnvironmentSpec(OURS, beside_policy(directory)), list(judgement.notes)
 
 
-def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> tuple[SandboxEnvironmentSpec, list[str]]:
+def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> BelljarConfig:
     """The operator's policy is not judged by the task's words, and not widened by them. It loses its network where they say that there is none."""
     try:
         compose = None if spec is None else _description(spec, directory)[0]
         found = None if compose is None else of_compose(compose, BelljarConfig(), where="")[0]
     except PolicyError:
         found = None
-    if found is None or found.network != NO_NETWORK:
-        return SandboxEnvironmentSpec(OURS, BelljarConfig()), []
-    return SandboxEnvironmentSpec(OURS, BelljarConfig(network=NO_NETWORK)), [_TAKEN_AWAY]
+    return BelljarConfig(network=NO_NETWORK if found is not None and found.network == NO_NETWORK else "")
 
 
 def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfig:

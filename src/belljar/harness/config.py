@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY: Final = "high"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
+_TAKEN_AWAY: Final = "the task's compose file has `network_mode: none`: the network of the policy is taken away"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
 """What a policy beside a task is called."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
@@ -144,12 +145,16 @@ def settled(
     return config.model_copy(update={"compose": "", **judgement.changes}), judgement.notes
 
 
-def notes_on(config: BaseModel | str | None) -> tuple[str, ...]:
-    """What the operator should know of a configuration that Inspect handed over as it was written."""
-    if isinstance(config, BelljarConfig):  # said by who made it
-        return ()
-    ours, notes = described(config)
-    return (*notes, *settled(ours, None)[1])
+def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, ...]:
+    """What the operator should know of a configuration as Inspect handed it over; what was said when `belljar run` made it is not among it. Raises `PolicyError`."""
+    from belljar.policy import resolve_policy
+
+    written, notes = described(config)
+    ours, more = settled(written, None)
+    said = () if isinstance(config, BelljarConfig) else (*notes, *more)
+    if ours.network != NO_NETWORK or resolve_policy(choose_policy(ours, forced=forced)).policy.network is None:
+        return said
+    return (*said, _TAKEN_AWAY)
 
 
 def _defined() -> dict[str, str]:

@@ -128,7 +128,9 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
         return expand(value, reading)
     if isinstance(value, Mapping):
-        return {str(key): _walk(item, reading, (*path, str(key))) for key, item in value.items()}
+        # What a file keeps under `x-` for its anchors stands where it is used, too.
+        used = ((str(key), item) for key, item in value.items() if path or not str(key).startswith("x-"))
+        return {key: _walk(item, reading, (*path, key)) for key, item in used}
     if isinstance(value, (list, tuple)):
         return [_walk(item, reading, (*path, "")) for item in value]
     return value

@@ -99,7 +99,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         lifecycle.enter(session)
         try:
             loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
-            lifecycle.tell(session, configs.notes_on(config))
+            lifecycle.tell(session, configs.notes_on(config, forced=session.forced_policy))
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             lifecycle.leave(session, failed=True)

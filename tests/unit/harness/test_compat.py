@@ -186,12 +186,11 @@ COMPOSE = "services:\n  default:\n    image: ctf:2\n"
 
 
 def test_the_operators_policy_loses_its_network_where_the_task_has_none(tmp_path: Path) -> None:
-    """The narrower wins, and it is said; nothing else of the task's changes the operator's policy."""
+    """The narrower wins; nothing else of the task's changes the operator's policy."""
     (tmp_path / "compose.yaml").write_text(COMPOSE + "    network_mode: none\n")
     task = Task(dataset=[Sample(input="x", id=1)], sandbox=("docker", "compose.yaml"))
-    notes = adapt_task(task, directory=tmp_path, forced=True)
+    adapt_task(task, directory=tmp_path, forced=True)
     assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(network="none"))
-    assert "taken away" in notes[0]
     (tmp_path / "compose.yaml").write_text(COMPOSE + "  shop: {image: s}\n")
     assert adapted(tmp_path, "docker", forced=True).sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
 

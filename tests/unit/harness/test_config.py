@@ -17,6 +17,7 @@ from belljar.harness.config import (
     expand,
     for_sample,
     load,
+    notes_on,
     sample_policy,
     shaping,
     with_changes,
@@ -122,6 +123,9 @@ def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None
     assert load(BelljarConfig(policy=policy)).policy.network is not None
     assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
     assert load(BelljarConfig(network="none"), forced=policy).policy.network is None
+    for config, forced in ((BelljarConfig(policy=policy, network="none"), ""), (BelljarConfig(network="none"), policy)):
+        assert "taken away" in notes_on(config, forced=forced)[0]
+    assert notes_on(BelljarConfig(policy="high", network="none")) == notes_on(BelljarConfig(policy=policy)) == ()
 
 
 def test_the_operators_network_is_never_widened(tmp_path: Path) -> None:

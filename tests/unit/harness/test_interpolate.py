@@ -18,7 +18,7 @@ GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
 
 def put(text: str) -> str:
     """One value of a file, with its references replaced."""
-    return str(interpolate({"x": text}, GIVEN).document["x"])
+    return str(interpolate({"a": text}, GIVEN).document["a"])
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,13 @@ def test_keys_stay_and_values_of_all_kinds_are_read() -> None:
     """In lists and mappings, however deep; what is no text is left alone."""
     document = {"$SAMPLE_METADATA_A": ["$SAMPLE_METADATA_A", 1, None, {"k": "${SAMPLE_METADATA_A}"}]}
     assert interpolate(document, GIVEN).document == {"$SAMPLE_METADATA_A": ["one", 1, None, {"k": "one"}]}
+
+
+def test_what_is_kept_for_anchors_asks_for_nothing() -> None:
+    """It stands where it is used."""
+    assert interpolate({"x-a": "$HOME", "services": {"x": {"x-b": "$$"}}}, {}).document == {
+        "services": {"x": {"x-b": "$"}}
+    }
 
 
 def test_what_shapes_a_cell() -> None:
