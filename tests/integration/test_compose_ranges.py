@@ -186,7 +186,8 @@ services:
     depends_on: {db: {condition: service_healthy}}
   db:
     <<: *python
-    working_dir: /tmp
+    working_dir: /data/notes
+    volumes: ["notes:/data/notes"]
     command:
       - python3
       - -c
@@ -204,6 +205,7 @@ services:
                 self.end_headers()
         http.server.ThreadingHTTPServer(("0.0.0.0", 6000), Store).serve_forever()
     healthcheck: {test: ["CMD", "curl", "-fs", "http://127.0.0.1:6000/"], interval: 1s, retries: 60}
+volumes: {notes: {}}
 networks:
   lab: {driver: bridge, internal: true}
 """

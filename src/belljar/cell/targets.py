@@ -80,6 +80,7 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
         command: Sequence[str] = serving_command(stand_in)
     else:
         command = words_to_run(stand_in.settings, cell)
+    await _make_directories(cell, stand_in)
     if stand_in.settings.get("completes"):
         await _complete(cell, stand_in, command)
         command = ()
@@ -93,6 +94,15 @@ def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
         return tuple(settings["command"])
     arguments = settings.get("arguments")
     return cell.image_command if arguments is None else (*cell.image_entrypoint, *arguments)
+
+
+async def _make_directories(cell: Cell, stand_in: StandInPlan) -> None:
+    paths = stand_in.settings.get("directories")
+    if not paths:
+        return
+    output = await cell.exec(["mkdir", "-p", "--", *paths], user="0", cwd="/", timeout_s=_START_TIMEOUT_S)
+    if not output.success:
+        raise _failed(stand_in, cell, f"its directories can't be made: {_words(output)}")
 
 
 async def _complete(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:

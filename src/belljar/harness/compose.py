@@ -15,12 +15,13 @@ from belljar.harness.compose_health import read_health
 from belljar.harness.compose_networks import names_of, read_networks
 from belljar.harness.compose_order import Wait, awaited_by, check_waits, completed_of, in_order, waits_of
 from belljar.harness.compose_service import Taken, program_of, read_service
+from belljar.harness.compose_volumes import directories_of
 from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch
 from belljar.harness.programs import is_idle
 from belljar.units import printable
 
 __all__ = ["CannotKeepError", "Composed", "default_service", "read_compose"]
-_TOP: Final = frozenset({"services", "version", "name", "networks"})
+_TOP: Final = frozenset({"services", "version", "name", "networks", "volumes"})
 """The keys of a file that are read; others are refused. (`version` and `name` mean nothing to Compose either.)"""
 
 
@@ -31,7 +32,7 @@ class Composed:
     Attributes:
         service: the name of the service that the sample works in.
         changes: for its policy: image, user, workdir, env (pairs), resources.
-        program: what runs in it, as a target cell's words: `command` or `arguments`, and `health`.
+        program: what runs in it, as a target cell's words: `command` or `arguments`, `directories` and `health`.
         network: for its range, in a policy's words; None: one cell alone.
         is_apart: the one service has `network_mode: none`: whatever network its policy has is not for it.
         notes: for the operator.
@@ -63,7 +64,8 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    read = {name: _read_one(name, services[name]) for name in order}
+    directories = directories_of(services, compose.get("volumes"))
+    read = {name: _read_one(name, services[name], directories[name]) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
     check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
     joined = read_networks(services, compose.get("networks"))
@@ -94,10 +96,11 @@ class _Service:
         return is_idle(self.program.get("arguments") or self.program.get("command") or ())
 
 
-def _read_one(name: str, service: Mapping[str, Any]) -> _Service:
-    return _Service(
-        read_service(name, service), program_of(name, service), read_health(service.get("healthcheck"), name=name)
-    )
+def _read_one(name: str, service: Mapping[str, Any], directories: list[str]) -> _Service:
+    taken = read_service(name, service)
+    made = [taken.words["workdir"], *directories] if "workdir" in taken.words else directories  # as Docker makes both
+    program = program_of(name, service) | ({"directories": made} if made else {})
+    return _Service(taken, program, read_health(service.get("healthcheck"), name=name))
 
 
 def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], list[str]]:

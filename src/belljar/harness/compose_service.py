@@ -1,6 +1,6 @@
 """One service of a compose file: what becomes of each of its keys. Pure.
 
-Every key that Compose knows is in one of the tables below: read here (`TAKEN`), read by the modules for health, networks and order (`ELSEWHERE`), true of a
+Every key that Compose knows is in one of the tables below: read here (`TAKEN`), read by the modules for health, networks, volumes and order (`ELSEWHERE`), true of a
 cell anyway for some values (`TRUE_ANYWAY`), without effect and said so (`WITHOUT_EFFECT`), or refused with a reason (`REFUSED`). A key in none of them is no
 key of Compose's, and refused.
 
@@ -205,7 +205,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "platform": _platform,
 }
 ELSEWHERE: Final = frozenset(
-    {"depends_on", "healthcheck", "networks", "links", "hostname", "container_name", "profiles"}
+    {"depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
 )
 TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "init": lambda value: switch(value) in (True, False),
@@ -218,7 +218,7 @@ TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "scale": _one,
     "ipc": _is("private", "shareable", "none"),
     "cgroup": _is("private"),
-    **dict.fromkeys(("cap_add", "devices", "volumes", "security_opt", "extra_hosts", "secrets", "configs"), _empty),
+    **dict.fromkeys(("cap_add", "devices", "security_opt", "extra_hosts", "secrets", "configs"), _empty),
 }
 """Which values are true of a cell; with any other the key is refused."""
 WITHOUT_EFFECT: Final = frozenset(
@@ -242,7 +242,6 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("cap_add", "security_opt", "sysctls"), "the walls of a cell are the policy's alone"),
     **dict.fromkeys(("ipc", "volumes_from", "external_links"), _OTHER),
     **dict.fromkeys(("env_file", "configs", "secrets"), _FILES),
-    "volumes": "no directory of this host or of another cell is shown in a cell",
     **dict.fromkeys(("extra_hosts", "dns", "dns_opt", "dns_search", "domainname", "mac_address"), _ADDRESS),
     "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
     **dict.fromkeys(("cpu_count", "cpu_percent", "cpu_quota", "cpu_period", "cpu_rt_period", "cpu_rt_runtime"), _LIMIT),

@@ -47,5 +47,5 @@ async def start_program(cell: Cell, service: str, program: str) -> None:
     )
     settings = written.settings()
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
-    if settings.get("health") or not is_idle(words_to_run(settings, cell)):
+    if settings.get("health") or settings.get("directories") or not is_idle(words_to_run(settings, cell)):
         await serve(cell, plan)

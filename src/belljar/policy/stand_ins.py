@@ -386,6 +386,9 @@ class CellStandIn(TargetStandIn):
     arguments: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)] | None = Field(
         default=None, description="What stands behind the image's entrypoint, in place of the image's command."
     )
+    directories: Annotated[tuple[Annotated[str, kinds.WORKDIR], ...], list_of("directories", MAX_PORTS)] | None = Field(
+        default=None, description="Made, as root's, before its program runs, where the image does not have them."
+    )
     completes: Switch = Field(
         default=False, description="Its program ends, with status 0, before what comes after it is started."
     )

@@ -115,6 +115,13 @@ async def test_what_a_target_runs() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_targets_directories() -> None:
+    """Are made before its program runs."""
+    ran = await served({"command": ["mine"], "directories": ["/data", "/cache"]})
+    assert [words for words, _ in ran] == [["mkdir", "-p", "--", "/data", "/cache"], ["mine"]]
+
+
+@pytest.mark.anyio
 async def test_a_target_that_completes() -> None:
     """Is run to its end before anything else happens; another status than 0 ends the range, with what it said."""
     assert await served({"command": ["ends"], "completes": True}) == [(["ends"], None)]

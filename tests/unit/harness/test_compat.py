@@ -43,7 +43,7 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "user": "agent",
         "env": (("A", "1"),),
         "network": "none",
-        "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"]}),
+        "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
     }
     assert "variables without a value are not set (B)" in judgement.notes[0]
     assert judge_compose(service(image="aisiuk/inspect-tool-support")) == Honoured(changes={"program": "{}"})
@@ -76,7 +76,8 @@ def test_several_services_are_a_range() -> None:
     assert BelljarConfig.model_validate(config.model_dump()) == config
     assert list(json.loads(config.network)["stand_ins"]) == ["shop"]
     assert hash(config)
-    assert isinstance(judge_compose({"services": {"a": {}}, "volumes": {"v": {}}}), Refused)
+    shared = {"volumes": ["v:/v"]}
+    assert isinstance(judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}}), Refused)
 
 
 @given(

@@ -29,7 +29,7 @@ def shop(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy's words
 def test_one_service_is_a_cell_without_a_network() -> None:
     """Nothing to reach: no device."""
     assert read_compose({"services": {"x": {"image": "i", "user": "u", "working_dir": "/w"}}}) == Composed(
-        service="x", changes={"image": "i", "user": "u", "workdir": "/w"}
+        service="x", changes={"image": "i", "user": "u", "workdir": "/w"}, program={"directories": ["/w"]}
     )
 
 
@@ -100,7 +100,7 @@ def test_a_service_of_a_profile_is_left_out() -> None:
         read_compose(file)
 
 
-@pytest.mark.parametrize("key", ["volumes", "secrets", "configs", "include", "models"])
+@pytest.mark.parametrize("key", ["secrets", "configs", "include", "models"])
 def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
     """An extension means nothing, and is none of them."""
     with pytest.raises(CannotKeepError, match=key):
