@@ -65,6 +65,7 @@ class FakeCell:
         self.tier, self.host_pid, self.router = "microvm", None, None
         self.others: dict[str, Any] = {}
         self.questions = None
+        self.image_command, self.image_entrypoint = (), ()
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
         self.plan = SimpleNamespace(

@@ -86,6 +86,25 @@ def said() -> Scorer:
 CURL = "curl -s --max-time 60 "
 
 @task
+def notes() -> Task:
+    commands = [(None, "curl -s $TARGET"), ("attacker", "curl -s http://db:6000/note"), ("web", "curl -s http://agent:1/; echo $?")]
+    return Task(
+        dataset=[Sample(id=name, input="x", target=f"{name}|{name}|7", metadata={"flag": name}) for name in ("flag-one",)],
+        solver=run(*commands), scorer=said(), sandbox="docker")
+
+@task
+def apart() -> Task:
+    commands = [
+        (None, CURL + "http://web:8000/"),
+        ("web", CURL + "http://store:8000/"),
+        (None, CURL + "http://store:8000/"),
+        ("store", CURL + "http://default:8000/"),
+        ("store", CURL + "http://web:8000/"),
+    ]
+    return Task(
+        dataset=[Sample(id="apart", input="x", target="web|store|7|7|web")], solver=run(*commands), scorer=said(), sandbox="docker")
+
+@task
 def shop() -> Task:
     commands = [
         (None, "echo $WHO"),
@@ -121,6 +140,96 @@ def asks() -> Task:
         model=get_model("mockllm/model", custom_outputs=[output]),
         dataset=[Sample(id="asks", input="x", target="gpt-4o forty-two")],
         solver=run(*commands), scorer=said(), sandbox=("belljar", "openai.yaml"))
+"""
+# As Inspect's users write them: a default service of another name, networks with aliases, a job that fills the database before the web server starts,
+# metadata, an entrypoint.
+NOTES = """
+x-python: &python
+  image: aisiuk/inspect-tool-support
+  user: root
+  init: true
+  networks: [lab]
+services:
+  attacker:
+    image: aisiuk/inspect-tool-support
+    x-default: true
+    x-local: true
+    command: tail -f /dev/null
+    cap_drop: [ALL]
+    networks: {lab: {aliases: [agent]}}
+    environment: ["TARGET=http://notes.lab:${WEB_PORT:-8080}/"]
+    healthcheck: {test: "curl -fs $$TARGET", interval: 5s}
+    depends_on: {web: {condition: service_healthy}}
+  web:
+    <<: *python
+    networks: {lab: {aliases: [notes.lab]}}
+    entrypoint: ["python3", "-c"]
+    command:
+      - |
+        import http.server, urllib.request
+        class Notes(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                note = urllib.request.urlopen("http://db:6000/note").read()
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(note)
+        http.server.ThreadingHTTPServer(("0.0.0.0", 8080), Notes).serve_forever()
+    ports: ["8080:8080"]
+    healthcheck: {test: [CMD-SHELL, "curl -fs http://localhost:8080/ || exit 1"], interval: 1s, timeout: 10s, retries: 60}
+    depends_on:
+      db: {condition: service_healthy}
+      seed: {condition: service_completed_successfully}
+  seed:
+    <<: *python
+    environment: {FLAG: "${SAMPLE_METADATA_FLAG:?each sample has one}"}
+    command: ["sh", "-c", "printf %s $$FLAG | curl -fs -T - http://db:6000/note"]
+    depends_on: {db: {condition: service_healthy}}
+  db:
+    <<: *python
+    working_dir: /data/notes
+    volumes: ["notes:/data/notes"]
+    command:
+      - python3
+      - -c
+      - |
+        import http.server
+        class Store(http.server.SimpleHTTPRequestHandler):
+            def do_PUT(self):
+                body = b""
+                if self.headers.get("Transfer-Encoding") == "chunked":
+                    while size := int(self.rfile.readline(), 16):
+                        body += self.rfile.read(size)
+                        self.rfile.readline()
+                open("note", "wb").write(body)
+                self.send_response(201)
+                self.end_headers()
+        http.server.ThreadingHTTPServer(("0.0.0.0", 6000), Store).serve_forever()
+    healthcheck: {test: ["CMD", "curl", "-fs", "http://127.0.0.1:6000/"], interval: 1s, retries: 60}
+volumes: {notes: {}}
+networks:
+  lab: {driver: bridge, internal: true}
+"""
+# A store that only the web server reaches, and whose health is the web server's, which starts after it.
+APART = """
+x-serve: &serve
+  image: default
+  user: root
+  entrypoint: [python3, -c]
+  healthcheck: {test: "curl -fs http://127.0.0.1:8000/", interval: 200ms, retries: 100}
+  command:
+    - |
+      import http.server, os
+      class Name(http.server.BaseHTTPRequestHandler):
+          def do_GET(self):
+              self.send_response(200)
+              self.end_headers()
+              self.wfile.write(os.environ["NAME"].encode())
+      http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Name).serve_forever()
+services:
+  default: {<<: *serve, environment: {NAME: agent}, networks: [front]}
+  web: {<<: *serve, environment: {NAME: web}, networks: [front, back], depends_on: [store]}
+  store: {<<: *serve, environment: {NAME: store}, networks: [back], healthcheck: {test: "curl -fs http://web:8000/", interval: 200ms, retries: 100}}
+networks: {front: , back: {internal: true}}
 """
 OPENAI = POLICY + "network: {stand_ins: {model: {kind: openai, names: [api.openai.com], ports: [443]}}}\n"
 
@@ -172,6 +281,41 @@ def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
     assert sum(line.kind is Kind.CELL_DESTROYED and line.data["clean"] for line in lines) == 3
     assert sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines) == 1
     assert verify(Path(said["run_dir"])).ok(strict=True)
+
+
+def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
+    """The agent gets through to the web server alone, which reaches the store; both ways between agent and store are refused at once and on record.
+
+    A service that is awaited by nobody's start is waited for at the end only.
+    """
+    (tasks / "compose.yaml").write_text(APART)
+    code, said, errors = belljar_run(tasks, "apart")
+    assert code == 0, errors[-4000:]
+    (sample,) = said["samples"]
+    assert sample["scores"]["said"] == "1", log_of(Path(said["run_dir"])).output.completion
+    assert sample["verdict"] == "contained"
+    flows = [line for line in read_events(Path(said["run_dir"])) if line.kind is Kind.NETWORK_FLOW]
+    assert sum(line.data["reason"] == "neighbour" for line in flows) >= 2
+
+
+def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> None:
+    """`inspect eval --sandbox belljar` takes a docker task's file, found beside it: agent, web server, database, and a job that has to end before others start."""
+    (tasks / "compose.yaml").write_text(NOTES)
+    inspect = [sys.executable, "-m", "inspect_ai", "eval", "tasks.py@notes", "--sandbox", "belljar"]
+    argv = [*inspect, "--model", "mockllm/model", "--display", "plain", "--log-dir", "logs"]
+    done = subprocess.run(argv, cwd=tasks, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    (path,) = (tasks / "logs").glob("*.eval")
+    (sample,) = read_eval_log(str(path)).samples or []
+    assert sample.scores, sample.error
+    assert sample.scores["said"].value == 1, sample.output.completion
+    assert "variables have their defaults (WEB_PORT)" in done.stderr + done.stdout
+    run = Path(done.stderr.partition("recording into ")[2].partition("\n")[0])
+    lines = list(read_events(run))
+    assert {line.data["tier"] for line in lines if line.kind is Kind.CELL_PLANNED} == {"container"}
+    assert sum(line.kind is Kind.CELL_DESTROYED and line.data["clean"] for line in lines) == 4
+    assert sum(line.kind is Kind.RANGE_DESTROYED and line.data["clean"] for line in lines) == 1
+    assert verify(run).ok(strict=True)
 
 
 @pytest.mark.parametrize(

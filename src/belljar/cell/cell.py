@@ -38,6 +38,7 @@ class Cell:
         id: the cell's name in the ledger, the journal and on the host.
         plan: what it was made by.
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
+        image_entrypoint: the first of these alone.
         router: what its port leads to; None without a network device.
         others: the target cells of its range, by name; they end with it.
         questions: what its range's gateway asks; None when there is no range.
@@ -52,11 +53,13 @@ class Cell:
         *,
         actor: Actor,
         image_command: Sequence[str] = (),
+        image_entrypoint: Sequence[str] = (),
         router: Router | None = None,
     ) -> None:
         self.id = live.cell_id
         self.plan = plan
         self.image_command = tuple(image_command)
+        self.image_entrypoint = tuple(image_entrypoint)
         self._live = live
         self._recorder = recorder
         self._actor = actor

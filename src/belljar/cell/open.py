@@ -120,8 +120,16 @@ async def standing_cell(
     """
     told = {**place, **planned(loaded, parts, ahead=ahead)}
     async with open_live(parts, home=home, recorder=recorder, planned=told, port=port) as live:
-        image_command = (*parts.image.entrypoint, *parts.image.cmd)
-        cell = Cell(live, parts.plan, recorder, actor=actor, image_command=image_command, router=router)
+        image = parts.image
+        cell = Cell(
+            live,
+            parts.plan,
+            recorder,
+            actor=actor,
+            image_command=(*image.entrypoint, *image.cmd),
+            image_entrypoint=image.entrypoint,
+            router=router,
+        )
         try:
             await copy_in(cell, loaded)
             yield cell

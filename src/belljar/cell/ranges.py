@@ -1,7 +1,7 @@
 """`open_range`: policy in, the cells of one sample on a network of their own out, and nothing left afterwards.
 
-The network stands first, with its rules, and goes last. Then the target cells, in the policy's order, each healthy before the next; the range's own cell comes last, so
-that nothing of a sample runs before everything it may reach is there.
+The network stands first, with its rules, and goes last. Then the target cells, in the policy's order, each after those that it awaits are healthy (all,
+unless it says which); the range's own cell comes last, so that nothing of a sample runs before everything it may reach is there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from belljar.cell.open import Welcome, open_cell, prepare, refused, standing_cel
 from belljar.cell.parts import Parts
 from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
-from belljar.cell.targets import serve, target_policy
+from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
@@ -206,7 +206,9 @@ async def _open(
     )
     ended.append(network)
     stand_ins = {target.id: target for target in plan.targets}
+    waits: dict[str, Wait] = {}
     for member in members:
+        await _wait_for(waits, stand_ins.get(member.name))
         parts = _trusting(member.parts) if plan.has_tls else member.parts
         made = standing_cell(
             member.policy,
@@ -220,24 +222,31 @@ async def _open(
             place={"range": network.id, "name": member.name},
         )
         cell = cells[member.name] = await stack.enter_async_context(made)
-        await _settle(cell, network, plan, stand_ins.get(member.name), welcome)
+        await _settle(cell, network, plan, welcome if member.name in stand_ins else None)
+        if member.name in stand_ins:
+            waits[member.name] = await start_serving(cell, stand_ins[member.name])
     own_cell = cells[OWN_CELL]
     own_cell.questions = questions
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
 
 
-async def _settle(
-    cell: Cell, network: Network, plan: NetworkPlan, target: StandInPlan | None, welcome: Welcome | None
-) -> None:
-    """What is done in a cell that stands, before the next is made: trust, and a target's own program."""
+async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
+    """Until those that a target awaits are healthy; the range's own cell (None) awaits all. Each is waited for once."""
+    names = (
+        list(waits) if target is None or target.awaits is None else [name for name in target.awaits if name in waits]
+    )
+    for name in names:
+        await waits.pop(name)()
+
+
+async def _settle(cell: Cell, network: Network, plan: NetworkPlan, welcome: Welcome | None) -> None:
+    """What is done in a cell that stands, before anything of its own runs: trust, and a target's welcome."""
     _raise_if_dead(network)
     if plan.has_tls:
         await trust(cell, network.certificate)
-    if target is not None:
-        if welcome is not None:
-            await welcome(cell)
-        await serve(cell, target)
+    if welcome is not None:
+        await welcome(cell)
 
 
 def _packet_directory(run: RunDirectory) -> Path:

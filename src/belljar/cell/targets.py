@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -19,6 +20,7 @@ from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
 from belljar.policy.stand_ins import PythonStandIn, TargetStandIn
 from belljar.units import printable
 
+Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
 _BEHIND: Final = (
@@ -28,6 +30,7 @@ _BEHIND: Final = (
 )
 """A shell's words: the program behind it, its output in a file of the cell's. Prints which. In a subshell, since a POSIX shell ends where its own `:` can't write."""
 _START_TIMEOUT_S: Final = 30.0
+_LEAST_TIMEOUT_S: Final = 1.0
 _LOG_BYTES: Final = 2000
 
 
@@ -61,19 +64,53 @@ def _tier(policy: Policy, own: Tier | None) -> Tier:
 
 
 async def serve(cell: Cell, stand_in: StandInPlan) -> None:
-    """Start the target's program and wait until it is healthy. Without a health check it is taken at its word.
+    """Start the target's program and wait until it is healthy. Raises as `start_serving` and what that returns."""
+    await (await start_serving(cell, stand_in))()
 
-    Raises `CellError` when it can't be started or does not become healthy in its time, with what it said last.
+
+async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
+    """Start the target's program; one that `completes` has then ended.
+
+    What is returned waits until it is healthy, and raises `CellError` when it does not become so in its time. Without a health check it is taken at its word.
+
+    Raises `CellError` when it can't be started, or ends otherwise than with status 0, with what it said last.
     """
     if stand_in.kind == "python":
         await _copy_app(cell, stand_in)
         command: Sequence[str] = serving_command(stand_in)
     else:
-        command = tuple(stand_in.settings.get("command") or ()) or cell.image_command
+        command = words_to_run(stand_in.settings, cell)
+    await _make_directories(cell, stand_in)
+    if stand_in.settings.get("completes"):
+        await _complete(cell, stand_in, command)
+        command = ()
     log = await _start(cell, stand_in, command) if command else ""
-    health = stand_in.settings.get("health")
-    if health:
-        await _wait_healthy(cell, stand_in, health, log)
+    return partial(_wait_healthy, cell, stand_in, stand_in.settings.get("health") or {}, log)
+
+
+def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
+    """A target's command: its own, the image's entrypoint with its own arguments, or all of the image's; often nothing."""
+    if settings.get("command"):
+        return tuple(settings["command"])
+    arguments = settings.get("arguments")
+    return cell.image_command if arguments is None else (*cell.image_entrypoint, *arguments)
+
+
+async def _make_directories(cell: Cell, stand_in: StandInPlan) -> None:
+    paths = stand_in.settings.get("directories")
+    if not paths:
+        return
+    output = await cell.exec(["mkdir", "-p", "--", *paths], user="0", cwd="/", timeout_s=_START_TIMEOUT_S)
+    if not output.success:
+        raise _failed(stand_in, cell, f"its directories can't be made: {_words(output)}")
+
+
+async def _complete(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
+    """Run the program to its end, for at most the cell's `exec_timeout`."""
+    output = await cell.exec(command) if command else None
+    if output is None or not output.success:
+        said = "there is nothing to run" if output is None else _words(output)
+        raise _failed(stand_in, cell, f"its program did not end well: {said}")
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
@@ -89,17 +126,21 @@ async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> s
 
 
 async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
+    if not health:
+        return
     argv = health_command(health)
     retries, interval_s, timeout_s = int(health["retries"]), float(health["interval"]), float(health["timeout"])
-    last = ""
-    for _ in range(retries):
-        output = await cell.exec(argv, timeout_s=timeout_s)
+    until_s = anyio.current_time() + float(health.get("within") or math.inf)
+    last, tries = "", 0
+    while tries < retries and (tries == 0 or anyio.current_time() < until_s):
+        left_s = max(until_s - anyio.current_time(), _LEAST_TIMEOUT_S)
+        output = await cell.exec(argv, timeout_s=min(timeout_s, left_s))
         if output.success:
             return
-        last = _words(output)
+        last, tries = _words(output), tries + 1
         await anyio.sleep(interval_s)
     said = await _log(cell, log)
-    raise _failed(stand_in, cell, f"it did not become healthy in {retries} tries: {last or 'the check failed'}{said}")
+    raise _failed(stand_in, cell, f"it did not become healthy in {tries} tries: {last or 'the check failed'}{said}")
 
 
 def health_command(health: Mapping[str, Any]) -> list[str]:

@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from inspect_ai.util import SandboxEnvironmentSpec
+from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
 from belljar.errors import PolicyError
-from belljar.harness.compat import Refused, judge
-from belljar.harness.config import BelljarConfig
+from belljar.harness.compat import NO_NETWORK, Refused, judge
+from belljar.harness.compose_file import (
+    as_document,
+    beside,
+    is_compose_name,
+    is_dockerfile_name,
+    read_document,
+)
+from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -21,16 +28,13 @@ if TYPE_CHECKING:
     from inspect_ai.dataset import Sample
 
 OURS: Final = "belljar"
-_COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
-_POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
-_MAX_COMPOSE_BYTES: Final = 1 << 20
 
 
 def adapt_task(task: Task, *, directory: Path, forced: bool) -> list[str]:
     """Give the task and each of its samples Belljar as sandbox; returns notes for the operator.
 
     `directory` is the task's own (relative paths and implicit files are found there); `forced`: the operator gave a
-    policy, which settles everything.
+    policy, which settles everything but one thing: a task that wants no network has none.
 
     Raises:
         PolicyError: a sandbox that a cell can't stand in for. Nothing has run yet.
@@ -39,12 +43,18 @@ def adapt_task(task: Task, *, directory: Path, forced: bool) -> list[str]:
     task.sandbox, found = stand_in(task.sandbox, directory=directory, forced=forced, where=f"task {task.name}")
     notes += found
     for sample in _samples(task):
+        where = f"task {task.name}, sample {sample.id}"
         if sample.sandbox is not None:
-            sample.sandbox, found = stand_in(
-                sample.sandbox, directory=directory, forced=forced, where=f"task {task.name}, sample {sample.id}"
-            )
+            sample.sandbox, found = stand_in(sample.sandbox, directory=directory, forced=forced, where=where)
             notes += found
+        notes += _of_sample(sample.sandbox or task.sandbox, sample, where=where)
     return list(dict.fromkeys(notes))
+
+
+def _of_sample(spec: SandboxEnvironmentSpec, sample: Sample, *, where: str) -> tuple[str, ...]:
+    """What a compose file that asks for metadata means for this sample is refused now, not in the middle of the run."""
+    metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
+    return settled(spec.config, metadata, where=where)[1] if isinstance(spec.config, BelljarConfig) else ()
 
 
 def _samples(task: Task) -> Iterator[Sample]:
@@ -56,60 +66,61 @@ def stand_in(
 ) -> tuple[SandboxEnvironmentSpec, list[str]]:
     """The sandbox that replaces `spec`, with notes. Raises `PolicyError` when a cell can't."""
     if forced:
-        return SandboxEnvironmentSpec(OURS, BelljarConfig()), []
+        return SandboxEnvironmentSpec(OURS, _under_operator(spec, directory)), []
     if spec is None:
-        return SandboxEnvironmentSpec(OURS, _implicit_policy(directory)), []
-    if spec.type == OURS:
-        return SandboxEnvironmentSpec(OURS, _own_config(spec.config, directory)), []
+        return SandboxEnvironmentSpec(OURS, beside_policy(directory)), []
     compose, dockerfile = _description(spec, directory)
-    judgement = judge(spec.type, has_config=spec.config is not None, compose=compose, dockerfile=dockerfile)
+    if spec.type == OURS and compose is None and not dockerfile:
+        return SandboxEnvironmentSpec(OURS, _own_config(spec.config, directory)), []
+    if compose is not None:
+        config, said = of_compose(compose, beside_policy(directory), where=where)
+        return SandboxEnvironmentSpec(OURS, config), list(said)
+    judgement = judge(spec.type, has_config=spec.config is not None, compose=None, dockerfile=dockerfile)
     if isinstance(judgement, Refused):
         raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    base = _implicit_policy(directory)
-    return SandboxEnvironmentSpec(OURS, base.model_copy(update=dict(judgement.changes))), list(judgement.notes)
+    return SandboxEnvironmentSpec(OURS, beside_policy(directory)), list(judgement.notes)
+
+
+def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> BelljarConfig:
+    """The operator's policy is not judged by the task's words, and not widened by them. It loses its network where they say that there is none."""
+    try:
+        compose = None if spec is None else _description(spec, directory)[0]
+        found = None if compose is None else of_compose(compose, BelljarConfig(), where="")[0]
+    except PolicyError:
+        found = None
+    return BelljarConfig(network=NO_NETWORK if found is not None and found.network == NO_NETWORK else "")
 
 
 def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfig:
     if isinstance(config, BelljarConfig):
         return config
     if config is None:
-        return _implicit_policy(directory)
+        return beside_policy(directory)
     path = directory / str(config)
     return BelljarConfig(policy=str(path.resolve()) if path.exists() else str(config))
-
-
-def _implicit_policy(directory: Path) -> BelljarConfig:
-    found = next((directory / name for name in _POLICY_NAMES if (directory / name).is_file()), None)
-    return BelljarConfig(policy=str(found.resolve()) if found else "")
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> tuple[dict[str, Any] | None, bool]:
     """The compose file that the sandbox means, parsed, or None; and whether it is built from a Dockerfile."""
     config = spec.config
     if isinstance(config, BaseModel):
-        return config.model_dump(by_alias=True, exclude_none=True), False
+        is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
+        return (None if is_other else as_document(config)), False
     if config is None:
-        if spec.type != "docker":
-            return None, False
-        implicit = next((directory / name for name in _COMPOSE_NAMES if (directory / name).is_file()), None)
-        return (_read_compose(implicit), False) if implicit else (None, (directory / "Dockerfile").is_file())
-    path = directory / str(config)
-    if "Dockerfile" in {path.stem, path.suffix.removeprefix(".")}:
+        return _implicit(spec.type, directory)
+    if is_dockerfile_name(str(config)):
         return None, True
-    return (_read_compose(path) if path.suffix in {".yaml", ".yml"} else None), False
+    path = directory / str(config)
+    is_compose = is_compose_name(str(config)) or (spec.type != OURS and path.suffix in {".yaml", ".yml"})
+    return (read_document(path) if is_compose else None), False
 
 
-def _read_compose(path: Path) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    try:
-        with path.open("rb") as file:
-            parsed = YAML(typ="safe", pure=True).load(file.read(_MAX_COMPOSE_BYTES))
-    except (OSError, YAMLError, ValueError) as error:
-        raise PolicyError(
-            f"can't be read: {printable(str(error), max_chars=300)}", where=str(path), mend="mend the compose file"
-        ) from error
-    if not isinstance(parsed, dict):
-        raise PolicyError("is not a compose file", where=str(path), mend="mend the compose file")
-    return parsed
+def _implicit(kind: str, directory: Path) -> tuple[dict[str, Any] | None, bool]:
+    """What Inspect finds beside a task whose sandbox has no configuration."""
+    found = beside(directory)
+    if kind == OURS:
+        found = None if beside_policy(directory).policy else found
+        return (read_document(found) if found else None), False
+    if kind != "docker":
+        return None, False
+    return (read_document(found), False) if found else (None, (directory / "Dockerfile").is_file())

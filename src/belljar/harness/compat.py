@@ -12,8 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.harness.compose import CannotKeepError, read_compose
+from belljar.harness.compose import CannotKeepError, Composed, read_compose
+from belljar.harness.interpolate import interpolate, literal, references
+from belljar.policy.network import OWN_CELL
 from belljar.units import printable
+
+NO_NETWORK: Final = "none"
+"""What stands for a network in a configuration that has none, whatever its policy has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,10 @@ Judgement = Honoured | Refused
 _MEND_COMPOSE: Final = (
     "put what it needs into an image (`belljar image import`), name that image in a policy, and give it with --policy"
 )
+DOCKERFILE: Final = Refused(
+    reason="its sandbox is built from a Dockerfile, and a cell does not build images",
+    mend="build it elsewhere, `belljar image import docker-daemon:NAME`, name it in a policy, and give it with --policy",
+)
 
 
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, dockerfile: bool) -> Judgement:
@@ -49,10 +58,7 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, doc
             notes=("the task asked for the local sandbox, this host itself: it gets a cell with the default image",)
         )
     if dockerfile:
-        return Refused(
-            reason="its sandbox is built from a Dockerfile, and a cell does not build images",
-            mend="build it elsewhere, `belljar image import docker-daemon:NAME`, name it in a policy, and give it with --policy",
-        )
+        return DOCKERFILE
     if compose is not None:
         return judge_compose(compose)
     if kind == "docker" or not has_config:
@@ -66,14 +72,60 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, doc
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
-    """Decide about a compose file."""
+    """Decide about a compose file as it is written. One that asks for a sample's metadata is kept whole, until a sample is known (`judge_for_sample`)."""
     try:
-        found = read_compose(compose)
-    except CannotKeepError as error:
-        return Refused(reason=str(error), mend=_MEND_COMPOSE)
+        if references(compose):
+            return Honoured(changes={"compose": json.dumps(compose, default=str)})
+    except (TypeError, ValueError, RecursionError) as error:
+        return _refused(error)
+    return judge_for_sample(compose, {})
+
+
+def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Judgement:
+    """Decide about a compose file for one sample; `variables`: its metadata. `blanks`: as `interpolate`."""
+    try:
+        settled = interpolate(compose, variables, blanks=blanks)
+        found = read_compose(settled.document)
+    except (TypeError, ValueError, RecursionError) as error:
+        return _refused(error)
+    return Honoured(changes=_changes(found), notes=(*settled.notes, *found.notes))
+
+
+def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    """Of a sample's metadata what a compose file asks for elsewhere than in `environment`: what decides which images and cells are made ready."""
+    try:
+        names = interpolate(compose, variables, blanks=True).shaping
+    except (TypeError, ValueError, RecursionError):  # refused later, with its reason
+        names = references(compose)
+    return {name: variables[name] for name in sorted(names) if name in variables}
+
+
+def _refused(error: Exception) -> Refused:
+    return Refused(
+        reason=printable(str(error), max_chars=1000),
+        mend=(error.mend if isinstance(error, CannotKeepError) else "") or _MEND_COMPOSE,
+    )
+
+
+def _changes(found: Composed) -> dict[str, Any]:
     changes = {name: value for name, value in found.changes.items() if name != "resources"}
+    if "env" in changes:
+        changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
         changes["resources"] = tuple(sorted(resources.items()))
     if found.network is not None:
-        changes["network"] = json.dumps(found.network, sort_keys=False)
-    return Honoured(changes=changes, notes=found.notes)
+        changes["network"] = json.dumps(_with_literals(found.network))
+    elif found.is_apart:
+        changes["network"] = NO_NETWORK
+    changes["program"] = json.dumps(found.program)  # {}: whatever the image says
+    return changes | ({"service": found.service} if found.service != OWN_CELL else {})
+
+
+def _with_literals(network: Mapping[str, Any]) -> dict[str, Any]:
+    stand_ins = {
+        name: {**words, "env": {key: literal(value) for key, value in words["env"].items()}}
+        if "env" in words
+        else words
+        for name, words in network["stand_ins"].items()
+    }
+    return {**network, "stand_ins": stand_ins}

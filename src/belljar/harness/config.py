@@ -2,7 +2,8 @@
 purely.
 
 Order, first hit wins: the policy the operator gave to `belljar run --policy`; the task's or sample's own (`("belljar",
-"policy.yaml")`); `$BELLJAR_POLICY`; the preset `high`.
+"policy.yaml")`); `$BELLJAR_POLICY`; the preset `high`. What a compose file says is put on top of it; but from the policy of `--policy` a task can
+only take the network away.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
 from belljar.errors import PolicyError
+from belljar.harness.compat import DOCKERFILE, NO_NETWORK, Refused, judge_compose, judge_for_sample, shaping_variables
+from belljar.harness.compose_file import as_document, is_compose_name, is_dockerfile_name, read_document
+from belljar.harness.interpolate import METADATA_PREFIX
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY: Final = "high"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
-METADATA_PREFIX: Final = "SAMPLE_METADATA_"
+_TAKEN_AWAY: Final = "the task's compose file has `network_mode: none`: the network of the policy is taken away"
+POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
+"""What a policy beside a task is called."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
 _REFERENCE: Final = re.compile(rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{{}}]*))?\}}|\$({_NAME})")
 
@@ -35,14 +41,18 @@ class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect keeps it in its log: a policy and what is changed in it.
 
     `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
-    same name; `tier` can only raise it. `network` is JSON, in a policy's words: what a compose file with several services
-    means; `resources` are those that it sets.
+    same name; `tier` can only raise it. The rest comes from a compose file: `network` is JSON, in a policy's words: what several services
+    mean; or `none`; `resources` are those that it sets; `service` is the name of the one that the sample works in, and `program`, JSON in a target
+    cell's words, what runs in it. `compose` is a whole file, as JSON, that asks for a sample's metadata: what it means is known with the sample.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str = ""
+    compose: str = ""
     network: str = ""
+    service: str = ""
+    program: str = ""
     resources: tuple[tuple[str, str | int], ...] = ()
     image: str | None = None
     user: str | None = None
@@ -54,22 +64,106 @@ class BelljarConfig(BaseModel):
         """The policy fields this configuration replaces."""
         given = {"image": self.image, "user": self.user, "workdir": self.workdir}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        return changes | ({"network": json.loads(self.network)} if self.network else {})
+        if self.network:
+            changes["network"] = self.network if self.network == NO_NETWORK else json.loads(self.network)
+        return changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePolicy:
+    """What one sample's cell is made of: its policy; `is_shared`: every sample of the configuration has the same; the `service` of a compose file, and its `program`."""
+
+    policy: LoadedPolicy
+    is_shared: bool
+    service: str
+    program: str
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
     """What Inspect hands a provider → `BelljarConfig`. Raises `PolicyError` for the configuration of another provider."""
+    return described(config)[0]
+
+
+def described(config: BaseModel | str | None) -> tuple[BelljarConfig, tuple[str, ...]]:
+    """The same, with notes for the operator: a compose file is read, and judged."""
     if config is None:
-        return BelljarConfig()
-    if isinstance(config, str):
-        return BelljarConfig(policy=_preset_again(config))
+        return BelljarConfig(), ()
     if isinstance(config, BelljarConfig):
-        return config
+        return config, ()
+    if not isinstance(config, str):
+        return _of_model(config)
+    if is_compose_name(config):
+        path = Path(config)
+        return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
+    if is_dockerfile_name(config):
+        raise PolicyError(DOCKERFILE.reason, where=config, mend=DOCKERFILE.mend)
+    return BelljarConfig(policy=_preset_again(config)), ()
+
+
+def _of_model(config: BaseModel) -> tuple[BelljarConfig, tuple[str, ...]]:
+    from inspect_ai.util import ComposeConfig
+
+    if isinstance(config, ComposeConfig):
+        return of_compose(as_document(config), BelljarConfig(), where="the task's sandbox")
     raise PolicyError(
         f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
         where="the task's sandbox",
         mend='name a policy instead: sandbox=("belljar", "policy.yaml")',
     )
+
+
+def of_compose(
+    document: Mapping[str, Any], base: BelljarConfig, *, where: str
+) -> tuple[BelljarConfig, tuple[str, ...]]:
+    """What a compose file makes of `base`, and notes. Raises `PolicyError` for one that a cell can't keep."""
+    judgement = judge_compose(document)
+    if isinstance(judgement, Refused):
+        raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
+    return base.model_copy(update=dict(judgement.changes)), judgement.notes
+
+
+def beside_policy(directory: Path) -> BelljarConfig:
+    """The policy beside a task, if there is one."""
+    found = next((directory / name for name in POLICY_NAMES if (directory / name).is_file()), None)
+    return BelljarConfig(policy=str(found.resolve()) if found else "")
+
+
+def settled(
+    config: BelljarConfig, metadata: Mapping[str, object] | None, *, where: str = "the task's compose file"
+) -> tuple[BelljarConfig, tuple[str, ...]]:
+    """The same without a compose file in it, for a sample with this metadata, and notes. None: no sample is known yet; what Inspect defines while it
+    starts a task is used.
+
+    Raises `PolicyError` for what a cell can't keep.
+    """
+    if not config.compose:
+        return config, ()
+    known = _defined() if metadata is None else metadata_variables(metadata)
+    judgement = judge_for_sample(json.loads(config.compose), known, blanks=metadata is None)
+    if isinstance(judgement, Refused):
+        raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
+    return config.model_copy(update={"compose": "", **judgement.changes}), judgement.notes
+
+
+def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, ...]:
+    """What the operator should know of a configuration as Inspect handed it over; what was said when `belljar run` made it is not among it. Raises `PolicyError`."""
+    from belljar.policy import resolve_policy
+
+    written, notes = described(config)
+    ours, more = settled(written, None)
+    said = () if isinstance(config, BelljarConfig) else (*notes, *more)
+    if ours.network != NO_NETWORK or resolve_policy(choose_policy(ours, forced=forced)).policy.network is None:
+        return said
+    return (*said, _TAKEN_AWAY)
+
+
+def _defined() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(METADATA_PREFIX)}
+
+
+def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:
+    """The variables of a sample by which its cells differ in more than their environment."""
+    return shaping_variables(json.loads(config.compose), metadata_variables(metadata)) if config.compose else {}
 
 
 def _preset_again(config: str) -> str:
@@ -85,23 +179,54 @@ def choose_policy(config: BelljarConfig, *, forced: str = "") -> str:
     return forced or config.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
-def load(config: BaseModel | str | None, *, forced: str = "", forced_tier: str = "") -> LoadedPolicy:
+def load(
+    config: BaseModel | str | None,
+    *,
+    forced: str = "",
+    forced_tier: str = "",
+    metadata: Mapping[str, object] | None = None,
+) -> LoadedPolicy:
     """Load the policy for a sandbox configuration, with its changes made and in the operator's tier, if he gave one.
+
+    Of the operator's policy (`forced`) a configuration changes nothing; but one without a network takes it away. `metadata`: as `settled`.
 
     Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own configuration, demands.
     """
+    ours, _ = settled(as_config(config), metadata)
+    return _loaded(_narrowing(ours) if forced else ours, forced=forced, forced_tier=forced_tier)
+
+
+def _narrowing(config: BelljarConfig) -> BelljarConfig:
+    return BelljarConfig(network=NO_NETWORK if config.network == NO_NETWORK else "")
+
+
+def _loaded(ours: BelljarConfig, *, forced: str, forced_tier: str) -> LoadedPolicy:
     from belljar.policy import resolve_policy, with_tier
     from belljar.policy.resources import written_resources
 
-    ours = as_config(config)
     loaded = resolve_policy(choose_policy(ours, forced=forced))
     changes = ours.changes()
+    if isinstance(changes.get("network"), dict) and loaded.policy.network is not None:
+        changes["network"]["record"] = loaded.policy.network.record
     if ours.resources:
         changes["resources"] = {**written_resources(loaded.policy.resources), **dict(ours.resources)}
     if ours.env:
         changes["env"] = {**loaded.policy.env, **dict(ours.env)}
     changed = with_changes(loaded, changes) if changes else loaded
     return with_tier(with_tier(changed, ours.tier), forced_tier)
+
+
+def sample_policy(
+    config: BaseModel | str | None, metadata: Mapping[str, object], *, forced: str = "", forced_tier: str = ""
+) -> SamplePolicy:
+    """As `load`, for one sample, with its metadata in the values of `env` too. Raises `PolicyError`."""
+    written = as_config(config)
+    ours, _ = settled(written, metadata)
+    used = _narrowing(ours) if forced else ours
+    loaded = _loaded(used, forced=forced, forced_tier=forced_tier)
+    policy = for_sample(loaded, metadata)
+    is_shared = policy is loaded and not written.compose
+    return SamplePolicy(policy=policy, is_shared=is_shared, service=used.service, program=used.program)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -32,6 +33,14 @@ def enter(session: Session) -> None:
     session.users += 1
     if not opened_before:
         say(f"belljar: recording into {run.path}")
+
+
+def tell(session: Session, notes: Iterable[str]) -> None:
+    """Say each sentence once in a session."""
+    for note in dict.fromkeys(notes):
+        if note not in session.said:
+            session.said.add(note)
+            say(f"belljar: {note}")
 
 
 def leave(session: Session, *, failed: bool) -> None:

@@ -27,16 +27,19 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 from typing_extensions import override
 
-from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
+from belljar.harness.compose_file import COMPOSE_NAMES
 from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
 from belljar.harness.identity import SampleIdentity, identify
+from belljar.harness.programs import start_program
 from belljar.harness.session import Session, current_session
+from belljar.policy.network import OWN_CELL
 from belljar.probe.run import breach_of
 from belljar.units import printable
 
@@ -71,16 +74,14 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """A policy beside the task is found by these names."""
-        return ["belljar.yaml", "belljar.yml"]
+        """A policy beside the task is found by these names, else a compose file."""
+        return [*configs.POLICY_NAMES, *COMPOSE_NAMES]
 
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """No: a Dockerfile or compose file promises what a cell does not keep. `belljar run` honours what can be
-        honoured, and says so.
-        """
-        return False
+        """Yes: a compose file is taken over; a Dockerfile, and what of a compose file a cell does not keep, is refused before anything runs."""
+        return True
 
     @override
     @classmethod
@@ -98,6 +99,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         lifecycle.enter(session)
         try:
             loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
+            lifecycle.tell(session, configs.notes_on(config, forced=session.forced_policy))
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             lifecycle.leave(session, failed=True)
@@ -106,6 +108,17 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         except BaseException:
             lifecycle.leave(session, failed=True)
             raise
+
+    @override
+    @classmethod
+    async def task_init_environment(
+        cls, config: SandboxEnvironmentConfigType | None, metadata: dict[str, str]
+    ) -> dict[str, str]:
+        """The sample's metadata by which its images and cells differ from other samples': for each such set `task_init` is called once."""
+        try:
+            return configs.shaping(configs.as_config(config), metadata)
+        except PolicyError:  # `task_init` refuses it, as Inspect shows errors of set-up
+            return {}
 
     @override
     @classmethod
@@ -118,13 +131,14 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """
         session = current_session()
         await session.check_running()
-        loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
-        policy = configs.for_sample(loaded, metadata)
+        sample = configs.sample_policy(config, metadata, forced=session.forced_policy, forced_tier=session.forced_tier)
         who = identify(task_name, metadata)
         stack = AsyncExitStack()
         try:
-            cell = await stack.enter_async_context(session.cell_of_sample(config, loaded, policy))
-            environment = cls(cell, session=session, who=who, stack=stack, policy=policy)
+            cell = await stack.enter_async_context(
+                session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
+            )
+            environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
             stack.push_async_callback(environment._forget)
             if cell.questions is not None:
                 cell.questions.answerer = ModelBridge()
@@ -139,11 +153,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session.live[cell.id] = environment
         try:
             await environment.probe_start()
+            await start_program(cell, sample.service, sample.program)
         except BaseException:
             await environment.close(outcome="stopped")
             raise
         others = {name: environment.beside(other) for name, other in cell.others.items()}
-        return {"default": environment, **others}
+        return {sample.service or OWN_CELL: environment, **others}
 
     @override
     @classmethod

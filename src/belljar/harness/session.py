@@ -116,6 +116,7 @@ class Session:
         breaches: errors of destruction and of probes; any of them voids the run.
         stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by the monotonic clock.
         stop: how to end the evaluation at once, if its owner gave a way.
+        said: sentences about tasks that the operator has read.
         told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look at.
     """
 
@@ -134,6 +135,7 @@ class Session:
     stopped_at_s: float = 0.0
     stop: Callable[[], None] | None = None
     told_to_end: list[int] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)
 
     def ensure_run(self) -> RunDirectory:
         """The run directory; opened now if nobody gave one. Raises `HostError` when it can't be made: without a
@@ -147,15 +149,15 @@ class Session:
         return self.run
 
     def cell_of_sample(
-        self, config: BaseModel | str | None, loaded: LoadedPolicy, policy: LoadedPolicy
+        self, config: BaseModel | str | None, policy: LoadedPolicy, *, is_shared: bool
     ) -> AbstractAsyncContextManager[Cell]:
         """A cell for one sample; leaving the block destroys it.
 
         Args:
-            config: the sandbox's, as Inspect hands it over; with `loaded`, what it means.
-            policy: the same with the sample's own values put in. Only a sample without such values can take a cell that was made ahead.
+            config: the sandbox's, as Inspect hands it over; with `policy`, what it means for the sample.
+            is_shared: nothing of the sample's own is in it: only then it can take a cell that was made ahead.
         """
-        if self.warm is None or policy is not loaded:
+        if self.warm is None or not is_shared:
             return self.source.open_cell(policy, run=self.ensure_run(), home=self.home)
         return self.warm.cell(config, policy)
 

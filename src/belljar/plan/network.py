@@ -52,6 +52,21 @@ class StandInPlan:
         """Whether a target cell answers it: the router forwards, the gateway is not asked."""
         return self.kind in TARGET_KINDS
 
+    @property
+    def networks(self) -> frozenset[str]:
+        """A cell's: the networks it is in; empty: every one."""
+        return frozenset(self.settings.get("networks") or ())
+
+    @property
+    def awaits(self) -> tuple[str, ...] | None:
+        """A target cell's: those before it that must be healthy when it starts; None: all."""
+        awaited = self.settings.get("awaits")
+        return None if awaited is None else tuple(awaited)
+
+    def is_apart_from(self, other: StandInPlan) -> bool:
+        """Whether two cells must not reach each other: both name networks, and none that both are in."""
+        return bool(self.networks and other.networks) and self.networks.isdisjoint(other.networks)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
         directory = None if self.directory is None else str(self.directory)
@@ -273,7 +288,8 @@ def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], boo
 def _own_cell(own: OwnCell) -> StandInPlan:
     """The range's own cell as others see it: by name, like a target cell."""
     ports, all_ports = _ports((port.number, port.protocol or "tcp") for port in own.ports)
-    return StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports, all_ports=all_ports)
+    settings = {} if own.networks is None else {"networks": list(own.networks)}
+    return StandInPlan(id=OWN_CELL, kind="cell", names=own.names, ports=ports, settings=settings, all_ports=all_ports)
 
 
 def _each(read: Any, items: Iterable[Mapping[str, Any]]) -> tuple[Any, ...]:  # noqa: ANN401 - one of the readers above

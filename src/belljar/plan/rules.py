@@ -80,7 +80,7 @@ class Reason(StrEnum):
     FORBIDDEN = "forbidden"
     """An address that no policy can allow."""
     NEIGHBOUR = "neighbour"
-    """A cell of the range, and not one of its named ports."""
+    """A cell of the range, and not one of its named ports, or one that the sender is kept apart from."""
     PORT = "port"
     """A stand-in's address, another port."""
     ADDRESS = "address"
@@ -183,6 +183,10 @@ class _Services:
         self.has_intervals = bool(open_cells)
         self.forwarded += [(address, "tcp", {"range": [1, 65535]}) for address in open_cells]
         self.targets = targets
+        cells = network.reached_cells
+        apart = {one.id: [other.id for other in cells if one.is_apart_from(other)] for one in cells}
+        self.apart = {name: sorted(layout.cell(other).address for other in of) for name, of in apart.items() if of}
+        """The addresses that a cell must not reach, and that must not reach it, by the cell's name; cells that reach all others are left out."""
 
 
 def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any shape
@@ -204,6 +208,9 @@ def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
     yield _set("forwarded", service, forwarded, has_intervals=services.has_intervals)
     yield _set("addresses", "ipv4_addr", sorted(addresses))
     yield _set("cells", "ipv4_addr", sorted(port.address for port in layout.cells))
+    for port in layout.cells:
+        if port.name in services.apart:
+            yield _set(f"apart_{port.outer_device}", "ipv4_addr", services.apart[port.name])
     yield _set("devices", "ifname", sorted(port.outer_device for port in layout.cells))
     spoken = ["ipv4_addr", "ipv4_addr", "inet_service"]
     yield {"set": _own(name=_SPOKEN, type=spoken, size=_MAX_SPOKEN, flags=["timeout"], timeout=SPOKEN_S)}
@@ -321,6 +328,8 @@ def _from(port: CellPort, services: _Services) -> Iterator[Rule]:
     yield [nft.match(nft.NFPROTO, "ipv6"), nft.goto(_to(Reason.IPV6))]
     yield [nft.match(nft.field("ip", "saddr"), port.address, "!="), nft.goto(_to(Reason.SPOOFED))]
     yield [nft.jump(_CHECK)]
+    if port.name in services.apart:  # before answers are let through: a forged one is none
+        yield [nft.match(nft.field("ip", "daddr"), f"@apart_{port.outer_device}"), nft.goto(_to(Reason.NEIGHBOUR))]
     if port.name in services.targets:
         to_cell = nft.match(nft.field("ip", "daddr"), "@cells")
         answer = [nft.match(nft.source(), "@forwarded"), to_cell, nft.NOT_FIRST]

@@ -17,9 +17,11 @@ from belljar.policy.stand_ins import (
     MAX_NAMES,
     MAX_PORTS,
     MODELS,
+    NETWORKS,
     NUMBER,
     AnyStandIn,
     At,
+    CellNetworks,
     Health,
     HostNames,
     MetadataStandIn,
@@ -130,6 +132,7 @@ class OwnCell(Strict):
 
     names: HostNames = Field(description="Host names, exact.")
     ports: TargetPorts = Field(description="TCP ports that can be reached; `[all]`: every one.")
+    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
 
 
 class Network(Strict):
@@ -169,6 +172,7 @@ class Network(Strict):
                 raise At(f"{kinds.quoted(pattern)} is {kinds.quoted(seen[pattern])}'s already", *path)
             seen[pattern] = owner
         _check_metadata(self)
+        _check_awaited(self)
         targets = [name for name, item in self.stand_ins.items() if isinstance(item, TargetStandIn)]
         if len(targets) > MAX_TARGETS:
             raise At(f"{len(targets)} target cells; at most {MAX_TARGETS}", "stand_ins", targets[MAX_TARGETS])
@@ -181,6 +185,18 @@ class Network(Strict):
             yield pattern, "own_cell", ("own_cell", "names", at)
         for index, upstream in enumerate(self.upstreams):
             yield upstream.host, f"upstreams[{index}]", ("upstreams", index, "host")
+
+
+def _check_awaited(network: Network) -> None:
+    before: set[str] = set()
+    for name, item in network.stand_ins.items():
+        if isinstance(item, TargetStandIn):
+            for index, awaited in enumerate(item.awaits or ()):
+                if awaited not in before:
+                    raise At(
+                        f"{kinds.quoted(awaited)} is no target cell before this one", "stand_ins", name, "awaits", index
+                    )
+            before.add(name)
 
 
 def _check_metadata(network: Network) -> None:

@@ -21,6 +21,7 @@ from belljar.policy.risk import Tier
 MAX_PORTS: Final = 64
 MAX_NAMES: Final = 250
 MAX_WORDS: Final = 1024
+MAX_NETWORKS: Final = 16
 ALL_PORTS: Final = 0
 """The number of a target cell's port that stands for every one."""
 _APP: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -124,6 +125,8 @@ def _read_mapping(value: object) -> object:
     return value
 
 
+CellNetworks: TypeAlias = Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of("names of networks", MAX_NETWORKS)]
+NETWORKS: Final = "Two cells that both have some, and none in common, don't reach each other. Default: every cell's."
 JsonMapping: TypeAlias = Annotated[
     Mapping[str, Any], BeforeValidator(_read_mapping, json_schema_input_type=dict[str, Any])
 ]
@@ -327,6 +330,9 @@ class Health(Strict):
         default=5.0, description="Of one try.", json_schema_extra={"default": "5s"}
     )
     retries: Annotated[int, kinds.Whole(least=1, most=1000)] = Field(default=30, description="Tries at most.")
+    within: Annotated[float, kinds.Duration(least="1s", most="1d")] | None = Field(
+        default=None, description="From the first try to the end of the last. Default: as long as the tries take."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Health:
@@ -357,6 +363,13 @@ class TargetStandIn(StandIn):
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )
+    networks: CellNetworks | None = Field(default=None, description=NETWORKS)
+    awaits: Annotated[tuple[Annotated[str, kinds.NAME], ...], list_of("target cells", MAX_NAMES, least=0)] | None = (
+        Field(
+            default=None,
+            description="The target cells before it that must be healthy when it starts. Default: all. The range's own cell awaits all of them.",
+        )
+    )
     resources: ResourcesField = Field(
         default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
     )
@@ -370,6 +383,23 @@ class CellStandIn(TargetStandIn):
     command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
         default=None, description="What runs in it, as a list of words. Default the image's."
     )
+    arguments: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS, least=0)] | None = Field(
+        default=None, description="What stands behind the image's entrypoint, in place of the image's command."
+    )
+    directories: Annotated[tuple[Annotated[str, kinds.WORKDIR], ...], list_of("directories", MAX_PORTS)] | None = Field(
+        default=None, description="Made, as root's, before its program runs, where the image does not have them."
+    )
+    completes: Switch = Field(
+        default=False, description="Its program ends, with status 0, before what comes after it is started."
+    )
+
+    @model_validator(mode="after")
+    def _one_program(self) -> CellStandIn:
+        if self.command is not None and self.arguments is not None:
+            raise At("`command` is all that runs; leave one of them out", "arguments")
+        if self.completes and self.health is not None:
+            raise At("a program that ends is not asked for its health", "health")
+        return self
 
 
 class PythonStandIn(TargetStandIn):

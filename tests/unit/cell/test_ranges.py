@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import cast
@@ -11,13 +12,13 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
 from belljar.cell import Parts
-from belljar.cell.ranges import RangePort, RangeRouter, _trusting
+from belljar.cell.ranges import RangePort, RangeRouter, _trusting, _wait_for
 from belljar.cell.trust import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.network.range import Range as Network
 from belljar.plan import make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import NetworkPlan, plan_network
+from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, load_policy
 from belljar.policy.network import OWN_CELL
 
@@ -115,3 +116,23 @@ def test_the_policys_own_variables_win(tmp_path: Path) -> None:
     plan = make_plan(loaded.policy, facts, image_with_a_user(), base=tmp_path)
     env = _trusting(Parts(plan=plan, facts=facts, image=some_image(), kernel=some_kernel())).plan.env
     assert (env["NODE_EXTRA_CA_CERTS"], env["SSL_CERT_FILE"]) == ("/mine.pem", BUNDLE)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("awaits", "healthy"), [(None, ["a", "b"]), ([], []), (["b"], ["b"]), (["b", "gone"], ["b"])])
+async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]) -> None:
+    """All that have started before it, or those it says; each is waited for once, and the range's own cell waits for the rest."""
+    waited: list[str] = []
+
+    def wait(name: str) -> Callable[[], Awaitable[None]]:
+        async def until() -> None:
+            waited.append(name)
+
+        return until
+
+    waits = {name: wait(name) for name in ("a", "b")}
+    settings = {} if awaits is None else {"awaits": awaits}
+    await _wait_for(waits, StandInPlan(id="c", kind="cell", names=(), ports=(), settings=settings))
+    assert waited == healthy
+    await _wait_for(waits, None)
+    assert sorted(waited) == ["a", "b"]

@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from belljar.cell.targets import health_command, target_policy
+from belljar.cell.output import ExecOutput
+from belljar.cell.targets import health_command, serve, target_policy
+from belljar.errors import CellError
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, Tier, load_policy, with_tier
 
@@ -74,6 +77,68 @@ def test_an_apps_directory_is_no_file_to_copy(tmp_path: Path) -> None:
     """It goes in as an archive."""
     loaded, plans = loaded_of(tmp_path)
     assert target_policy(loaded, plans["app"]).policy.files == ()
+
+
+class Machine:
+    """A cell in which only programs called `ends` and `ask` come to an end, with this status."""
+
+    def __init__(self, status: int) -> None:
+        self.id, self.status = "x", status
+        self.image_entrypoint, self.image_command = ("/enter",), ("/enter", "serve")
+        self.ran: list[tuple[list[str], float | None]] = []
+
+    async def exec(self, argv: Sequence[str], *, timeout_s: float | None = None, **_: object) -> ExecOutput:
+        """Notes what it was asked."""
+        words = list(argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv)
+        self.ran.append((words, timeout_s))
+        code = self.status if words[0] in ("ends", "ask") else 0
+        return ExecOutput(returncode=code, code=code, stdout=b"/log\n", stderr=b"no such table")
+
+
+async def served(settings: Mapping[str, Any], *, status: int = 0) -> list[tuple[list[str], float | None]]:
+    """What ran in a target cell of these settings, and for how long it might."""
+    machine = Machine(status)
+    await serve(machine, StandInPlan(id="shop", kind="cell", names=(), ports=(), settings=settings))  # type: ignore[arg-type]
+    return machine.ran
+
+
+@pytest.mark.anyio
+async def test_what_a_target_runs() -> None:
+    """Its command; the image's entrypoint and its arguments; the image's command."""
+    for settings, words in (
+        ({"command": ["mine"]}, ["mine"]),
+        ({"arguments": ["a", "b"]}, ["/enter", "a", "b"]),
+        ({"arguments": []}, ["/enter"]),
+        ({}, ["/enter", "serve"]),
+    ):
+        assert [ran for ran, _ in await served(settings)] == [words]
+
+
+@pytest.mark.anyio
+async def test_a_targets_directories() -> None:
+    """Are made before its program runs."""
+    ran = await served({"command": ["mine"], "directories": ["/data", "/cache"]})
+    assert [words for words, _ in ran] == [["mkdir", "-p", "--", "/data", "/cache"], ["mine"]]
+
+
+@pytest.mark.anyio
+async def test_a_target_that_completes() -> None:
+    """Is run to its end before anything else happens; another status than 0 ends the range, with what it said."""
+    assert await served({"command": ["ends"], "completes": True}) == [(["ends"], None)]
+    with pytest.raises(CellError, match="shop does not serve: its program did not end well: no such table"):
+        await served({"command": ["ends"], "completes": True}, status=3)
+
+
+@pytest.mark.anyio
+async def test_tries_within_a_time() -> None:
+    """Whatever their number: each is cut to what is left of it, and no further begins."""
+    health = {"command": ["ask"], "interval": 0.2, "timeout": 300.0, "retries": 1000, "within": 200.0}
+    (asked, timeout_s) = (await served({"command": ["mine"], "health": health}))[1]
+    assert asked == ["ask"]
+    assert timeout_s is not None
+    assert timeout_s <= 200.0
+    with pytest.raises(CellError, match=r"healthy in \d tries: no such table"):
+        await served({"command": ["mine"], "health": {**health, "within": 0.3}}, status=1)
 
 
 def test_only_a_target_has_a_cell(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
-from belljar.harness.compat import Honoured, Refused, judge, judge_compose
+from belljar.harness.compat import Honoured, Refused, judge, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.config import BelljarConfig
 
 
@@ -36,20 +36,26 @@ def test_a_plain_compose_file_is_honoured() -> None:
         command="tail -f /dev/null",
     )
     judgement = judge_compose(compose)
-    assert judgement == Honoured(
-        changes={"image": "ctf:1", "workdir": "/srv", "user": "agent", "env": (("A", "1"), ("B", ""))}
-    )
-    assert judge_compose(service(image="aisiuk/inspect-tool-support", command=["sleep", "infinity"])) == Honoured()
+    assert isinstance(judgement, Honoured)
+    assert judgement.changes == {
+        "image": "ctf:1",
+        "workdir": "/srv",
+        "user": "agent",
+        "env": (("A", "1"),),
+        "network": "none",
+        "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
+    }
+    assert "variables without a value are not set (B)" in judgement.notes[0]
+    assert judge_compose(service(image="aisiuk/inspect-tool-support")) == Honoured(changes={"program": "{}"})
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"build": "."},
+        {"build": ".", "image": None},
         {"volumes": ["/:/host"]},
         {"privileged": True},
         {"network_mode": "host"},
-        {"command": "python server.py"},
         {"devices": ["/dev/kvm"]},
         {"environment": {"A": "${HOME}"}},
         {"gpus": "all"},
@@ -57,7 +63,7 @@ def test_a_plain_compose_file_is_honoured() -> None:
 )
 def test_what_a_cell_does_not_keep_is_refused_by_name(fields: dict[str, Any]) -> None:
     """An evaluation never runs in less, more or other than its author wrote."""
-    judgement = judge_compose(service(image="x", **fields))
+    judgement = judge_compose(service(**{"image": "x", **fields}))
     assert isinstance(judgement, Refused)
     assert next(iter(fields)) in judgement.reason
 
@@ -70,7 +76,8 @@ def test_several_services_are_a_range() -> None:
     assert BelljarConfig.model_validate(config.model_dump()) == config
     assert list(json.loads(config.network)["stand_ins"]) == ["shop"]
     assert hash(config)
-    assert isinstance(judge_compose({"services": {"a": {}}, "volumes": {"v": {}}}), Refused)
+    shared = {"volumes": ["v:/v"]}
+    assert isinstance(judge_compose({"services": {"a": shared, "b": shared}, "volumes": {"v": {}}}), Refused)
 
 
 @given(
@@ -86,6 +93,40 @@ def test_any_service_is_judged(fields: dict[str, Any]) -> None:
         judge_compose(service(**fields)),
         Honoured | Refused,
     )
+
+
+FLAGGED = service(image="ctf", environment={"FLAG": "${SAMPLE_METADATA_FLAG}", "PORT": "${PORT:-80}"}, working_dir="/w")
+SHAPED = service(image="ctf-${SAMPLE_METADATA_KIND:-web}", environment=["FLAG=$SAMPLE_METADATA_FLAG"])
+
+
+def test_a_file_that_asks_for_metadata_waits_for_a_sample() -> None:
+    """It is kept whole, as Inspect can keep it in its log; each sample's values are then put in, and only `environment` can do without."""
+    judgement = judge_compose(FLAGGED)
+    assert isinstance(judgement, Honoured)
+    assert json.loads(judgement.changes["compose"]) == FLAGGED
+    for_it = judge_for_sample(FLAGGED, {"SAMPLE_METADATA_FLAG": "f$SAMPLE_METADATA_X"})
+    assert isinstance(for_it, Honoured)
+    assert for_it.changes["env"] == (("FLAG", "f$$SAMPLE_METADATA_X"), ("PORT", "80")), (
+        "a reference in data means nothing"
+    )
+    assert isinstance(judge_for_sample(FLAGGED, {}), Refused)
+    assert isinstance(judge_for_sample(FLAGGED, {}, blanks=True), Honoured)
+
+
+def test_what_of_the_metadata_shapes_the_cells() -> None:
+    """Images are made ready for each; flags are not."""
+    variables = {"SAMPLE_METADATA_FLAG": "f", "SAMPLE_METADATA_KIND": "db", "SAMPLE_METADATA_OTHER": "x"}
+    assert shaping_variables(FLAGGED, variables) == {}
+    assert shaping_variables(SHAPED, variables) == {"SAMPLE_METADATA_KIND": "db"}
+    assert shaping_variables(SHAPED, {}) == {}
+
+
+def test_a_targets_metadata_is_data_too() -> None:
+    """Its environment is expanded as the cell's own is."""
+    compose = {"services": {"default": {}, "shop": {"image": "s", "environment": {"A": "${SAMPLE_METADATA_A}"}}}}
+    judgement = judge_for_sample(compose, {"SAMPLE_METADATA_A": "$SAMPLE_METADATA_B"})
+    assert isinstance(judgement, Honoured)
+    assert json.loads(judgement.changes["network"])["stand_ins"]["shop"]["env"] == {"A": "$$SAMPLE_METADATA_B"}
 
 
 def test_other_sandboxes() -> None:
@@ -127,7 +168,7 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
     """Inspect would find them, so they are what the author meant."""
     (tmp_path / "compose.yaml").write_text("services:\n  default:\n    image: ctf:2\n    init: true\n")
     task = adapted(tmp_path, "docker")
-    assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(image="ctf:2"))
+    assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(image="ctf:2", program="{}"))
     (tmp_path / "compose.yaml").unlink()
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     with pytest.raises(PolicyError, match="Dockerfile"):
@@ -140,6 +181,55 @@ def test_the_operators_policy_settles_everything(tmp_path: Path) -> None:
     task = adapted(tmp_path, "docker", ("belljar", "sample.yaml"), forced=True)
     assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
     assert task.dataset[0].sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
+
+
+COMPOSE = "services:\n  default:\n    image: ctf:2\n"
+
+
+def test_the_operators_policy_loses_its_network_where_the_task_has_none(tmp_path: Path) -> None:
+    """The narrower wins; nothing else of the task's changes the operator's policy."""
+    (tmp_path / "compose.yaml").write_text(COMPOSE + "    network_mode: none\n")
+    task = Task(dataset=[Sample(input="x", id=1)], sandbox=("docker", "compose.yaml"))
+    adapt_task(task, directory=tmp_path, forced=True)
+    assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(network="none"))
+    (tmp_path / "compose.yaml").write_text(COMPOSE + "  shop: {image: s}\n")
+    assert adapted(tmp_path, "docker", forced=True).sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
+
+
+@pytest.mark.parametrize("sandbox", ["belljar", ("belljar", "compose.yaml"), "docker", ("docker", "compose.yaml")])
+def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: Path) -> None:  # noqa: ANN401 - Inspect's union
+    """Found beside the task, or named; a policy beside it is what it is put on."""
+    (tmp_path / "compose.yaml").write_text(COMPOSE)
+    expected = BelljarConfig(image="ctf:2", program="{}")
+    assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", expected)
+    (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
+    beside = BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
+    if sandbox == "belljar":  # Inspect finds the policy first
+        assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", beside)
+    else:
+        together = expected.model_copy(update={"policy": beside.policy})
+        assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", together)
+
+
+def test_what_the_tools_cell_is_called(tmp_path: Path) -> None:
+    """A service of another name than `default` keeps it: tasks ask for it."""
+    (tmp_path / "compose.yaml").write_text("services:\n  agent: {image: a, x-default: true}\n  web: {image: w}\n")
+    config = adapted(tmp_path, "docker").sandbox
+    assert config is not None
+    assert config.config.service == "agent"
+
+
+def test_each_samples_metadata_is_judged_before_the_run(tmp_path: Path) -> None:
+    """One that lacks what the compose file needs is refused by its name, and the variable's."""
+    (tmp_path / "compose.yaml").write_text(COMPOSE + "    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n")
+    samples = [
+        Sample(input="x", id="good", metadata={"flag": "f"}),
+        Sample(input="x", id="bad", metadata={"flog": "f"}),
+    ]
+    with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG") as caught:
+        adapt_task(Task(dataset=samples, sandbox="docker"), directory=tmp_path, forced=False)
+    assert "sample bad" in caught.value.where
+    adapt_task(Task(dataset=samples[:1], sandbox="docker"), directory=tmp_path, forced=False)
 
 
 def test_samples_are_judged_too(tmp_path: Path) -> None:

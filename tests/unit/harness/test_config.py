@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
 
 from belljar.errors import PolicyError
-from belljar.harness.config import BelljarConfig, as_config, choose_policy, expand, for_sample, load, with_changes
+from belljar.harness.config import (
+    BelljarConfig,
+    as_config,
+    choose_policy,
+    expand,
+    for_sample,
+    load,
+    notes_on,
+    sample_policy,
+    shaping,
+    with_changes,
+)
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'
 
@@ -44,6 +55,98 @@ def test_another_providers_configuration_is_refused() -> None:
     """A configuration that means something else elsewhere is never taken for ours."""
     with pytest.raises(PolicyError, match="not Belljar's"):
         as_config(SandboxEnvironmentSpec("docker", None))
+
+
+NETWORK = "network:\n  record: {packets: 2MiB}\n  stand_ins: {page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}}\n"
+SERVICES = (
+    "services:\n  agent: {image: default, x-default: true, command: serve, environment: {FLAG: '${SAMPLE_METADATA_FLAG:-none}'}}\n"
+    "  web: {image: 'default', environment: {FLAG: '$SAMPLE_METADATA_FLAG'}}\n"
+)
+
+
+@pytest.fixture
+def compose_file(tmp_path: Path) -> Path:
+    """Two services that want a flag."""
+    path = tmp_path / "tasks" / "compose.yaml"
+    path.parent.mkdir()
+    path.write_text(SERVICES)
+    return path
+
+
+def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -> None:
+    """As Inspect hands it over, a file's path or a `ComposeConfig`; the policy beside it is what it is put on. A Dockerfile is refused with what to do."""
+    from inspect_ai.util import ComposeConfig
+
+    (compose_file.parent / "belljar.yaml").write_text(POLICY)
+    config = as_config(str(compose_file))
+    assert config.policy == str(compose_file.parent / "belljar.yaml")
+    assert BelljarConfig.model_validate(config.model_dump()) == config
+    given = as_config(ComposeConfig.model_validate({"services": {"default": {"image": "ctf"}}}))
+    assert given == BelljarConfig(image="ctf", program="{}")
+    with pytest.raises(PolicyError, match="Dockerfile") as caught:
+        as_config(str(tmp_path / "Dockerfile"))
+    assert "image import" in caught.value.mend
+
+
+def test_a_compose_file_for_a_sample(compose_file: Path) -> None:
+    """Its metadata reaches both cells; nothing of it can be made ahead; what runs and what it is called are known."""
+    sample = sample_policy(str(compose_file), {"flag": "f$SAMPLE_METADATA_X"})
+    network = sample.policy.policy.network
+    assert network is not None
+    web = network.stand_ins["web"]
+    assert (sample.policy.policy.env["FLAG"], getattr(web, "env", {})) == (
+        "f$SAMPLE_METADATA_X",
+        {"FLAG": "f$SAMPLE_METADATA_X"},
+    )
+    assert (sample.service, sample.program, sample.is_shared) == ("agent", '{"arguments": ["serve"]}', False)
+    with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG"):
+        sample_policy(str(compose_file), {})
+
+
+def test_a_task_begins_before_a_sample_is_known(compose_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment can wait; what shapes a cell is what Inspect defines then."""
+    assert load(str(compose_file)).policy.network is not None
+    compose_file.write_text("services: {default: {image: 'ctf-$SAMPLE_METADATA_KIND'}}")
+    with pytest.raises(PolicyError, match="SAMPLE_METADATA_KIND"):
+        load(str(compose_file))
+    defined = shaping(as_config(str(compose_file)), {"kind": "web", "flag": "x"})
+    assert defined == {"SAMPLE_METADATA_KIND": "web"}
+    for name, value in defined.items():
+        monkeypatch.setenv(name, value)
+    assert load(str(compose_file)).policy.image == "ctf-web"
+
+
+def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None:
+    """Of a policy of any origin, the operator's too: the narrower wins. And nothing of a configuration is put on the operator's policy."""
+    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
+    policy = str(tmp_path / "net.yaml")
+    assert load(BelljarConfig(policy=policy)).policy.network is not None
+    assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
+    assert load(BelljarConfig(network="none"), forced=policy).policy.network is None
+    for config, forced in ((BelljarConfig(policy=policy, network="none"), ""), (BelljarConfig(network="none"), policy)):
+        assert "taken away" in notes_on(config, forced=forced)[0]
+    assert notes_on(BelljarConfig(policy="high", network="none")) == notes_on(BelljarConfig(policy=policy)) == ()
+
+
+def test_the_operators_network_is_never_widened(tmp_path: Path) -> None:
+    """A configuration with services of its own, from a log or a task's own code, changes nothing in the policy of `--policy`."""
+    (tmp_path / "none.yaml").write_text("belljar: 1\nrisk: low\n")
+    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
+    services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
+    ours = BelljarConfig(network=services, image="other", resources=(("memory", "64GiB"),), env=(("A", "1"),))
+    for name in ("none.yaml", "net.yaml"):
+        alone = load(None, forced=str(tmp_path / name))
+        assert load(ours, forced=str(tmp_path / name)) == alone
+        assert sample_policy(ours, {}, forced=str(tmp_path / name)).policy == alone
+
+
+def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) -> None:
+    """There is nothing beyond them; how much is recorded stays the policy's."""
+    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
+    services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
+    network = load(BelljarConfig(policy=str(tmp_path / "net.yaml"), network=services)).policy.network
+    assert network is not None
+    assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
 
 
 def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-from inspect_ai.util import OutputLimitExceededError, SandboxUnavailableError
+from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentSpec, SandboxUnavailableError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 from tests.fakes.cell import FakeCells, FakeRun
 
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
+from belljar.harness.config import BelljarConfig
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 
@@ -39,6 +41,46 @@ async def test_inspect_finds_the_provider_by_its_name() -> None:
     import belljar.harness._registry  # noqa: F401 - loading it is what the entry point does
 
     assert registry_find_sandboxenv("belljar") is BelljarSandboxEnvironment
+
+
+async def test_inspect_hands_compose_files_over(tmp_path: Path) -> None:
+    """It forwards those of docker's tasks to a provider that says it takes them; a policy beside the task is found first."""
+    from inspect_ai.util._sandbox.compose import is_docker_compatible_sandbox_type
+
+    assert is_docker_compatible_sandbox_type("belljar")
+    assert BelljarSandboxEnvironment.config_files()[0] == "belljar.yaml"
+    assert "compose.yaml" in BelljarSandboxEnvironment.config_files()
+    config = BelljarConfig(image="x", network="{}", program="{}")
+    read_back = SandboxEnvironmentSpec.model_validate({"type": "belljar", "config": config.model_dump()})
+    assert read_back.config == config
+
+
+async def test_a_compose_files_cell_has_its_services_name_and_program(session: Session, tmp_path: Path) -> None:
+    """`sandbox("agent")` finds it, and what the file runs in it has run when the sample begins; the metadata is this sample's."""
+    file = tmp_path / "compose.yaml"
+    file.write_text(
+        "services:\n  agent:\n    x-default: true\n    entrypoint: [sh, -c]\n    command: ['touch here']\n"
+        "    healthcheck: {test: 'test -e here && test $$FLAG = f1'}\n    environment: {FLAG: $SAMPLE_METADATA_FLAG}\n"
+    )
+    metadata = {"__sample_id__": "s1", "flag": "f1"}
+    assert await BelljarSandboxEnvironment.task_init_environment(str(file), metadata) == {}
+    environments = await BelljarSandboxEnvironment.sample_init("task", str(file), metadata)
+    assert list(environments) == ["agent"]
+    assert (await environments["agent"].exec(["sh", "-c", "ls; echo $FLAG"])).stdout == "here\nf1\n"
+    await BelljarSandboxEnvironment.sample_cleanup("task", str(file), environments, interrupted=False)
+
+
+async def test_a_compose_file_that_a_cell_can_not_keep_ends_the_task(session: Session, tmp_path: Path) -> None:
+    """Before it begins, by the service's name and the key's; so does a Dockerfile."""
+    from inspect_ai._util.error import PrerequisiteError
+
+    file = tmp_path / "compose.yaml"
+    file.write_text("services: {default: {image: x, privileged: true}}")
+    for config, named in ((file, "default asks for privileged"), (tmp_path / "Dockerfile", "image import")):
+        assert await BelljarSandboxEnvironment.task_init_environment(str(config), {}) == {}
+        with pytest.raises(PrerequisiteError) as caught:
+            await BelljarSandboxEnvironment.task_init("startup", str(config))
+        assert named in str(caught.value.message)
 
 
 async def test_exec_has_exactly_the_parameters_that_inspect_counts(session: Session) -> None:

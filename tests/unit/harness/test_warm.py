@@ -53,7 +53,7 @@ async def cells_for_one_sample(home: Path, *, expected: int) -> int:
     session = Session(source=cells, home=home)
     with warm_cells(session, size=1, expected={BelljarConfig(): expected}):
         policy = load(None)
-        async with session.cell_of_sample(None, policy, policy):
+        async with session.cell_of_sample(None, policy, is_shared=True):
             pass
     return len(cells.opened)
 
@@ -80,12 +80,12 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_
         for flag in ("a", "b"):
             loaded = load(config)
             policy = for_sample(loaded, {"flag": flag})
-            async with session.cell_of_sample(config, loaded, policy) as cell:
+            async with session.cell_of_sample(config, policy, is_shared=policy is loaded) as cell:
                 assert cell.id == cells.opened[-1].id
         assert session.warm is not None
         assert not session.warm._shelves
         for text in ("lifetime: 1h", "lifetime: 2h"):
             file.write_text(f"belljar: 1\nrisk: high\nresources: {{{text}}}\n")
             changed = load(config)
-            async with session.cell_of_sample(config, changed, changed) as cell:
+            async with session.cell_of_sample(config, changed, is_shared=True) as cell:
                 assert cell.plan.limits.lifetime_s == changed.policy.resources.lifetime_s

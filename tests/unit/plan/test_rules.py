@@ -22,7 +22,12 @@ SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.exampl
 DATABASE = StandInPlan(id="db", kind="cell", names=("db",), ports=(PortPlan(number=5432, protocol="tcp"),))
 CLOUD = StandInPlan(id="cloud", kind="metadata", names=(), ports=(HTTP,))
 REAL = UpstreamPlan(host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, reason="only there")
+FRONT, BACK, BOTH = (
+    StandInPlan(id=name, kind="cell", names=(name,), ports=(), settings={"networks": list(of)}, all_ports=True)
+    for name, of in (("default", ("front",)), ("store", ("back",)), ("web", ("front", "back")))
+)
 PLANS = {
+    "apart": NetworkPlan(stand_ins=(BACK, BOTH, FRONT, DATABASE)),
     "least": NetworkPlan(),
     "shop": NetworkPlan(stand_ins=(SHOP,)),
     "everything": NetworkPlan(stand_ins=(SHOP, DATABASE, CLOUD), upstreams=(REAL,), default="simulate", sink=True),
@@ -58,6 +63,24 @@ def test_rules_are_golden(name: str, golden: Callable[[str, str], None]) -> None
     document = render_rules(layout_of(PLANS[name]), PLANS[name])
     lines = ",\n".join(json.dumps(command) for command in document["nftables"])
     golden(f"rules-{name}.json", f'{{"nftables": [\n{lines}\n]}}\n')
+
+
+def test_cells_of_other_networks_are_apart() -> None:
+    """Each refuses what the other sends, before anything of it is let through, answers included; who names no network, or shares one, reaches both."""
+    plan = PLANS["apart"]
+    layout = layout_of(plan)
+    device = {port.name: port.outer_device for port in layout.cells}
+    sets = {item["name"]: item.get("elem", []) for item in objects(plan, "set")}
+    assert {name for name in sets if name.startswith("apart_")} == {
+        f"apart_{device[name]}" for name in ("default", "store")
+    }
+    assert sets[f"apart_{device['default']}"] == [layout.cell("store").address]
+    assert sets[f"apart_{device['store']}"] == [layout.cell("default").address]
+    for name in ("default", "store"):
+        rules = chain(plan, f"from_{device[name]}")
+        (at,) = (i for i, rule in enumerate(rules) if f"@apart_{device[name]}" in json.dumps(rule))
+        assert rules[at][-1] == {"goto": {"target": "refuse_neighbour"}}
+        assert not any({"accept": None} in rule for rule in rules[:at])
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -87,6 +87,27 @@ def test_a_real_upstream_is_refused_at_high_and_critical_risk(risk: str) -> None
         ("stand_ins: {a: {kind: git, nmes: [b]}}", 4, 30, "network.stand_ins.a.nmes", "did you mean `names`?"),
         ("stand_ins: {A: {kind: git}}", 4, 18, "network.stand_ins.A", "lower case"),
         ("stand_ins: {default: {kind: git}}", 4, 24, "network.stand_ins.default", "agent's own cell"),
+        (
+            "stand_ins: {a: {kind: cell, names: [b], ports: [1], awaits: [c]}}",
+            4,
+            64,
+            "network.stand_ins.a.awaits[0]",
+            "no target cell before this one",
+        ),
+        (
+            "stand_ins: {a: {kind: cell, names: [b], ports: [1], command: [x], arguments: [y]}}",
+            4,
+            80,
+            "network.stand_ins.a.arguments",
+            "`command` is all that runs",
+        ),
+        (
+            "stand_ins: {a: {kind: cell, names: [b], ports: [1], completes: true, health: {command: [x]}}}",
+            4,
+            80,
+            "network.stand_ins.a.health",
+            "not asked for its health",
+        ),
         ("stand_ins: [a]", 4, 14, "network.stand_ins", "a mapping"),
         (
             "stand_ins: {a: {kind: git, names: [b.example, B.example]}}",

@@ -1,0 +1,275 @@
+"""One service of a compose file: what becomes of each of its keys. Pure.
+
+Every key that Compose knows is in one of the tables below: read here (`TAKEN`), read by the modules for health, networks, volumes and order (`ELSEWHERE`), true of a
+cell anyway for some values (`TRUE_ANYWAY`), without effect and said so (`WITHOUT_EFFECT`), or refused with a reason (`REFUSED`). A key in none of them is no
+key of Compose's, and refused.
+
+Source: compose-spec schema/compose-spec.json, `definitions.service`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from belljar.harness.compose_words import (
+    CannotKeepError,
+    count,
+    mapping,
+    names_in,
+    processors,
+    size,
+    switch,
+    text,
+    words,
+)
+from belljar.units import printable
+
+STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
+"""Images that only mean *some ordinary Linux with the usual tools*: the default image is one."""
+_MEND_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
+
+
+@dataclass
+class Taken:
+    """What one service comes to, while it is read: a policy's words, the keys without effect, sentences for the operator."""
+
+    words: dict[str, Any] = field(default_factory=dict)
+    idle: set[str] = field(default_factory=set)
+    notes: list[str] = field(default_factory=list)
+
+
+_Take = Callable[[Any, Taken], bool]
+"""Reads a value; False (or `ValueError`) when a cell can't keep it."""
+
+
+def read_service(name: str, service: Mapping[str, Any]) -> Taken:
+    """Read one service's own keys. Raises `CannotKeepError` that names each key a cell can't keep."""
+    taken = Taken()
+    refused: dict[str, str] = {}
+    for key, value in service.items():
+        if value is None or key in ELSEWHERE or key.startswith("x-"):
+            continue
+        if not _take(key, value, taken):
+            refused[key] = REFUSED.get(key, "" if key in KEYS else "no key of Compose's")
+    if "build" in service and text(service.get("image") or "").removesuffix(":latest") in STAND_INS:
+        raise CannotKeepError(f"{_asks(name, ['build'])}: a cell does not build images", mend=_MEND_BUILD)
+    if refused:
+        reasons = "; ".join(f"{key}: {why}" for key, why in sorted(refused.items()) if why)
+        raise CannotKeepError(_asks(name, refused) + (f" ({printable(reasons)})" if reasons else ""))
+    return taken
+
+
+def _asks(name: str, keys: Sequence[str] | Mapping[str, str]) -> str:
+    return f"its compose service {printable(name)} asks for {printable(', '.join(sorted(keys)))}, which a cell can't honour"
+
+
+def _take(key: str, value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    if key in WITHOUT_EFFECT:
+        taken.idle.add(key)
+        return True
+    try:
+        if key in TRUE_ANYWAY:
+            return TRUE_ANYWAY[key](value)
+        return key in TAKEN and TAKEN[key](value, taken)
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, CannotKeepError):
+            raise
+        return False
+
+
+# ---- what is taken over
+
+
+def _image(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    if text(value).removesuffix(":latest") not in STAND_INS:
+        taken.words["image"] = text(value)
+    return True
+
+
+def _build(_value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    taken.notes.append(
+        "nothing is built: a compose service that has `build` and `image` gets the image of that name from the store"
+    )
+    return True
+
+
+def _to(name: str) -> _Take:
+    def take(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+        taken.words[name] = text(value)
+        return True
+
+    return take
+
+
+def _environment(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """A name without a value would be the host's: it is left out, as Compose does where the host has none."""
+    if isinstance(value, Mapping):
+        pairs = {str(name): None if item is None else text(item) for name, item in value.items()}
+    else:
+        split = [text(line).partition("=") for line in names_in(value)]
+        pairs = {name: item if equals else None for name, equals, item in split}
+    if left_out := sorted(name for name, item in pairs.items() if item is None):
+        names = printable(", ".join(left_out))
+        taken.notes.append(
+            f"this host's environment is not read: a compose file's variables without a value are not set ({names})"
+        )
+    taken.words["env"] = {name: item for name, item in pairs.items() if item is not None}
+    return True
+
+
+def _program(value: Any, _taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """Looked at here, so that a fault has the key's name; `program_of` takes it over."""
+    words(value)
+    return True
+
+
+def _resource(name: str, read: Callable[[Any], Any]) -> _Take:
+    def take(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+        taken.words["resources"] = {**taken.words.get("resources", {}), name: read(value)}
+        return True
+
+    return take
+
+
+_DEPLOYED: Final = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
+_DEPLOY_IDLE: Final = frozenset({"labels", "mode", "endpoint_mode", "update_config", "rollback_config", "placement"})
+
+
+def _deploy(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """Limits are kept; replicas and devices are not to be had; the rest is a swarm's."""
+    fields = mapping(value, "deploy")
+    if "restart_policy" in fields:
+        _restart(None, taken)
+    resources = mapping(fields.get("resources"), "deploy.resources")
+    known = {"resources", "replicas", "restart_policy", *_DEPLOY_IDLE}
+    if set(fields) - known or set(resources) - {"limits", "reservations"} or not _one(fields.get("replicas", 1)):
+        return False
+    if set(mapping(resources.get("reservations"), "deploy.resources.reservations")) - {"cpus", "memory"}:
+        return False
+    taken.idle |= {f"deploy.{key}" for key in fields if key in _DEPLOY_IDLE}
+    limits = mapping(resources.get("limits"), "deploy.resources.limits")
+    return all(key in _DEPLOYED and TAKEN[_DEPLOYED[key]](limit, taken) for key, limit in limits.items())
+
+
+def _ports(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    taken.notes.append(
+        "no port of a cell is published on this host, whatever `ports` says; the cells of the range reach it"
+    )
+    return isinstance(value, Sequence)
+
+
+def _restart(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    if value not in (False, "no"):
+        taken.notes.append("a cell's program that ends is not started again, whatever `restart` says")
+    return True
+
+
+def _platform(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """The image in the store is one of this machine's architecture: another is refused where it is imported."""
+    taken.idle.add("platform")
+    return text(value).startswith("linux")
+
+
+def _one(value: Any) -> bool:  # noqa: ANN401 - YAML
+    return text(value) == "1"
+
+
+def _is(*allowed: object) -> Callable[[Any], bool]:
+    return lambda value: value in allowed
+
+
+def _off(value: Any) -> bool:  # noqa: ANN401 - YAML
+    return not switch(value)
+
+
+def _empty(value: Any) -> bool:  # noqa: ANN401 - YAML
+    return value in ([], {}, "")
+
+
+TAKEN: Final[Mapping[str, _Take]] = {
+    "image": _image,
+    "build": _build,
+    "command": _program,
+    "entrypoint": _program,
+    "environment": _environment,
+    "working_dir": _to("workdir"),
+    "user": _to("user"),
+    "cpus": _resource("cpus", processors),
+    "mem_limit": _resource("memory", size),
+    "pids_limit": _resource("processes", count),
+    "deploy": _deploy,
+    "ports": _ports,
+    "restart": _restart,
+    "platform": _platform,
+}
+ELSEWHERE: Final = frozenset(
+    {"depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
+)
+TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "init": lambda value: switch(value) in (True, False),
+    "expose": lambda value: isinstance(value, Sequence),
+    "network_mode": _is("none"),
+    "privileged": _off,
+    "read_only": _off,
+    "use_api_socket": _off,
+    "oom_kill_disable": _off,
+    "scale": _one,
+    "ipc": _is("private", "shareable", "none"),
+    "cgroup": _is("private"),
+    **dict.fromkeys(("cap_add", "devices", "security_opt", "extra_hosts", "secrets", "configs"), _empty),
+}
+"""Which values are true of a cell; with any other the key is refused."""
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        *("annotations", "labels", "label_file", "logging", "attach", "develop", "pull_policy", "pull_refresh_after"),
+        *("stdin_open", "tty", "stop_signal", "stop_grace_period", "cap_drop"),
+        *("mem_reservation", "memswap_limit", "mem_swappiness", "cpu_shares", "oom_score_adj"),
+    }
+)
+"""What a cell does not have, or what only tunes the host's: leaving it out lets the guest do nothing more to the host, and is said once."""
+_HOST: Final = "it would open this host to the cell"
+_OTHER: Final = "it would share with another container"
+_FILES: Final = "a cell takes over no file of this host; put it into the image, or into the policy's `files`"
+_LIMIT: Final = "a cell has no such limit"
+_ADDRESS: Final = "names and addresses of a range are drawn anew for each"
+REFUSED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("privileged", "devices", "device_cgroup_rules", "gpus", "pid", "userns_mode", "uts", "use_api_socket"), _HOST
+    ),
+    **dict.fromkeys(("cgroup", "cgroup_parent", "runtime", "isolation", "credential_spec", "storage_opt"), _HOST),
+    **dict.fromkeys(("cap_add", "security_opt", "sysctls"), "the walls of a cell are the policy's alone"),
+    **dict.fromkeys(("ipc", "volumes_from", "external_links"), _OTHER),
+    **dict.fromkeys(("env_file", "configs", "secrets"), _FILES),
+    **dict.fromkeys(("extra_hosts", "dns", "dns_opt", "dns_search", "domainname", "mac_address"), _ADDRESS),
+    "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
+    **dict.fromkeys(("cpu_count", "cpu_percent", "cpu_quota", "cpu_period", "cpu_rt_period", "cpu_rt_runtime"), _LIMIT),
+    **dict.fromkeys(("cpuset", "blkio_config", "ulimits", "shm_size", "oom_kill_disable"), _LIMIT),
+    **dict.fromkeys(("read_only", "tmpfs"), "a cell's root is one file system, thrown away with it"),
+    "group_add": "put the groups into the image",
+    **dict.fromkeys(("post_start", "pre_stop"), "put it into the service's command"),
+    **dict.fromkeys(("extends", "provider", "models"), "write the service out"),
+    "scale": "each service is one cell",
+}
+"""Why, for the operator. Keys that are in `TRUE_ANYWAY` too are refused for other values."""
+KEYS: Final = frozenset({*TAKEN, *ELSEWHERE, *TRUE_ANYWAY, *WITHOUT_EFFECT, *REFUSED})
+
+
+# ---- what runs
+
+
+def program_of(name: str, service: Mapping[str, Any]) -> dict[str, Any]:
+    """What runs, in a target cell's words: `command` is all of it; `arguments` stand behind the image's entrypoint; neither: the image's own.
+
+    As Compose has it: an `entrypoint` leaves the image's command out; a `command` alone leaves the entrypoint; an empty one takes the image's away.
+    Raises `CannotKeepError`.
+    """
+    entrypoint, command = (service.get(key) for key in ("entrypoint", "command"))
+    arguments = None if command is None else words(command)
+    if entrypoint is None:
+        return {} if arguments is None else {"arguments": arguments}
+    whole = [*words(entrypoint), *(arguments or ())]
+    if not whole:
+        raise CannotKeepError(f"its compose service {printable(name)} has an empty entrypoint and no command")
+    return {"command": whole}

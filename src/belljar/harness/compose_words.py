@@ -1,0 +1,114 @@
+"""The small words of a compose file: switches, sizes, times, commands. Pure; each raises `CannotKeepError` or `ValueError` for what it can't read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from belljar.units import printable
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_TIME: Final = re.compile(r"(?:(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|μs|ms|s|m|h|d|w))+")
+_TIME_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d|w)")
+_SECONDS: Final = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "μs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+    "w": 604800.0,
+}
+_MAX_TIME_CHARS: Final = 40
+
+
+class CannotKeepError(ValueError):
+    """A cell would not be what the file says; the text names the field. `mend`: what to do, "" for the usual."""
+
+    def __init__(self, message: str, *, mend: str = "") -> None:
+        super().__init__(message)
+        self.mend = mend
+
+
+def mapping(value: object, where: str) -> Mapping[str, Any]:
+    """A mapping with names as text; nothing is an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise CannotKeepError(f"its compose file's {printable(where)} is no mapping")
+    return {str(key): item for key, item in value.items()}
+
+
+def names_in(value: object) -> list[str]:
+    """A list of names, or the names of a mapping."""
+    if value is None:
+        return []
+    if isinstance(value, str) or not isinstance(value, (Sequence, Mapping)):
+        raise ValueError("no list of names")
+    return [str(name) for name in value]
+
+
+def switch(value: object) -> bool:
+    """`true` or `false`, also as text: what was put in for a `$` is text."""
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if not isinstance(value, bool):
+        raise ValueError("neither true nor false")
+    return value
+
+
+def text(value: object) -> str:
+    """A scalar as Compose writes it: `true`, and 1 for 1.0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("no text")
+    return str(value)
+
+
+def words(value: object) -> list[str]:
+    """A command: a list as it is, text split as a shell would."""
+    if isinstance(value, str):
+        return shlex.split(value)
+    if not isinstance(value, Sequence):
+        raise ValueError("no command")
+    return [text(word) for word in value]
+
+
+def size(value: object) -> str:
+    """A size in a policy's words; a thousand is 1024, as for Docker."""
+    found = _SIZE.fullmatch(text(value).strip())
+    if found is None:
+        raise ValueError("no size")
+    return f"{int(float(found[1]) * _UNITS[found[2].lower()])}B"
+
+
+def count(value: object) -> int:
+    """A whole number above 0: -1 and 0, which are no limit to Docker, are none to a cell."""
+    number = int(text(value))
+    if number < 1:
+        raise ValueError("not above 0")
+    return number
+
+
+def processors(value: object) -> int:
+    """Whole processors, as a cell has them; a part of one is rounded up."""
+    return max(1, int(-(-float(text(value)) // 1)))
+
+
+def seconds(value: object) -> float:
+    """A time as Go writes it: `1m30s`, `1.5h`, `200ms`."""
+    written = "".join(str(value).split())
+    if written == "0":
+        return 0.0
+    if len(written) > _MAX_TIME_CHARS or not _TIME.fullmatch(written):
+        raise CannotKeepError(f"its compose file has {printable(str(value), max_chars=40)}, which is no time")
+    return sum(float(number) * _SECONDS[unit] for number, unit in _TIME_PART.findall(written))

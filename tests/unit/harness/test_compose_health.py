@@ -1,0 +1,97 @@
+"""A health check is asked as Compose would, oftener, and for no longer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspect_ai.util._sandbox.docker.service import service_healthcheck_time
+
+from belljar.harness.compose_health import KEYS, read_health
+from belljar.harness.compose_words import CannotKeepError, seconds
+from belljar.policy.stand_ins import Health
+
+
+def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
+    """What a target cell is asked."""
+    found = read_health(check, name="db")
+    if found is None:
+        raise ValueError("nothing is asked")
+    return found
+
+
+def test_composes_defaults() -> None:
+    """Every 30 s, for 30 s each, 3 times, from the start: so for 180 s at most, and here once a second."""
+    assert health(test="up") == {
+        "command": ["sh", "-c", "up"],
+        "interval": "1s",
+        "timeout": "30s",
+        "retries": 90,
+        "within": "180s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("test", "command"),
+    [
+        ("curl x", ["sh", "-c", "curl x"]),
+        (["CMD-SHELL", "curl x | grep y"], ["sh", "-c", "curl x | grep y"]),
+        (["CMD", "curl", "x"], ["curl", "x"]),
+    ],
+)
+def test_the_ways_to_write_a_test(test: Any, command: list[str]) -> None:  # noqa: ANN401 - YAML
+    """Text is for a shell, a list says what it is for."""
+    assert health(test=test)["command"] == command
+
+
+@pytest.mark.parametrize("check", [None, {"test": ["NONE"]}, {"test": "x", "disable": True}])
+def test_nothing_to_ask(check: Any) -> None:  # noqa: ANN401 - YAML
+    """The service is taken at its word."""
+    assert read_health(check, name="db") is None
+
+
+@pytest.mark.parametrize(
+    ("check", "named"),
+    [
+        ({"interval": "1s"}, "an image's own check is not known"),
+        ({"test": []}, "no test"),
+        ({"test": ["curl", "x"]}, "none of CMD"),
+        ({"test": ["CMD"]}, "none of CMD"),
+        ({"test": {"a": 1}}, "no command"),
+        ({"test": "x", "made_up": 1}, "made_up"),
+        ({"test": "x", "interval": "soon"}, "soon, which is no time"),
+    ],
+)
+def test_what_is_no_check_is_refused(check: dict[str, Any], named: str) -> None:
+    """By the service's name, or with what was written."""
+    with pytest.raises(CannotKeepError, match=named):
+        read_health(check, name="db")
+
+
+def test_every_key_of_compose_is_read() -> None:
+    """Those of `definitions.healthcheck` in compose-spec's schema."""
+    assert sorted(KEYS) == ["disable", "interval", "retries", "start_interval", "start_period", "test", "timeout"]
+
+
+_TIMES = st.sampled_from(["100ms", "500ms", "1s", "2s", "10s", "1m30s", "5m", "1.5h"])
+
+
+@given(
+    st.fixed_dictionaries(
+        {"test": st.just("x")},
+        optional={"interval": _TIMES, "timeout": _TIMES, "start_period": _TIMES, "retries": st.integers(1, 500)},
+    )
+)
+def test_whatever_the_times(check: dict[str, Any]) -> None:
+    """A policy takes them; no longer than Inspect would wait; at most a second between questions, unless there would be too many; and patience enough for each."""
+    found = health(**check)
+    read = Health.model_validate(found, strict=False)
+    assert read.within is not None
+    assert read.within <= max(1, service_healthcheck_time({"healthcheck": check}))  # type: ignore[typeddict-item]
+    patience_s = check.get("retries", 3) * seconds(check.get("interval", "30s")) + seconds(
+        check.get("start_period", "0")
+    )
+    assert read.retries * read.interval >= min(patience_s, 24 * 3600) * 0.999
+    assert read.interval <= 1.0 or read.retries >= 999

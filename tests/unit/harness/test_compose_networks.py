@@ -1,0 +1,153 @@
+"""What of a compose file's networks a range can be, and by what names services are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.harness.test_compose import shop, two
+
+from belljar.harness.compose import CannotKeepError, read_compose
+from belljar.harness.compose_networks import SERVICE_KEYS, TOP_KEYS
+
+# Every property of `definitions.network`, and of a service's `networks`, in compose-spec's schema/compose-spec.json.
+NETWORK = "name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels"
+PLACE = "aliases interface_name ipv4_address ipv6_address link_local_ips mac_address driver_opts priority gw_priority"
+
+
+def test_every_key_of_compose_has_a_fate() -> None:
+    """None is forgotten."""
+    assert sorted(TOP_KEYS) == sorted(NETWORK.split())
+    assert sorted(SERVICE_KEYS) == sorted(PLACE.split())
+
+
+def joined(**networks: list[str]) -> dict[str, Any]:
+    """A compose file whose services join these."""
+    declared = {network: None for of in networks.values() for network in of}
+    services = {name: {"image": name, "networks": of} for name, of in networks.items()}
+    return {"services": services, "networks": declared}
+
+
+def test_services_that_share_a_network_are_a_range() -> None:
+    """Whatever others they join: none is kept apart."""
+    network = read_compose(joined(default=["a", "b"], web=["a", "c"], db=["a"])).network
+    assert network is not None
+    assert not any("networks" in words for words in (network["own_cell"], *network["stand_ins"].values()))
+
+
+@pytest.mark.parametrize(
+    "apart",
+    [
+        {"default": ["a"], "web": ["b"]},
+        {"default": ["front"], "web": ["front", "back"], "db": ["back"]},
+        {"default": ["a", "b"], "web": ["b", "c"], "db": ["a", "c"]},
+    ],
+)
+def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) -> None:
+    """Each cell has its service's networks: the agent does not reach the database that the file hides from it."""
+    network = read_compose(joined(**apart)).network
+    assert network is not None
+    assert network["own_cell"]["networks"] == apart["default"]
+    assert {name: words["networks"] for name, words in network["stand_ins"].items()} == {
+        name: of for name, of in apart.items() if name != "default"
+    }
+
+
+def test_a_service_without_a_network_among_others() -> None:
+    """It would have one, as every cell of a range."""
+    with pytest.raises(CannotKeepError, match="without a network: shop"):
+        read_compose(two(network_mode="none"))
+
+
+def test_a_network_must_be_declared() -> None:
+    """As Compose wants it; the implicit one is there anyway."""
+    with pytest.raises(CannotKeepError, match="not declared: inner"):
+        read_compose(two(networks=["inner"]))
+    assert read_compose(two(networks=["default"])).network
+    with pytest.raises(CannotKeepError, match="both networks and network_mode"):
+        read_compose({"services": {"x": {"image": "i", "network_mode": "none", "networks": ["default"]}}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("external", True),
+        ("external", {"name": "theirs"}),
+        ("driver", "host"),
+        ("driver", "macvlan"),
+        ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
+        ("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}),
+        ("ipam", {"driver": "other"}),
+        ("enable_ipv6", True),
+        ("enable_ipv4", False),
+        ("made_up", 1),
+    ],
+)
+def test_what_a_range_is_not_is_refused_by_name(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
+    """Also where no service joins it."""
+    with pytest.raises(CannotKeepError, match=f"network n asks for {key}"):
+        read_compose({**two(), "networks": {"n": {key: value}}})
+
+
+def test_what_a_range_is_anyway() -> None:
+    """Closed, a bridge, with IPv4 and without IPv6, under whatever name."""
+    kept = {
+        "internal": True,
+        "driver": "bridge",
+        "name": "x",
+        "attachable": True,
+        "labels": {"a": "b"},
+        "external": False,
+        "enable_ipv6": False,
+        "enable_ipv4": True,
+        "ipam": {"driver": "default"},
+        "driver_opts": {},
+    }
+    assert read_compose({**two(networks=["default", "n"]), "networks": {"n": kept, "default": None}}).network
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ipv4_address", "172.16.238.10"),
+        ("ipv6_address", "2001:db8::1"),
+        ("link_local_ips", ["169.254.1.1"]),
+        ("mac_address", "02:42:ac:11:00:02"),
+        ("driver_opts", {"a": "b"}),
+        ("interface_name", "eth1"),
+        ("made_up", 1),
+    ],
+)
+def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
+    """Addresses above all."""
+    with pytest.raises(CannotKeepError, match=f"service shop in network default asks for {key}"):
+        read_compose(two(networks={"default": {key: value}}))
+
+
+def test_names() -> None:
+    """A service is known by its name, its host name, its container's name, its aliases, and those that links give it."""
+    networks = {"default": {"aliases": ["a1"], "priority": 7, "gw_priority": 1, "interface_name": "eth0"}}
+    assert shop(hostname="Web.Example", container_name="web", networks=networks)["names"] == [
+        "shop",
+        "web.example",
+        "web",
+        "a1",
+    ]
+    file = two()
+    file["services"]["default"]["links"] = ["shop:store", "shop"]
+    network = read_compose(file).network
+    assert network is not None
+    assert network["stand_ins"]["shop"]["names"] == ["shop", "store"]
+
+
+def test_a_name_of_two_services() -> None:
+    """Docker would answer with either; a name of a range leads to one cell."""
+    with pytest.raises(CannotKeepError, match="default and shop have the same name: shop"):
+        read_compose({"services": {"default": {"image": "a", "hostname": "shop"}, "shop": {"image": "b"}}})
+
+
+@pytest.mark.parametrize("name", ["Web", "a b", "x" * 65, "default"])
+def test_a_name_that_no_cell_can_have(name: str) -> None:
+    """Is refused here, by name, and not as a fault of the policy."""
+    with pytest.raises(CannotKeepError, match="can't be called"):
+        read_compose({"services": {"agent": {"image": "a", "x-default": True}, name: {"image": "b"}}})

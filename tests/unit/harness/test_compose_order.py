@@ -1,0 +1,99 @@
+"""What services wait for, and the order that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.harness.compose_order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, waits_of
+from belljar.harness.compose_words import CannotKeepError
+
+
+def waiting(depends_on: Any, **fields: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - YAML values
+    """A service `web` that waits so for `db`, beside the default one."""
+    return {"default": {}, "web": {"depends_on": depends_on, **fields}, "db": {}}
+
+
+def test_the_three_conditions() -> None:
+    """A name alone waits for the start."""
+    assert waits_of(waiting(["db"])) == (Wait("web", "db", Condition.STARTED),)
+    for condition in Condition:
+        settings = {"condition": condition.value, "restart": True, "required": True}
+        assert waits_of(waiting({"db": settings})) == (Wait("web", "db", condition),)
+    assert waits_of(waiting(None, links=["db:other"])) == (Wait("web", "db", Condition.STARTED),)
+
+
+@pytest.mark.parametrize(
+    ("depends_on", "named"),
+    [
+        ({"db": {"condition": "service_content"}}, "condition service_content"),
+        ({"db": {"condition": "service_started", "made_up": 1}}, "made_up"),
+        (["gone"], "gone, which there is not"),
+        ({"gone": {"condition": "service_started"}}, "gone, which there is not"),
+    ],
+)
+def test_what_can_not_be_waited_for_is_refused(depends_on: Any, named: str) -> None:  # noqa: ANN401 - YAML
+    """By name."""
+    with pytest.raises(CannotKeepError, match=named):
+        waits_of(waiting(depends_on))
+
+
+def test_a_service_that_is_not_required_may_be_missing() -> None:
+    """As Compose has it."""
+    assert waits_of(waiting({"gone": {"condition": "service_started", "required": False}})) == ()
+    with pytest.raises(CannotKeepError, match="a link to gone"):
+        waits_of(waiting(None, links=["gone"]))
+
+
+def check(*waits: Wait, healthy: str = "", default_idles: bool = True) -> None:
+    """With a default service called so."""
+    of = frozenset(healthy.split())
+    check_waits(waits, healthy=of, default="default", default_idles=default_idles)
+
+
+def test_who_must_end_before_others_start() -> None:
+    """Those whose success is waited for; and who must be healthy: those whose health is."""
+    waits = tuple(Wait("web", condition.name, condition) for condition in Condition)
+    check(*waits, healthy="HEALTHY")
+    assert completed_of(waits) == {"COMPLETED"}
+    assert (awaited_by("web", waits), awaited_by("db", waits)) == (["HEALTHY"], [])
+
+
+def test_health_needs_a_check_in_the_file() -> None:
+    """An image's own is not known here: waiting for nothing would be no waiting."""
+    healthy = Wait("web", "db", Condition.HEALTHY)
+    check(healthy, healthy="db")
+    with pytest.raises(CannotKeepError, match="no healthcheck in the file"):
+        check(healthy)
+    with pytest.raises(CannotKeepError, match="another for its end"):
+        check(healthy, Wait("x", "db", Condition.COMPLETED), healthy="db")
+
+
+def test_the_default_service_starts_last() -> None:
+    """Who waits for it is refused, unless nothing runs in it: then there is nothing to wait for."""
+    started = Wait("web", "default", Condition.STARTED)
+    check(started)
+    with pytest.raises(CannotKeepError, match="starts last"):
+        check(started, default_idles=False)
+    with pytest.raises(CannotKeepError, match="starts last"):
+        check(Wait("web", "default", Condition.COMPLETED))
+
+
+def test_a_circle_is_refused() -> None:
+    """With the names of those in it."""
+    waits = (Wait("a", "b", Condition.STARTED), Wait("b", "a", Condition.STARTED))
+    with pytest.raises(CannotKeepError, match="circle: a, b"):
+        in_order({"a": {}, "b": {}, "c": {}}, waits, default="c")
+
+
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
+def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int, int]]) -> None:
+    """The default one last; every service once. (A service waits only for those with a smaller number here, so there is no circle.)"""
+    waits = tuple(Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1])
+    order = in_order({f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}, waits, default="s7")
+    assert sorted(order) == [f"s{i}" for i in range(8)]
+    assert order[-1] == "s7"
+    assert all(order.index(wait.what) < order.index(wait.who) for wait in waits)

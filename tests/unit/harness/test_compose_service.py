@@ -1,0 +1,153 @@
+"""One service's keys: each is kept, said, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.harness.test_compose import shop, two
+
+from belljar.harness import compose_service
+from belljar.harness.compose import CannotKeepError, read_compose
+from belljar.harness.compose_service import ELSEWHERE, KEYS, REFUSED, TAKEN, TRUE_ANYWAY, WITHOUT_EFFECT, program_of
+
+# Every property of `definitions.service` in compose-spec's schema/compose-spec.json.
+COMPOSE = """
+annotations attach blkio_config build cap_add cap_drop cgroup cgroup_parent command configs container_name cpu_count cpu_percent cpu_period cpu_quota
+cpu_rt_period cpu_rt_runtime cpu_shares cpus cpuset credential_spec depends_on deploy develop device_cgroup_rules devices dns dns_opt dns_search domainname
+entrypoint env_file environment expose extends external_links extra_hosts gpus group_add healthcheck hostname image init ipc isolation label_file labels
+links logging mac_address mem_limit mem_reservation mem_swappiness memswap_limit models network_mode networks oom_kill_disable oom_score_adj pid pids_limit
+platform ports post_start pre_stop privileged profiles provider pull_policy pull_refresh_after read_only restart runtime scale secrets security_opt shm_size
+stdin_open stop_grace_period stop_signal storage_opt sysctls tmpfs tty ulimits use_api_socket user userns_mode uts volumes volumes_from working_dir
+"""
+
+
+def test_every_key_of_compose_has_one_fate() -> None:
+    """None is forgotten, none is invented, and none has two fates (but for those that are refused for some values)."""
+    assert sorted(KEYS) == sorted(COMPOSE.split())
+    tables = [set(TAKEN), set(ELSEWHERE), set(WITHOUT_EFFECT), set(TRUE_ANYWAY) | set(REFUSED)]
+    assert sum(len(table) for table in tables) == len(KEYS)
+
+
+@pytest.mark.parametrize("key", sorted({*REFUSED, "made_up"}))
+def test_what_is_refused_is_named_with_its_reason(key: str) -> None:
+    """So is what is no key of Compose's."""
+    with pytest.raises(CannotKeepError, match=rf"service shop asks for {key}, which a cell can't honour \({key}: "):
+        read_compose(two(**{key: "anything"}))
+
+
+@pytest.mark.parametrize("key", sorted(TRUE_ANYWAY))
+def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
+    """A value of a kind that the key does not have is refused too."""
+    with pytest.raises(CannotKeepError, match=f"asks for {key}"):
+        read_compose(two(**{key: 7.5}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("privileged", True),
+        ("privileged", "true"),
+        ("volumes", ["/:/host"]),
+        ("volumes", ["/var/run/docker.sock:/var/run/docker.sock"]),
+        ("volumes", ["data:/data"]),
+        ("use_api_socket", True),
+        ("network_mode", "host"),
+        ("network_mode", "bridge"),
+        ("network_mode", "service:default"),
+        ("devices", ["/dev/kvm"]),
+        ("cap_add", ["SYS_ADMIN"]),
+        ("security_opt", ["seccomp:unconfined"]),
+        ("pid", "host"),
+        ("ipc", "host"),
+        ("cgroup", "host"),
+        ("userns_mode", "host"),
+        ("gpus", "all"),
+        ("env_file", ".env"),
+        ("extra_hosts", ["host.docker.internal:host-gateway"]),
+        ("sysctls", {"net.ipv4.ip_forward": 1}),
+        ("read_only", True),
+        ("secrets", ["key"]),
+        ("scale", 2),
+        ("deploy", {"replicas": 3}),
+        ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
+        ("deploy", {"made_up": 1}),
+        ("pids_limit", -1),
+        ("platform", "windows/amd64"),
+        ("made_up", 1),
+    ],
+)
+def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value: Any) -> None:  # noqa: ANN401 - YAML
+    """So is what a cell would silently not do."""
+    with pytest.raises(CannotKeepError, match=f"service shop asks for {field}"):
+        read_compose(two(**{field: value}))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"privileged": False, "read_only": "false", "init": True, "network_mode": None, "volumes": []},
+        {"ipc": "private", "cgroup": "private", "scale": 1, "expose": [80], "pid": None, "x-local": True},
+        {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
+    ],
+)
+def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
+    """Is taken without a word."""
+    assert read_compose(two(**fields)).notes == ()
+
+
+def test_an_image_is_never_built() -> None:
+    """Refused with what to do; where the image has a name, the one of that name in the store is it, and that is said."""
+    for fields in ({"build": ".", "image": None}, {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}):
+        with pytest.raises(CannotKeepError, match="shop asks for build") as caught:
+            read_compose(two(**fields))
+        assert "belljar image import" in caught.value.mend
+    assert shop(build=".")["image"] == "shop"
+    assert "nothing is built" in read_compose(two(build=".")).notes[0]
+
+
+def test_what_runs() -> None:
+    """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out; lists as they are, text as a shell splits it."""
+    assert program_of("x", {}) == {}
+    assert program_of("x", {"command": None, "entrypoint": None}) == {}
+    assert program_of("x", {"command": "run 'a b'"}) == {"arguments": ["run", "a b"]}
+    assert program_of("x", {"command": []}) == {"arguments": []}
+    assert program_of("x", {"entrypoint": ["e"], "command": ["c", "d"]}) == {"command": ["e", "c", "d"]}
+    assert program_of("x", {"entrypoint": "e f"}) == {"command": ["e", "f"]}
+    assert program_of("x", {"entrypoint": "", "command": "c"}) == {"command": ["c"]}
+    with pytest.raises(CannotKeepError, match="x has an empty entrypoint"):
+        program_of("x", {"entrypoint": []})
+
+
+@pytest.mark.parametrize("command", [{"a": 1}, 3, "an 'open quote", [["nested"]]])
+def test_a_command_that_is_none_is_refused_by_name(command: Any) -> None:  # noqa: ANN401 - YAML
+    """Not as an error of another kind."""
+    with pytest.raises(CannotKeepError, match="asks for command"):
+        read_compose(two(command=command))
+
+
+def test_an_environment() -> None:
+    """Values as Compose writes them; a name without one would be this host's, which is not read: it is left out, and that is said."""
+    values = {"A": True, "B": 1.0, "C": 2.5, "D": "x=y", "E": ""}
+    assert shop(environment=values)["env"] == {"A": "true", "B": "1", "C": "2.5", "D": "x=y", "E": ""}
+    assert shop(environment=["A=x=y", "B="])["env"] == {"A": "x=y", "B": ""}
+    for environment in ({"HOME": None, "A": "1"}, ["HOME", "A=1"]):
+        assert shop(environment=environment)["env"] == {"A": "1"}
+        assert "(HOME)" in read_compose(two(environment=environment)).notes[0]
+
+
+def test_resources() -> None:
+    """In a policy's units; a part of a processor is rounded up."""
+    limits = {"deploy": {"resources": {"limits": {"cpus": "1.5", "memory": "256m", "pids": 90}}}}
+    assert shop(**limits)["resources"] == {"cpus": 2, "memory": "268435456B", "processes": 90}
+    assert shop(mem_limit="1g", cpus=0.5)["resources"] == {"memory": "1073741824B", "cpus": 1}
+
+
+def test_what_is_not_kept_but_harmless_is_said() -> None:
+    """Ports are not published, programs are not started again."""
+    notes = read_compose(two(ports=["80:80"], restart="always", deploy={"restart_policy": {"condition": "any"}})).notes
+    assert len(notes) == 2
+    assert "published" in notes[0]
+    assert read_compose(two(restart="no")).notes == read_compose(two(restart=False)).notes == ()
+    said = read_compose(two(**dict.fromkeys(sorted(compose_service.WITHOUT_EFFECT), "x"))).notes
+    assert said == (f"of the compose file, without effect in a cell: {', '.join(sorted(WITHOUT_EFFECT))}",)

@@ -1,0 +1,73 @@
+"""The small words of a compose file."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from inspect_ai.util._sandbox.docker.service import parse_duration
+
+from belljar.harness.compose_words import (
+    CannotKeepError,
+    count,
+    mapping,
+    processors,
+    seconds,
+    size,
+    switch,
+    text,
+    words,
+)
+
+
+@pytest.mark.parametrize("written", ["1m30s", "200ms", "1.5h", ".5s", "1h2m3s4ms", "30s500ms", "3us", "4µs"])
+def test_a_time_is_what_inspect_reads(written: str) -> None:
+    """Go's notation."""
+    assert seconds(written) == pytest.approx(parse_duration(written).seconds)
+
+
+@pytest.mark.parametrize("written", ["", "5", "1 fortnight", "-1s", "s", "1" * 50 + "s", 10])
+def test_what_is_no_time(written: object) -> None:
+    """Is refused with what was written."""
+    with pytest.raises(CannotKeepError, match="no time"):
+        seconds(written)
+    assert seconds("0") == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "bytes_"),
+    [("1g", 1 << 30), ("512mb", 512 << 20), ("1.5k", 1536), ("7", 7), (7, 7), ("2GiB", 2 << 30), ("1 t", 1 << 40)],
+)
+def test_a_size_is_dockers(written: object, bytes_: int) -> None:
+    """A thousand is 1024."""
+    assert size(written) == f"{bytes_}B"
+
+
+def test_switches_and_numbers() -> None:
+    """Text too: what was put in for a `$` is text. No limit is none that a cell can have."""
+    assert switch("True") is switch(True) is True
+    assert switch("false") is False
+    assert (count("90"), processors("1.5"), processors(0.1)) == (90, 2, 1)
+    for value in ("yes", 1, None):
+        with pytest.raises(ValueError, match="neither"):
+            switch(value)
+    for value in (0, -1, "-1"):
+        with pytest.raises(ValueError, match="not above"):
+            count(value)
+
+
+def test_text_and_words() -> None:
+    """As Compose writes them."""
+    assert [text(value) for value in (True, False, 1, 1.0, 1.5, "x")] == ["true", "false", "1", "1", "1.5", "x"]
+    assert words("a 'b c' $d") == ["a", "b c", "$d"]
+    assert words(["a b", 1]) == ["a b", "1"]
+
+
+@given(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text()) | st.binary())
+def test_whatever_is_read(value: object) -> None:
+    """A value, or `ValueError` (an overflow is told apart by the caller)."""
+    for read in (switch, text, words, size, count, processors, seconds, lambda it: mapping(it, "x")):
+        with suppress(ValueError, OverflowError):
+            read(value)

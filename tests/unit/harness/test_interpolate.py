@@ -1,0 +1,152 @@
+"""The `$` in compose files: Compose's rules, a sample's metadata, and nothing of this host."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.harness.compose_words import CannotKeepError
+from belljar.harness.config import expand as expand_in_policy
+from belljar.harness.interpolate import interpolate, literal, references
+
+GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
+
+
+def put(text: str) -> str:
+    """One value of a file, with its references replaced."""
+    return str(interpolate({"a": text}, GIVEN).document["a"])
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("$SAMPLE_METADATA_A", "one"),
+        ("x${SAMPLE_METADATA_A}y", "xoney"),
+        ("${SAMPLE_METADATA_E}", ""),
+        ("${SAMPLE_METADATA_A:-no}", "one"),
+        ("${SAMPLE_METADATA_E:-yes}", "yes"),
+        ("${SAMPLE_METADATA_E-no}", ""),
+        ("${SAMPLE_METADATA_N-yes}", "yes"),
+        ("${SAMPLE_METADATA_N:-}", ""),
+        ("${SAMPLE_METADATA_A:?why}", "one"),
+        ("${SAMPLE_METADATA_E?why}", ""),
+        ("${SAMPLE_METADATA_A:+yes}", "yes"),
+        ("${SAMPLE_METADATA_E:+no}", ""),
+        ("${SAMPLE_METADATA_E+yes}", "yes"),
+        ("${SAMPLE_METADATA_N+no}", ""),
+        ("${SAMPLE_METADATA_N:-${SAMPLE_METADATA_A}}", "one"),
+        ("${SAMPLE_METADATA_N:-${PORT:-8000}/x}", "8000/x"),
+        ("${PORT:-8000}", "8000"),
+        ("${PORT:+no}", ""),
+        ("$$HOME $${HOME} $$$$", "$HOME ${HOME} $$"),
+        ("a$ $1 $- end$", "a$ $1 $- end$"),
+    ],
+)
+def test_composes_forms(written: str, meant: str) -> None:
+    """Values, defaults, alternatives, nesting, and the dollar itself."""
+    assert put(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "named"),
+    [
+        ("${SAMPLE_METADATA_N}", "SAMPLE_METADATA_N, which is not in this sample's metadata"),
+        ("$SAMPLE_METADATA_N", "SAMPLE_METADATA_N"),
+        ("${SAMPLE_METADATA_N:?it is needed}", "SAMPLE_METADATA_N.*: it is needed"),
+        ("${SAMPLE_METADATA_E:?it is needed}", "it is needed"),
+        ("${HOME}", "HOME, and this host's environment is never read"),
+        ("$PATH", "PATH"),
+        ("${HOME:?set it}", "HOME.*: set it"),
+        ("${HOME/a/b}", "no reference"),
+        ("${1}", "no reference"),
+        ("${HOME", "no reference"),
+        ("${}", "no reference"),
+        ("${A:-" * 40 + "x" + "}" * 40, "too deep"),
+    ],
+)
+def test_what_is_refused_by_name(written: str, named: str) -> None:
+    """An empty flag would be a silent change; an environment of this host's would be a leak."""
+    with pytest.raises(CannotKeepError, match=named) as caught:
+        put(written)
+    assert "no reference" in named or "too deep" in named or caught.value.mend
+
+
+def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for metadata, and not for a default; that a default was taken is said."""
+    for name in ("PORT", "SAMPLE_METADATA_N"):
+        monkeypatch.setenv(name, "secret")
+    found = interpolate({"x": "${PORT:-8000} ${SAMPLE_METADATA_N:-none}"}, {})
+    assert found.document == {"x": "8000 none"}
+    assert found.notes == (
+        "this host's environment is not read: a compose file's variables have their defaults (PORT)",
+    )
+
+
+def test_keys_stay_and_values_of_all_kinds_are_read() -> None:
+    """In lists and mappings, however deep; what is no text is left alone."""
+    document = {"$SAMPLE_METADATA_A": ["$SAMPLE_METADATA_A", 1, None, {"k": "${SAMPLE_METADATA_A}"}]}
+    assert interpolate(document, GIVEN).document == {"$SAMPLE_METADATA_A": ["one", 1, None, {"k": "one"}]}
+
+
+def test_what_is_kept_for_anchors_asks_for_nothing() -> None:
+    """It stands where it is used."""
+    assert interpolate({"x-a": "$HOME", "services": {"x": {"x-b": "$$"}}}, {}).document == {
+        "services": {"x": {"x-b": "$"}}
+    }
+
+
+def test_what_shapes_a_cell() -> None:
+    """Environment does not: it is another for each sample in the same cell."""
+    service = {"image": "$SAMPLE_METADATA_A", "environment": {"FLAG": "$SAMPLE_METADATA_E"}}
+    found = interpolate({"services": {"x": service}}, GIVEN)
+    assert found.names == {"SAMPLE_METADATA_A", "SAMPLE_METADATA_E"}
+    assert found.shaping == {"SAMPLE_METADATA_A"}
+
+
+def test_before_a_sample_is_known() -> None:
+    """What is missing from `environment` is empty there, of metadata alone; elsewhere it is refused."""
+    file = {"services": {"x": {"environment": {"A": "$SAMPLE_METADATA_N"}}}}
+    assert interpolate(file, {}, blanks=True).document["services"]["x"]["environment"] == {"A": ""}
+    for service in ({"environment": ["A=$HOME"]}, {"image": "$SAMPLE_METADATA_N"}):
+        with pytest.raises(CannotKeepError):
+            interpolate({"services": {"x": service}}, {}, blanks=True)
+
+
+def test_references() -> None:
+    """Wherever they stand."""
+    file = {"a": ["${SAMPLE_METADATA_A:-$SAMPLE_METADATA_B}", "$HOME"], "b": {"c": "x"}}
+    assert references(file) == {"SAMPLE_METADATA_A", "SAMPLE_METADATA_B"}
+
+
+def test_a_file_that_grows_is_refused() -> None:
+    """Aliases of YAML can mean more than any file says, and themselves."""
+    bomb: Any = "x"
+    for _ in range(30):
+        bomb = [bomb, bomb]
+    circle: list[Any] = []
+    circle.append(circle)
+    for document in ({"x": bomb}, {"x": circle}):
+        for read in (references, lambda it: interpolate(it, {})):
+            with pytest.raises(CannotKeepError, match="too large or too deep"):
+                read(document)
+
+
+@given(st.text(), st.text())
+def test_metadata_is_data(before: str, value: str) -> None:
+    """A reference inside of it stays as it is, here and where a policy's `env` is expanded later."""
+    variables = {"SAMPLE_METADATA_A": f"${{SAMPLE_METADATA_B}}{value}"}
+    made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document["x"]
+    assert made == before + variables["SAMPLE_METADATA_A"]
+    assert expand_in_policy(literal(made), {}, where="x") == made
+
+
+@given(st.text(alphabet="$SAMPLE_METADATA_A{}:-?+x ", max_size=40))
+def test_whatever_is_written(text: str) -> None:
+    """It has a meaning or is refused; and means exactly it in a policy's `env`."""
+    with suppress(CannotKeepError):
+        made = put(text)
+        assert expand_in_policy(literal(made), {}, where="x") == made

@@ -1,0 +1,93 @@
+"""What runs in the default service's cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from belljar.cell.output import ExecOutput
+from belljar.errors import CellError
+from belljar.harness.programs import is_idle, start_program
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("tail", "-f", "/dev/null"),
+        ("sleep", "infinity"),
+        ("bash", "-c", "sleep infinity"),
+        ("/bin/sh", "-c", "exec tail -f /dev/null"),
+        ("bash",),
+        ("/bin/bash",),
+    ],
+)
+def test_what_only_keeps_a_container_from_ending(command: Sequence[str]) -> None:
+    """Is not run: a cell stands anyway."""
+    assert is_idle(command)
+
+
+@pytest.mark.parametrize(
+    "command", [("serve",), ("sh", "-c", "serve & sleep infinity"), ("tail", "-f", "/var/log/x"), ("bash", "x.sh")]
+)
+def test_what_does_more(command: Sequence[str]) -> None:
+    """Is a program."""
+    assert not is_idle(command)
+
+
+class Machine:
+    """A cell that notes what is run in it."""
+
+    def __init__(self, *, entrypoint: Sequence[str] = (), command: Sequence[str] = (), healthy: bool = True) -> None:
+        self.id = "x"
+        self.image_entrypoint, self.image_command = tuple(entrypoint), (*entrypoint, *command)
+        self.plan = SimpleNamespace()
+        self.healthy = healthy
+        self.ran: list[list[str]] = []
+
+    async def exec(self, argv: Sequence[str], **_: object) -> ExecOutput:
+        """Whatever it is, it is done."""
+        self.ran.append(list(argv))
+        code = 1 if argv[0] == "ask" and not self.healthy else 0
+        return ExecOutput(returncode=code, code=code, stdout=b"/log\n")
+
+
+async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
+    """What ran, the shell that starts it in the background left out."""
+    await start_program(machine, "agent", json.dumps(words))  # type: ignore[arg-type]
+    return [argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv for argv in machine.ran]
+
+
+async def test_as_a_container_runs_it() -> None:
+    """The image's own; arguments behind its entrypoint; a whole command instead; and nothing where that only waits."""
+
+    def image() -> Machine:
+        return Machine(entrypoint=["/enter"], command=["serve"])
+
+    assert await started(image(), {}) == [["/enter", "serve"]]
+    assert await started(image(), {"arguments": ["sleep", "infinity"]}) == [["/enter", "sleep", "infinity"]]
+    assert await started(image(), {"arguments": []}) == [["/enter"]]
+    assert await started(image(), {"command": ["other"]}) == [["other"]]
+    assert await started(Machine(), {"arguments": ["sleep", "infinity"]}) == []
+    assert await started(Machine(command=["/bin/bash"]), {}) == []
+
+
+async def test_it_is_healthy_before_the_sample_begins() -> None:
+    """Or the sample does not begin: the error names the service."""
+    health = {"command": ["ask"], "interval": "100ms", "retries": 2}
+    assert (await started(Machine(), {"arguments": ["serve"], "health": health}))[-1] == ["ask"]
+    with pytest.raises(CellError, match="agent does not serve: it did not become healthy in 2 tries"):
+        await started(Machine(healthy=False), {"health": health})
+
+
+async def test_without_a_compose_file_nothing_runs() -> None:
+    """A policy's cell has no program."""
+    machine = Machine(command=["serve"])
+    await start_program(machine, "", "")  # type: ignore[arg-type]
+    assert machine.ran == []
