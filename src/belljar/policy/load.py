@@ -77,7 +77,7 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
         PolicyError: it can't be read or isn't a valid policy. The message tells everything that is wrong, each with line and column.
     """
     file = Path(path)
-    return parse_policy(read_policy_file(file), source=str(path), base=file.parent, default_name=file.stem)
+    return parse_policy(read_policy_file(file), source=str(path), base=file.parent.absolute(), default_name=file.stem)
 
 
 def read_policy_file(file: Path) -> bytes:

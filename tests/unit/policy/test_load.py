@@ -123,6 +123,14 @@ def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
         assert (loaded.policy.name, loaded.text, loaded.base) == (name, text.encode(), tmp_path)
 
 
+def test_a_relative_path_names_the_same_files_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy's directory is absolute: a range's processes have other working directories."""
+    (tmp_path / "mine.yaml").write_text(HEAD)
+    monkeypatch.chdir(tmp_path)
+    loaded = load_policy("mine.yaml")
+    assert (loaded.base, loaded.source) == (tmp_path, "mine.yaml")
+
+
 def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:
     """A missing file, a directory, a pipe and a device end in one message, and none is waited for."""
     os.mkfifo(tmp_path / "pipe")

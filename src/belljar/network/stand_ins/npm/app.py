@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
-import anyio
+from anyio import Lock
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
@@ -65,7 +65,7 @@ class _Npm:
         self._packages = Packages(context.files)
         self._changes = Changes(context)
         # One large document at a time: a second publisher waits instead of doubling the memory.
-        self._publishing = anyio.Lock()
+        self._publishing = Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await refuse_websocket(scope, send):
