@@ -102,7 +102,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
     for name in ("npm", "git"):
         (made / name).mkdir()
-    manifests: dict[str, dict[str, Any]] = {"left": {"version": "1.2.0"}, "right": {"version": "2.0.0", "dependencies": {"left": "^1.0.0"}}}
+    manifests: dict[str, dict[str, Any]] = {
+        "left": {"version": "1.2.0"},
+        "right": {"version": "2.0.0", "dependencies": {"left": "^1.0.0"}},
+    }
     codes = {"left": b"module.exports = 12\n", "right": b"module.exports = require('left') * 2\n"}
     for name, manifest in manifests.items():
         files = {"package.json": json.dumps({"name": name, **manifest}).encode(), "index.js": codes[name]}
