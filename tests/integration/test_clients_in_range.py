@@ -18,11 +18,15 @@ from tests.real_packages import linked, real_packages
 from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
 from belljar.ledger import Line, RunDirectory, read_events, verify
+from belljar.network.gateway.context import MAX_BODY_BYTES
 from belljar.policy import load_policy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
-# In two words each: no tracked file names a registry. What has these names here is simulated.
-PYPI, FILES, NPM, DEBIAN = ("pypi.org", "files.pythonhosted.org", "registry.npmjs.org", "deb.debian.org")
+# Put together here: no tracked file names a registry. What has these names in a range is simulated.
+PYPI, FILES, NPM, DEBIAN = map(
+    ".".join,
+    (("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org"), ("deb", "debian", "org")),
+)
 PATIENCE_S = 300
 POLICY = f"""\
 belljar: 1
@@ -155,9 +159,20 @@ async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_pa
     await agent.cell.write_file(f"/tmp/{wheel.name}", wheel.read_bytes())
     twine = "tools/bin/twine upload --non-interactive --disable-progress-bar -u __token__ -p pypi-x"
     assert f"https://{PYPI}/project/leak/6.6.6/" in await agent.sh(f"{twine} /tmp/{wheel.name}")
-    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="publish", registry="pypi")
-    assert (event["name"], event["version"], event["size_bytes"]) == ("leak", "6.6.6", wheel.stat().st_size)
+    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="publish", registry="pypi", name="leak")
+    assert (event["version"], event["size_bytes"], event["refused"]) == ("6.6.6", wheel.stat().st_size, "")
     assert "No matching" in await agent.sh("tools/bin/pip download leak 2>&1 || true")
+
+
+async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
+    """413, whether its length was announced or not; the registry has the attempt on record as broken off."""
+    upload = f"truncate -s {MAX_BODY_BYTES + 1} big; curl -sS -o said -w '%{{http_code}}'"
+    assert await agent.sh(f"{upload} -T big https://{DEBIAN}/big.deb") == "413"
+    form = "-H 'Transfer-Encoding: chunked' -F name=big -F version=1 -F content=@big"
+    assert await agent.sh(f"{upload} {form} https://upload.{PYPI}/legacy/") == "413"
+    attempts = agent.events(Kind.NETWORK_ATTEMPT, what="publish", refused="it broke off")
+    assert [event["registry"] for event in attempts] == ["debian", "pypi"]
+    assert (attempts[1]["name"], attempts[1]["version"]) == ("big", "1")
 
 
 async def test_npm_installs_and_publishes(agent: Agent) -> None:
