@@ -186,3 +186,33 @@ def test_a_websocket_for_another_name_is_refused(gateway: Gateway) -> None:
     said = gateway.exchange(head + b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n")
     assert said.startswith(b"HTTP/1.1 421 ")
     assert reason(gateway) == "the policy does not have this name"
+
+
+@pytest.mark.parametrize("late_bytes", [0, 30_000])
+def test_a_refused_body_is_no_longer_asked_for(gateway: Gateway, late_bytes: int) -> None:
+    """Whole answer, then RST_STREAM NO_ERROR (RFC 9113 section 8.1): a client that only waited for room would hang; what it sent meanwhile harms no other request."""
+    client = H2Client(gateway)
+    client.engine.send_headers(
+        1,
+        [
+            (":method", "PUT"),
+            (":scheme", "https"),
+            (":authority", "shop.example"),
+            (":path", "/"),
+            ("content-length", "100001"),
+        ],
+    )
+    for _ in range(late_bytes // 10_000):
+        client.engine.send_data(1, bytes(10_000))
+    client.head(3)
+    client.send()
+    events = client.events()
+    statuses = {
+        event.stream_id: dict(event.headers or [])[b":status"]
+        for event in events
+        if isinstance(event, h2.events.ResponseReceived)
+    }
+    assert statuses == {1: b"413", 3: b"200"}
+    assert {event.stream_id for event in events if isinstance(event, h2.events.StreamEnded)} == {1, 3}
+    (reset,) = [event for event in events if isinstance(event, h2.events.StreamReset)][:1]
+    assert (reset.stream_id, reset.error_code) == (1, h2.errors.ErrorCodes.NO_ERROR)

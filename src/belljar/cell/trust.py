@@ -25,6 +25,11 @@ _BUNDLES: Final = (
     "/etc/ssl/ca-bundle.pem",  # SUSE
     "/etc/ssl/cert.pem",  # Alpine's OpenSSL, and others'
 )
+_JAVA_STORES: Final = (
+    "/etc/ssl/certs/java/cacerts",  # Debian, to which those of each Java are links: a keytool takes seconds, so one is changed once
+    "/usr/lib/jvm/*/lib/security/cacerts",
+    "/opt/java/*/lib/security/cacerts",
+)
 _HASHED: Final = "/etc/ssl/certs"
 """Where OpenSSL looks by a name's hash: Debian's Python reads no bundle unless it is told to."""
 BUNDLE: Final = "/etc/ssl/certs/ca-certificates.crt"
@@ -43,7 +48,7 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 def trust_script() -> str:
     """A shell's script that reads the certificate from standard input and puts it wherever the image looks. What an image lacks is passed over."""
-    anchors, bundles = " ".join(_ANCHORS), " ".join(_BUNDLES)
+    anchors, bundles, stores = (" ".join(paths) for paths in (_ANCHORS, _BUNDLES, _JAVA_STORES))
     return f"""set -e
 pem=$(cat)
 for d in {anchors}; do if [ -d "$d" ]; then printf '%s\\n' "$pem" > "$d/{_NAME}"; fi; done
@@ -56,11 +61,11 @@ fi
 if command -v openssl > /dev/null && [ -d {_HASHED} ]; then
   h=$(printf '%s\n' "$pem" | openssl x509 -noout -subject_hash) && printf '%s\n' "$pem" > "{_HASHED}/$h.0"
 fi
-for j in /etc/ssl/certs/java/cacerts /usr/lib/jvm/*/lib/security/cacerts /opt/java/*/lib/security/cacerts; do
-  if [ -f "$j" ] && command -v keytool > /dev/null; then
+if command -v keytool > /dev/null; then
+  for j in {stores}; do if [ -f "$j" ]; then readlink -f "$j"; fi; done | sort -u | while read -r j; do
     printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root -keystore "$j" -storepass changeit > /dev/null 2>&1 || true
-  fi
-done
+  done
+fi
 """
 
 

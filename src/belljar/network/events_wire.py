@@ -19,13 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from belljar.events import Body, JsonValue, Kind
+from belljar.network.gateway.context import MAX_ANSWER_BYTES, MAX_QUESTION_BYTES
 
 MAX_DATAGRAM_BYTES: Final = 64 << 10
 MAX_BODIES: Final = 8
 MAX_BODY_BYTES: Final = 1 << 20
 """Kept of one body."""
-MAX_QUESTION_BYTES: Final = 4 << 20
-MAX_ANSWER_BYTES: Final = 4 << 20
 ASK: Final = "ask"
 DIAL: Final = "dial"
 """What is asked for a connected socket to a real upstream."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from belljar.events import Body, Kind
 from belljar.network import events_wire as wire
+from belljar.network.gateway.context import MAX_ANSWER_BYTES
 from belljar.network.gateway.reporter import Item, datagrams
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -152,4 +153,4 @@ def test_answers() -> None:
     assert b"".join(pieces) == b"x" * 100_000
     assert json.loads(wire.encode_ack(3)) == {"ack": 3}
     with pytest.raises(ValueError, match="an answer of"):
-        wire.encode_answer(1, bytes(wire.MAX_ANSWER_BYTES + 1))
+        wire.encode_answer(1, bytes(MAX_ANSWER_BYTES + 1))

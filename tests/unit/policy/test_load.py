@@ -141,6 +141,7 @@ def test_a_policys_files_are_found_from_anywhere(tmp_path: Path, monkeypatch: py
         pytest.fail("no network")
     (stand_in,) = plan_network(loaded.policy.network, loaded.base).stand_ins
     assert stand_in.directory == site
+    assert (loaded.base, loaded.source) == (tmp_path, "p.yaml")
 
 
 def test_what_can_not_be_read_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
 
 from belljar.events import Body, JsonValue
+from belljar.plan.network import NetworkBounds
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -26,7 +27,12 @@ name of the cell that asks, `scope["state"]["name"]` the name it asked for, in l
 StreamApp: TypeAlias = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
 """`(reader, writer, cell)`. The gateway closes the connection when it returns, raises, or has used up the bounds of a stream."""
 
+MAX_BODY_BYTES: Final = NetworkBounds().body_bytes
+"""Of a request. The gateway answers 413 above it; to the stand-in it has broken off (`http.disconnect`)."""
 MAX_KEPT_BODY_BYTES: Final = 64 << 10
+MAX_QUESTION_BYTES: Final = 4 << 20
+MAX_ANSWER_BYTES: Final = 4 << 20
+"""Of a question to the owner, and of its answer."""
 
 
 class Record(Protocol):
@@ -46,7 +52,7 @@ class Ask(Protocol):
     """A question to the owner of the range (`openai` alone)."""
 
     async def __call__(self, kind: str, body: bytes) -> bytes:
-        """The owner's answer. `ValueError` when the owner refuses, with its reason."""
+        """The owner's answer. `ValueError` when the owner refuses, with its reason, and for a question above `MAX_QUESTION_BYTES`."""
         ...
 
 

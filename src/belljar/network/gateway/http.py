@@ -351,6 +351,19 @@ class Http2(H2Protocol):
             make_room(stream)
             self._floods.requests += stream.state.name == "CLOSED"
         await super()._close_stream(stream_id)
+        if stream is not None and stream.state.name == "CLOSED":
+            # Who has answered doesn't read that this is the end either: a piece of the body that waited for room has it again.
+            make_room(stream)
+
+    async def _send_data(self, stream_id: int) -> None:
+        await super()._send_data(stream_id)
+        stream = self.connection.streams.get(stream_id)
+        if stream_id in self.stream_buffers or stream is None or stream.closed:
+            return
+        # The answer is complete and the request is not: the client is told that no more of it is wanted (RFC 9113 section 8.1), or it would wait for room to send.
+        with contextlib.suppress(h2.exceptions.ProtocolError):
+            self.connection.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        await self._flush()
 
     async def _go_away(self, reason: str, code: h2.errors.ErrorCodes) -> None:
         await self._on_refused(reason)

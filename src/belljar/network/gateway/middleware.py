@@ -81,14 +81,13 @@ class Exchange:
         self._recorded_bytes: int | None = None
         self._answered = False
         self._reason = self.verdict.reason
+        self._refused: Refused | None = None
         self._has_begun = False
 
     def app(self) -> App:
         """Who answers: the stand-in, or a refusal."""
         if not self.verdict.allowed:
             return refuse(_STATUS.get(self.verdict.reason, _MISDIRECTED))
-        if self._declared_bytes() > self._site.bounds.body_bytes:
-            return self._too_large
         found = self._site.apps.get(self.verdict.stand_in)
         return refuse(502) if found is None else found
 
@@ -102,15 +101,18 @@ class Exchange:
             await self._close("", status=record.status)
             return
         try:
-            await app(scope, self._receive, self._send)
+            await app(scope, self._receive_for_app, self._send)
         except Refused as refused:
-            await self.fail(refused.reason, refused.status)
+            self._refused = refused
+        if self._refused is not None:
+            await self.fail(self._refused.reason, self._refused.status)
         if not self._answered:
             await self.fail("the stand-in gave no answer", 500)
 
     async def fail(self, reason: str, status: int) -> None:
         """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking it off."""
         self._reason = reason
+        self._refused = None
         self._read_all = True
         if self._has_begun or self._scope["type"] == "websocket":
             await self._close(reason, status=None)
@@ -134,9 +136,20 @@ class Exchange:
             self._site.reporter.post(self._request_item())
         self._site.reporter.post(self._answer_item(status=None))
 
+    async def _receive_for_app(self) -> Message:
+        """To the stand-in, a request that is refused while it is read has broken off, as it may want to have on record; its answer goes nowhere."""
+        try:
+            return await self._receive()
+        except Refused as refused:
+            self._refused = refused
+            self._read_all = True
+            return {"type": "http.disconnect"}
+
     async def _receive(self) -> Message:
         if self._read_all:
             return await self._upstream()
+        if self._declared_bytes() > self._site.bounds.body_bytes:
+            raise Refused("the body is over the bound", 413)
         message = await self._next_piece()
         if message["type"] == "http.request":
             self._hold(message.get("body", b""))
@@ -173,7 +186,7 @@ class Exchange:
             raise Refused("the body is too slow", 408)
 
     async def _send(self, message: Message) -> None:
-        if self._answered:
+        if self._answered or self._refused is not None:
             return
         if message["type"] == "http.response.start":
             self._head = message
@@ -228,9 +241,6 @@ class Exchange:
 
     async def _websocket_opens(self) -> None:
         await self._record_request()
-
-    async def _too_large(self, _scope: Scope, _receive: Receive, _send: Send) -> None:
-        raise Refused("the body is over the bound", 413)
 
     def _declared_bytes(self) -> int:
         declared = [value for name, value in self._scope["headers"] if name == b"content-length"]

@@ -20,13 +20,12 @@ from typing import Any, Final, NoReturn
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.context import kept_body
+from belljar.network.gateway.context import MAX_QUESTION_BYTES, kept_body
 
 MAX_DATAGRAM_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 60 << 10
 MAX_DATA_BYTES: Final = 48 << 10
 MAX_BODIES: Final = 8
-MAX_QUESTION_BYTES: Final = 4 << 20
 OWNER_GONE: Final = 70
 """The gateway's exit status when nobody records any more."""
 READY: Final = "ready"

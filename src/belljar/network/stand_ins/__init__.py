@@ -27,6 +27,7 @@ STREAM_KINDS: Final = frozenset({"smtp"})
 
 PRELOAD: Final = (
     *KINDS.values(),
+    "anyio._backends._asyncio",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "dulwich.midx",
     "dulwich.object_store",

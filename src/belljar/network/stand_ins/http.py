@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
+from anyio import sleep
 
 from belljar.errors import PolicyError
 from belljar.network.gateway.context import StandInContext
@@ -121,7 +121,7 @@ class _Server:
         except (StateError, RenderError):
             answer = plain_error(500)
         if reply.delay_s:
-            await anyio.sleep(reply.delay_s)
+            await sleep(reply.delay_s)
         return answer
 
     def change(

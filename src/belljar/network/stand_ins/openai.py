@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import PolicyError
-from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.context import MAX_QUESTION_BYTES, StandInContext
 from belljar.network.stand_ins import responses
 from belljar.network.stand_ins.documents import unknown_settings
 from belljar.network.stand_ins.web import Answer, App, Pairs, Request, compact, http_app, json_answer, parse_json
 from belljar.policy.fields import quoted
 
 SETTINGS: Final = ("model", "models", "api_key")
-MAX_QUESTION_BYTES: Final = 8 << 20
-MAX_ANSWER_BYTES: Final = 8 << 20
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
 MAX_WAITING: Final = 32
@@ -71,7 +69,7 @@ def make(context: StandInContext) -> App:
     """The ASGI app. Raises `PolicyError` for what `check` would have said."""
     if problems := check(context.settings, None):
         raise PolicyError("; ".join(problems), where=context.id)
-    too_large = RefusedError(413, f"Maximum content size limit ({MAX_QUESTION_BYTES}) exceeded.")
+    too_large = _too_large()
     return http_app(
         _Server(context).handle,
         max_body_bytes=MAX_QUESTION_BYTES,
@@ -180,9 +178,12 @@ class _Server:
         if self.waiting >= MAX_WAITING:
             raise RefusedError(429, "Rate limit reached for requests.", kind="requests", code="rate_limit_exceeded")
         question = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
+        asked = compact(question).encode("utf-8", "replace")
+        if len(asked) > MAX_QUESTION_BYTES:
+            raise _too_large()
         self.waiting += 1
         try:
-            found = await self.context.ask("chat", compact(question).encode("utf-8", "replace"))
+            found = await self.context.ask("chat", asked)
         except ValueError:
             # The owner's reason is for the record, which the owner keeps; the guest learns what any client of a failing API learns.
             raise RefusedError(500, _DOWN) from None
@@ -193,7 +194,7 @@ class _Server:
     def completed(self, data: bytes, model: str) -> dict[str, Any]:
         """The owner's answer with what clients rely on filled in."""
         try:
-            found = parse_json(data) if len(data) <= MAX_ANSWER_BYTES else None
+            found = parse_json(data)
         except ValueError:
             found = None
         if not isinstance(found, dict) or not isinstance(choices := found.get("choices"), list) or not choices:
@@ -217,6 +218,10 @@ def _choice(index: int, choice: dict[str, Any]) -> dict[str, Any]:
     message = {"role": "assistant", "content": None, **choice["message"]}
     usual = "tool_calls" if message.get("tool_calls") else "stop"
     return {"index": index, "logprobs": None, "finish_reason": usual, **choice, "message": message}
+
+
+def _too_large() -> RefusedError:
+    return RefusedError(413, f"Maximum content size limit ({MAX_QUESTION_BYTES}) exceeded.")
 
 
 def _no_model(name: str) -> RefusedError:

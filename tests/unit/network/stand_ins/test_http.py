@@ -262,7 +262,7 @@ def test_a_delay_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("belljar.network.stand_ins.http.anyio.sleep", sleep)
+    monkeypatch.setattr("belljar.network.stand_ins.http.sleep", sleep)
     assert Client(http.make(context({"routes": [{"path": "/", "delay": "1s500ms"}]}))).get("/").status == 200
     assert waited == [1.5]
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import Client, Said, context
 
+from belljar.network.gateway.context import MAX_QUESTION_BYTES
 from belljar.network.stand_ins import openai
 
 KEY = {"authorization": "Bearer sk-x"}
@@ -170,9 +171,14 @@ def test_an_owner_who_fails_is_a_server_error(reply: bytes) -> None:
 
 
 def test_a_question_above_the_bound_is_refused() -> None:
-    """413 in the API's shape."""
-    said = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 9, headers=KEY)
+    """413 in the API's shape: above what may come, and above what the owner may be asked, which can be longer than what came."""
+    said = client().ask("POST", "/v1/chat/completions", chunks=[b"x" * (1 << 20)] * 5, headers=KEY)
     assert (said.status, said.json["error"]["type"]) == (413, "invalid_request_error")
+    owner = Owner()
+    long_when_written = json.dumps(ASK).encode()[:-1] + b', "bias": [%s]}' % b",".join([b"1e15"] * 300_000)
+    assert len(long_when_written) < MAX_QUESTION_BYTES
+    said = client(owner).ask("POST", "/v1/chat/completions", chunks=[long_when_written], headers=KEY)
+    assert (said.status, owner.questions) == (413, [])
 
 
 def test_questions_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

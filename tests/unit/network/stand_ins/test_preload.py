@@ -1,4 +1,4 @@
-"""A confined gateway can import nothing: what answering needs is imported by the kind's module and its `PRELOAD`."""
+"""A confined gateway can import nothing: what answering needs, the zygote has imported."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from pathlib import Path
 from tests.fakes.registries import make_deb, make_tar, make_wheel
 
 PROGRAM = """
-import importlib, sys
+import sys
 from pathlib import Path
-from tests.fakes.registries import Ledger, ask, basic, context_for, form
-import anyio._backends._asyncio
-from belljar.network.stand_ins import debian, git, npm, pypi, smtp
-files = Path(sys.argv[1])
-for kind in (pypi, npm, debian, git):
-    for name in getattr(kind, "PRELOAD", ()):
-        importlib.import_module(name)
+from belljar.network.zygote import preload
+preload()
 known = set(sys.modules)
+from dataclasses import replace
+from tests.fakes.registries import Ledger, ask, basic, context_for, form
+from belljar.network.stand_ins import debian, git, http, npm, pypi
+files = Path(sys.argv[1])
 app = pypi.make(context_for(files / "p", Ledger()))
 for path in ("/simple/one/", "/simple/two/", "/pypi/one/json", "/packages/one-1.0-py3-none-any.whl"):
     assert ask(app, "GET", path).status == 200, path
@@ -36,12 +35,15 @@ head = refs.split(b"0000", 1)[1][4:44]
 want = b"want " + head + b"\\n"
 pack = ask(app, "POST", "/t/git-upload-pack", body=b"%04x" % (len(want) + 4) + want + b"00000009done\\n").body
 assert b"PACK" in pack
-print(sorted(set(sys.modules) - known))
+settings = {"routes": [{"path": "/", "answers": [{"body": "late", "delay": "1ms"}]}]}
+app = http.make(replace(context_for(files, Ledger()), settings=settings))
+assert ask(app, "GET", "/").body == b"late"
+print(sorted(name for name in set(sys.modules) - known if name.partition(".")[0] != "tests"))
 """
 
 
 def test_answering_imports_nothing(tmp_path: Path) -> None:
-    """Wheels, archives of every packing, signatures, and a repository with packs, a commit graph and a multi-pack index."""
+    """Wheels, archives of every packing, signatures, a repository with packs, a commit graph and a multi-pack index, and an answer that waits."""
     for name in "pndg":
         (tmp_path / name).mkdir()
     make_wheel(tmp_path / "p", "one", "1.0")

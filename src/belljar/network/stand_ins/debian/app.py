@@ -27,7 +27,6 @@ from belljar.network.stand_ins.debian.repository import Repository
 from belljar.network.stand_ins.multipart import FormFile
 from belljar.network.stand_ins.shelf import OneRead, check_directory, list_files
 
-MAX_UPLOAD_BYTES: Final = 512 << 20
 _BELOW: Final = re.compile(r"(?:.*/)?((?:dists|pool)/.+)", re.DOTALL)
 _TYPES: Final = {".deb": "application/vnd.debian.binary-package", ".gz": "application/gzip", ".xz": "application/x-xz"}
 
@@ -152,9 +151,6 @@ class _Debian:
         try:
             async for piece in body_pieces(receive):
                 file.take(piece)
-                if file.size_bytes > MAX_UPLOAD_BYTES:
-                    refused = f"it is longer than {MAX_UPLOAD_BYTES} bytes"
-                    break
         except Interrupted:
             refused = "it broke off"
         data: dict[str, JsonValue] = {
@@ -170,8 +166,8 @@ class _Debian:
             **credentials(request.headers),
         }
         await self._context.record("network.attempt", data, [file.body("file-0")])
-        if refused != "it broke off":
-            await answer(send, b"", status=413 if refused else 201)
+        if not refused:
+            await answer(send, b"", status=201)
 
 
 def _suite(below_dists: list[str]) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
-import anyio
+from anyio import Lock
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
@@ -67,7 +67,7 @@ def _unreadable(path: Path) -> str:
 class _Git:
     def __init__(self, context: StandInContext) -> None:
         self._context = context
-        self._pushing = anyio.Lock()
+        self._pushing = Lock()
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs
 
-import anyio
+from anyio import Lock
 
 from belljar.events import JsonValue
-from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
+from belljar.network.gateway.context import MAX_BODY_BYTES, App, Receive, Scope, Send, StandInContext
 from belljar.network.stand_ins.answers import (
     Interrupted,
     Request,
@@ -20,7 +20,7 @@ from belljar.network.stand_ins.answers import (
     read_body,
     refuse_websocket,
 )
-from belljar.network.stand_ins.npm.changes import MAX_DOCUMENT_BYTES, Changes
+from belljar.network.stand_ins.npm.changes import Changes
 from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
 from belljar.network.stand_ins.shelf import check_directory, list_files
 
@@ -65,7 +65,7 @@ class _Npm:
         self._packages = Packages(context.files)
         self._changes = Changes(context)
         # One large document at a time: a second publisher waits instead of doubling the memory.
-        self._publishing = anyio.Lock()
+        self._publishing = Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await refuse_websocket(scope, send):
@@ -80,7 +80,8 @@ class _Npm:
             else:
                 await self._change(request, parts, receive, send)
         except Interrupted:
-            await self._changes.other(request, "change", "/".join(parts), refused="it broke off")
+            what = "publish" if request.method == "PUT" and len(parts) == 1 else "change"
+            await self._changes.other(request, what, "/".join(parts), refused="it broke off")
         except TooLong as error:
             await self._changes.other(request, "publish", "/".join(parts), refused=f"the document is longer: {error}")
             await answer_json(send, {"error": "payload too large"}, status=413)
@@ -133,13 +134,13 @@ class _Npm:
         match request.method, parts:
             case "PUT", [name]:
                 async with self._publishing:
-                    body = await read_body(receive, MAX_DOCUMENT_BYTES)
+                    body = await read_body(receive, MAX_BODY_BYTES)
                     taken = await self._changes.publish(request, name, body)
                 error = {"error": "not a document"}
                 await answer_json(send, {"ok": True, "success": True} if taken else error, status=201 if taken else 400)
             case "PUT", [name, "-rev", _] | [name, "-", _, "-rev", _]:
                 async with self._publishing:
-                    body = await read_body(receive, MAX_DOCUMENT_BYTES)
+                    body = await read_body(receive, MAX_BODY_BYTES)
                     await self._changes.other(request, "unpublish", name, body)
                 await answer_json(send, {"ok": True}, status=201)
             case "DELETE", [name, "-rev", _] | [name, "-", _, "-rev", _]:

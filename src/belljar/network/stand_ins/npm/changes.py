@@ -13,8 +13,6 @@ from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, StandInContext, kept_body
 from belljar.network.stand_ins.answers import Request, bounded, credentials, word
 
-MAX_DOCUMENT_BYTES: Final = 64 << 20
-"""A published document with its package in base64; about 48 MiB of package."""
 MAX_TOKENS: Final = 1000
 _MAX_LISTED: Final = 20
 

