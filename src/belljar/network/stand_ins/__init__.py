@@ -27,11 +27,13 @@ STREAM_KINDS: Final = frozenset({"smtp"})
 
 PRELOAD: Final = (
     *KINDS.values(),
+    "anyio._backends._asyncio",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "dulwich.midx",
     "dulwich.object_store",
     "dulwich.refs",
     "encodings.cp437",
+    "encodings.utf_8_sig",
     "mmap",
     "zstandard",
     "jsonschema",
