@@ -11,14 +11,14 @@ from tests.fakes.registries import make_deb, make_tar, make_wheel
 PROGRAM = """
 import importlib, sys
 from pathlib import Path
-from tests.fakes.registries import Ledger, ask, basic, context_for, form
-import anyio._backends._asyncio
-from belljar.network.stand_ins import debian, git, npm, pypi, smtp
+from belljar.network import stand_ins, zygote
+from belljar.network.stand_ins import debian, git, npm, pypi
 files = Path(sys.argv[1])
-for kind in (pypi, npm, debian, git):
-    for name in getattr(kind, "PRELOAD", ()):
-        importlib.import_module(name)
+for name in (*zygote.PRELOAD, *stand_ins.PRELOAD):
+    importlib.import_module(name)
 known = set(sys.modules)
+from tests.fakes.registries import Ledger, ask, basic, context_for, form
+known |= {name for name in sys.modules if name not in known and not name.startswith(("anyio", "encodings"))}
 app = pypi.make(context_for(files / "p", Ledger()))
 for path in ("/simple/one/", "/simple/two/", "/pypi/one/json", "/packages/one-1.0-py3-none-any.whl"):
     assert ask(app, "GET", path).status == 200, path
@@ -27,6 +27,8 @@ assert ask(app, "POST", "/", headers={"content-type": kind, "authorization": bas
 app = npm.make(context_for(files / "n", Ledger()))
 assert ask(app, "GET", "/a").status == 200
 assert ask(app, "PUT", "/b", body=b"{}").status == 400
+for codec in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):  # as json.loads takes them
+    assert ask(app, "PUT", "/b", body='{"versions": {}}'.encode(codec)).status == 201, codec
 app = debian.make(context_for(files / "d", Ledger()))
 for path in ("/key.asc", "/dists/a/InRelease", "/dists/a/main/binary-amd64/Packages.xz"):
     assert ask(app, "GET", path).status == 200, path
