@@ -10,7 +10,8 @@ import pytest
 from tests.security.egress import forged
 from tests.security.egress.case import Case
 from tests.security.egress.evidence import Refused, unasked_answers
-from tests.security.egress.scene import FIRST_PORT, World, look
+from tests.security.egress.play import FIRST_PORT
+from tests.security.egress.scene import World, look
 from tests.security.egress.table import BEGIN, CASES, END, PAGE, rendered
 
 from belljar.plan.addresses import RangeLayout
@@ -73,7 +74,11 @@ def test_the_first_packets_of_a_fresh_cell_meet_the_rules(world: World) -> None:
 
 
 def test_frames_that_no_workload_can_send_are_counted_and_dropped(world: World) -> None:
-    """Put onto a cell's port by the host, as a kernel could that was taken over: each moves one counter by one, and no answer but a refusal leaves."""
+    """Put onto a cell's port by the host, as a kernel could that was taken over: each moves one counter by one, and no answer but a refusal leaves.
+
+    Each stands in the packet record: so what is not found there was never sent.
+    """
+    assert world.recorded == set(forged.EXPECTED)
     assert world.forged == {name: {reason: 1} for name, reason in forged.EXPECTED.items()}
 
 

@@ -219,6 +219,13 @@ RAW: Final = (
         "dropped, none put together",
         Dropped("fragment", "{shop}"),
     ),
+    Case(
+        "igmp",
+        "a multicast group is joined: IGMP, by the cell's kernel",
+        ("join_group", "239.1.2.3"),
+        "no frame leaves, or it is dropped and counted",
+        Either((NeverSent("protocol", port="2"), Counted("options"), Counted("multicast"))),
+    ),
     *(
         Case(
             f"source-route-{name}",

@@ -10,21 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
 
-from tests.security.egress.frames import ICMP, SYN, TCP, UDP, Frame
+from tests.security.egress.frames import ICMP, IGMP, SYN, TCP, UDP, Frame
 
 _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when its rules were in force; `macs` are the cells' by name; `heard` is
-    everything that came to the host's listeners; `words` the prober's, by case."""
+    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when its rules were in force; `macs` are the cells' by name, `gateways` their
+    ports' other ends'; `heard` is everything that came to the host's listeners; `words` the prober's, by case."""
 
     events: tuple[tuple[str, Mapping[str, Any]], ...]
     opened_s: float = 0.0
     frames: tuple[Frame, ...]
     counters: Mapping[str, int]
     macs: Mapping[str, str]
+    gateways: frozenset[str]
     heard: tuple[str, ...] = ()
     words: Mapping[str, str]
 
@@ -35,6 +36,11 @@ class Seen:
     def sent(self, cell: str) -> list[Frame]:
         """The frames that came from a cell's port."""
         return [frame for frame in self.frames if frame.from_mac == self.macs[cell]]
+
+    def forged(self) -> list[Frame]:
+        """The frames whose sender is nobody of the range."""
+        known = {*self.macs.values(), *self.gateways}
+        return [frame for frame in self.frames if frame.from_mac not in known]
 
     def got(self, cell: str) -> list[Frame]:
         """The frames that were sent to a cell."""
@@ -136,7 +142,7 @@ class NeverSent:
 
     def lacks(self, seen: Seen, case: str, cell: str) -> str:
         """The first such frame."""
-        found = [frame for frame in seen.sent(cell) if self._is(frame)]
+        found = [frame for frame in (*seen.sent(cell), *seen.forged()) if self._is(frame)]
         return f"the cell sent {self.what}: {found[0]}" if found else ""
 
     def _is(self, frame: Frame) -> bool:
@@ -147,8 +153,8 @@ class NeverSent:
                 return frame.kind == 0x0806
             case "not ip":
                 return frame.kind not in (0x0800, 0x0806, 0x86DD)
-            case "options":
-                return frame.has_options
+            case "options":  # IGMP has one of its own
+                return frame.has_options and frame.protocol != IGMP
             case "source":
                 return frame.source == self.address
             case "protocol":
@@ -244,7 +250,7 @@ class DnsBelow:
 
 @dataclass(frozen=True)
 class Http:
-    """A request whose URL has this in it is on record, with this verdict: `reason` empty means allowed, and the stand-in that answered."""
+    """A request whose URL has this in it is on record, with this verdict: `reason` (how it begins) empty means allowed, and the stand-in that answered."""
 
     url: str
     reason: str = ""
@@ -257,13 +263,17 @@ class Http:
         if not found:
             return f"no request with {self.url!r} on record"
         for data in found:
-            if (data["verdict"], data["reason"]) != ("refused" if self.reason else "allowed", self.reason):
+            if data["verdict"] != ("refused" if self.reason else "allowed") or not _begins(data["reason"], self.reason):
                 return f"{data['url']}: {data['verdict']}, {data['reason']!r}"
             if self.stand_in and data["stand_in"] != self.stand_in:
                 return f"{data['url']} was {data['stand_in']}'s"
             if self.version and data.get("version") != self.version:
                 return f"{data['url']} came by HTTP/{data.get('version')}"
         return ""
+
+
+def _begins(reason: str, wanted: str) -> bool:
+    return reason.startswith(wanted) and bool(reason) == bool(wanted)
 
 
 @dataclass(frozen=True)

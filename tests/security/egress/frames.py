@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 
 ARP, IPV4, IPV6 = 0x0806, 0x0800, 0x86DD
-TCP, UDP, ICMP = 6, 17, 1
+TCP, UDP, ICMP, IGMP = 6, 17, 1, 2
 SYN, RST = 2, 4
 _PCAP_NANOSECONDS = b"\x4d\x3c\xb2\xa1"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ _SO_ATTACH_FILTER = 26
 _ETH_P_IP = 0x0800
 _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _SOURCE, _TARGET = 12, 16
+_NS_GET_USERNS = 0xB701
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,25 @@ def lan() -> Iterator[Lan]:
 
 def ip(*words: str, namespace: int | None = None) -> Any:  # noqa: ANN401 - JSON
     """`ip`, in a process's network namespace; what it prints, parsed."""
-    enter = [] if namespace is None else ["nsenter", f"--net=/proc/{namespace}/ns/net"]
-    done = subprocess.run([*enter, "ip", "-j", *words], check=True, capture_output=True, text=True)
-    return json.loads(done.stdout) if done.stdout.strip() else []
+    argv = ["ip", "-j", *words]
+    said = subprocess.check_output(argv, stderr=subprocess.PIPE) if namespace is None else within(namespace, *argv)
+    return json.loads(said) if said.strip() else []
+
+
+def within(pid: int, *argv: str) -> bytes:
+    """What a program says in a process's network namespace; for an ordinary user, in the user namespace that owns it. Raises `OSError`, `CalledProcessError`."""
+    net = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        user = [] if os.geteuid() == 0 else [fcntl.ioctl(net, _NS_GET_USERNS)]
+        joined = [f"--user=/proc/self/fd/{fd}" for fd in user] + (["--preserve-credentials"] if user else [])
+        enter = ["nsenter", *joined, f"--net=/proc/self/fd/{net}", *argv]
+        try:
+            return subprocess.run(enter, check=True, capture_output=True, pass_fds=[net, *user]).stdout
+        finally:
+            for fd in user:
+                os.close(fd)
+    finally:
+        os.close(net)
 
 
 def addresses() -> list[str]:
@@ -168,12 +186,13 @@ def _listener(family: int, kind: int, port: int) -> socket.socket:
 
 @dataclass
 class Sniffer:
-    """Every IPv4 packet of the host's own namespace, on any device, that comes from or goes to one of these networks. The kernel looks; use it as a context manager."""
+    """Every IPv4 packet of the host's own namespace, on any device, that comes from or goes to one of these networks. The kernel looks, between `open` and `close`."""
 
     networks: Sequence[str]
     _socket: socket.socket = field(init=False)
 
-    def __enter__(self) -> Sniffer:
+    def open(self) -> None:
+        """Begin."""
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ETH_P_IP))
         program = _program([IPv4Network(network) for network in self.networks])
         instructions = ctypes.create_string_buffer(program)
@@ -182,9 +201,9 @@ class Sniffer:
         self._socket.setblocking(False)
         while self._next() is not None:
             pass  # what came before the filter was there
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End."""
         self._socket.close()
 
     def seen(self) -> list[str]:

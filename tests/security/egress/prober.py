@@ -123,6 +123,14 @@ def source_route(kind: str, via: str, address: str, port: str) -> str:
         return "sent"
 
 
+def join_group(group: str) -> str:
+    """Tell the network that this cell wants a multicast group: its kernel says so by IGMP."""
+    with made(socket.SOCK_DGRAM) as sock:
+        member = socket.inet_aton(group) + bytes(4)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+        return "joined"
+
+
 def fragments(address: str, port: str) -> str:
     """A datagram larger than the link's packets, with leave to cut it."""
     with made(socket.SOCK_DGRAM) as sock:
@@ -289,9 +297,11 @@ def resumed(client: ssl.SSLContext, sock: socket.socket, name: str, session: ssl
             came.write(data)
 
 
-def h2(address: str, port: str, sni: str, authority: str, path: str) -> str:
+def h2(address: str, port: str, sni: str, authority: str, path: str, method: str = "GET", host: str = "") -> str:
     """A request of HTTP/2 (RFC 9113): preface, settings, one block of literal fields (RFC 7541, section 6.2.2)."""
-    fields = {":method": "GET", ":scheme": "https", ":path": path, ":authority": authority}
+    fields = {":method": method, ":authority": authority}
+    fields |= {} if method == "CONNECT" else {":scheme": "https", ":path": path}
+    fields |= {"host": host} if host else {}
     block = b"".join(b"\0" + bytes((len(k),)) + k.encode() + bytes((len(v),)) + v.encode() for k, v in fields.items())
     request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + h2_frame(4, 0, 0, b"") + h2_frame(1, 5, 1, block)
     client = context("h2")
@@ -300,7 +310,11 @@ def h2(address: str, port: str, sni: str, authority: str, path: str) -> str:
         with client.wrap_socket(sock, server_hostname=sni) as secure:
             secure.sendall(request)
             said = b""
-            while b"\x01\x04\x00\x00\x00\x01" not in said and b"\x01\x05\x00\x00\x00\x01" not in said:
+            while (
+                b"\x03\x00\x00\x00\x00\x01" not in said
+                and b"\x01\x04\x00\x00\x00\x01" not in said
+                and b"\x01\x05\x00\x00\x00\x01" not in said
+            ):
                 more = secure.recv(4096)
                 if not more:
                     return "closed"
@@ -398,7 +412,20 @@ def lie(server: socket.socket, address: bytes) -> None:
 DOING: dict[str, Callable[..., str]] = {
     made_of.__name__: made_of
     for made_of in (
-        *(tcp, each, begin, ended, udp, from_address, packet_info, source_route, fragments, open_socket, frame),
+        *(
+            tcp,
+            each,
+            begin,
+            ended,
+            udp,
+            from_address,
+            packet_info,
+            source_route,
+            fragments,
+            join_group,
+            open_socket,
+            frame,
+        ),
         *(dns, dns_odd, many, again, resolve, resolve_and_connect, http, tls, resume, h2, mail, run, write),
         *(with_hosts, with_resolver, with_own_resolver),
     )

@@ -1,139 +1,30 @@
-"""The ranges that the cases are tried in, and what the host saw of them: three at the same time in one tier, opened once, two of them struck at the end."""
+"""What the host saw of the ranges that `play` opens: its listeners, its own packets, and what the ranges left behind. Needs root."""
 
 from __future__ import annotations
 
 import json
-import os
-import selectors
-import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 import anyio
-import anyio.to_thread
 from tests.security.egress import forged, host
 from tests.security.egress.case import Case
 from tests.security.egress.evidence import Seen, fill
 from tests.security.egress.frames import read_frames
-from tests.security.egress.table import CASES, LISTENED, port, token
+from tests.security.egress.play import Death, Outside, Play, Told, own_words, place
+from tests.security.egress.table import LISTENED
 
-from belljar.cell import Cell
-from belljar.cell.ranges import Range, open_range
-from belljar.cell.runs import start_run
-from belljar.errors import BelljarError
-from belljar.ledger import RunDirectory, verify
-from belljar.network.range import Range as Network
+from belljar.ledger import verify
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import METADATA_ADDRESS
-from belljar.plan.rules import Reason
-from belljar.policy import load_policy
 
-PROBER: Final = Path(__file__).with_name("prober.py")
-SERVER: Final = "import socket\ns = socket.create_server(('', 5432))\nwhile True:\n c, _ = s.accept()\n c.sendall(b'welcome')\n c.close()\n"
-HEAD: Final = """\
-belljar: 1
-risk: low
-tier: {tier}
-user: root
-resources: {{exec_timeout: 180s}}
-network:
-"""
-SITE: Final = 'routes: [{path: "/{rest...}", body: "%s"}, {path: /, body: "%s"}]'
-POLICIES: Final = {
-    "deny": f"""
-  stand_ins:
-    shop: {{kind: http, names: [shop.example, "*.shop.example"], ports: [80, 443/tls], {SITE % ("shop", "shop")}}}
-    pay: {{kind: http, names: [pay.shop.example], ports: [80, 443/tls], {SITE % ("pay", "pay")}}}
-    post: {{kind: smtp, names: [mail.example], ports: [25]}}
-    db:
-      kind: cell
-      user: root
-      names: [db.example]
-      ports: [5432]
-      command: [python3, -c, {json.dumps(SERVER)}]
-      health: {{command: [python3, -c, "import socket; socket.create_connection(('127.0.0.1', 5432))"], interval: 200ms}}
-""",
-    "open": f"""
-  default: simulate
-  sink: true
-  stand_ins:
-    cloud: {{kind: metadata}}
-    private: {{kind: http, names: [private.example], ports: [8080], {SITE % ("private", "private")}}}
-""",
-    "bare": "\n  default: deny\n",
-}
-FIRST_PORT: Final = 40_001
-"""Where a fresh cell's first command sends to."""
-SENDER: Final = """
-import socket, sys, time
-while True:
-    for address in sys.argv[2:]:
-        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
-            s = socket.socket(socket.AF_INET, kind)
-            s.setblocking(False)
-            try:
-                s.connect_ex((address, int(sys.argv[1])))
-                s.send(b"after")
-            except OSError:
-                pass
-            s.close()
-    print("sent", flush=True)
-    time.sleep(0.02)
-"""
-FIRST: Final = """
-(echo first > /dev/udp/203.0.113.70/{port}) &
-(echo first > /dev/tcp/203.0.113.70/{port}) &
-(echo first > /dev/tcp/{lan}/{ear}) &
-wait
-"""
-PATIENCE_S: Final = {"container": 3.0, "gvisor": 5.0, "microvm": 20.0}
-"""How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
-DEATH_S: Final = 60.0
-"""By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""
-LOOKS: Final = 50
-"""At the counters, for one packet: a busy kernel may take a moment to pass it on."""
-LONG: Final = ".".join(
-    f"{number * 2654435761:x}x7q9z2k4w8mfj3hd0s6t1r5ypbnvcgla8e7u9i0o2p3q4w5z6x7c8v9b"[:60] for number in (3, 5, 7)
-)
-"""180 characters that could be data."""
-
-
-@dataclass(kw_only=True)
-class Opened:
-    """A range while it lives."""
-
-    made: Range
-    network: Network
-    run: RunDirectory
-
-    @property
-    def pids(self) -> tuple[int, int]:
-        """Of its keeper and its gateway."""
-        entry = self.network._entry
-        assert entry is not None
-        keeper, gateway = entry.processes
-        return keeper.pid, gateway.pid
-
-    @property
-    def cells(self) -> tuple[Cell, ...]:
-        """All of it."""
-        return tuple(self.made.cells.values())
-
-
-@dataclass(kw_only=True)
-class Death:
-    """What followed on a blow to a range: what its own cell's command raised, what leaving it raised, and whether its cells' processes had ended by then."""
-
-    raised: str
-    why: str
-    cells_ended: bool
-    left: str = ""
+AsUser = Callable[[], "subprocess.Popen[bytes]"]
+"""Starts `play` as somebody, with pipes."""
+_PLAY_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +40,7 @@ class Heard:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """All that a tier's tests look at. Every range has ended. `links` and `routes` are those of the ranges' namespaces."""
+    """All that a tier's tests look at. Every range has ended. `links` and `routes` are those of the ranges' namespaces; `recorded`: forged frames in a record."""
 
     seen: Mapping[str, Seen]
     layouts: Mapping[str, RangeLayout]
@@ -158,6 +49,7 @@ class World:
     links: Mapping[str, Sequence[str]]
     routes: Mapping[str, Sequence[str]]
     forged: Mapping[str, Mapping[str, int]]
+    recorded: frozenset[str]
     deaths: Mapping[str, Death]
     ears: Heard
     verified: Mapping[str, str]
@@ -172,236 +64,119 @@ class World:
         return {**self.facts[place(case)[0]], **own_words(case, self.ports)}
 
 
-def own_words(case: Case, ports: Sequence[int]) -> dict[str, str]:
-    """What is a case's alone: its port, its token, and a port of the host's listeners."""
-    ear = ports[LISTENED.index(case)] if case in LISTENED else 0
-    return {"port": str(port(case)), "token": token(case), "ear": str(ear)}
-
-
-def place(case: Case) -> tuple[str, str]:
-    """The range and the cell that a case is tried in."""
-    return ("deny", "db") if case.where == "db" else (case.where, "default")
-
-
 def look(tier: str, home: Path, folder: Path) -> World:
-    """Open, try everything, strike two of the ranges, and gather what the host saw."""
-    with host.lan() as lan, host.Ears(len(LISTENED) + 1) as ears:
-        stage = _Stage(tier, home, folder, lan, ears)
-        anyio.run(stage.play)
-        return stage.world()
+    """Open, try everything, strike two of the ranges, and gather what the host saw: all of it as root, in this process."""
+    with _watching(tier, home, folder) as watch:
+        told = anyio.run(Play(watch.outside, watch.ready).play)
+        return watch.world(told)
 
 
-class _Stage:
-    def __init__(self, tier: str, home: Path, folder: Path, lan: host.Lan, ears: host.Ears) -> None:
-        self._tier, self._home, self._folder, self._lan, self._ears = tier, home, folder, lan, ears
-        self._ranges: dict[str, Opened] = {}
-        self._words: dict[str, dict[str, str]] = {}
-        self._counters: dict[str, Mapping[str, int]] = {}
-        self._deaths: dict[str, Death] = {}
-        self._forged: dict[str, dict[str, int]] = {}
-        self._links: dict[str, list[str]] = {}
-        self._routes: dict[str, list[str]] = {}
-        self._tried = tuple(host.addresses())
-        self._trials = host.speak(self._tried, ears)
-        self._trial = ears.heard
-        self._packet_trial: tuple[str, ...] = ()
-        self._packets: tuple[str, ...] = ()
-
-    async def play(self) -> None:
-        """From the first range's beginning to the last one's end."""
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._range("bare"))
-            await self._first_command(self._ranges["bare"].cells[0])
-            for name in ("deny", "open"):
-                await stack.enter_async_context(self._range(name))
-            networks = [made.network.layout.prefix for made in self._ranges.values()]
-            with host.Sniffer([*networks, f"{self._lan.public}/32"]) as sniffer:
-                self._trials += host.speak([self._lan.public], self._ears)
-                self._packet_trial = tuple(sniffer.seen())
-                await self._try_all()
-                await self._forge(self._ranges["bare"].network)
-                await self._strike("deny", self._flush)
-                await self._strike("bare", self._kill)
-                await stack.aclose()
-                self._packets = tuple(packet for packet in sniffer.seen() if packet not in self._packet_trial)
-
-    @asynccontextmanager
-    async def _range(self, name: str) -> AsyncIterator[None]:
-        file = self._folder / f"{name}.yaml"
-        file.write_text(HEAD.format(tier=self._tier) + POLICIES[name])
+def look_as_user(tier: str, home: Path, folder: Path, start: AsUser) -> World:
+    """The same, with the ranges those of whoever `start` runs it as. Only the host's ears are root's."""
+    with _watching(tier, home, folder) as watch, start() as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(asdict(watch.outside)).encode() + b"\n")
+        process.stdin.flush()
+        networks = process.stdout.readline()
+        if networks:
+            anyio.run(watch.ready, json.loads(networks))
         try:
-            with start_run("egress", name, [], home=self._home) as run:
-                async with open_range(load_policy(file), run=run, home=self._home) as made:
-                    assert made.network is not None
-                    self._ranges[name] = Opened(made=made, network=made.network, run=run)
-                    yield
-        except BelljarError as error:
-            if name not in self._deaths:
-                raise
-            self._deaths[name].left = type(error).__name__
+            out, err = process.communicate(b"go\n" if networks else b"", timeout=_PLAY_S)
+        finally:
+            process.kill()
+        assert process.returncode == 0, err.decode()
+        return watch.world(Told(**json.loads(out)))
 
-    async def _first_command(self, cell: Cell) -> None:
-        words = FIRST.format(port=FIRST_PORT, lan=self._lan.private, ear=self._ears.ports[-1])
-        await cell.exec(["/bin/bash", "-c", words])
 
-    async def _try_all(self) -> None:
-        """In all cells at the same time: the ranges are each other's neighbours while they work."""
-        async with anyio.create_task_group() as group:
-            for name, made in self._ranges.items():
-                for cell_name, cell in made.made.cells.items():
-                    cases = [case for case in CASES if place(case) == (name, cell_name)]
-                    if cases:
-                        group.start_soon(self._try, name, cell, cases)
-        for name, made in self._ranges.items():
-            await made.network.check()
-            self._counters[name] = made.network.counters()
-            keeper = made.pids[0]
-            self._links[name] = [device["ifname"] for device in host.ip("link", namespace=keeper)]
-            self._routes[name] = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=keeper)]
+@contextmanager
+def _watching(tier: str, home: Path, folder: Path) -> Iterator[_Watch]:
+    with host.lan() as lan, host.Ears(len(LISTENED) + 1) as ears:
+        watch = _Watch(tier, home, folder, lan, ears)
+        try:
+            yield watch
+        finally:
+            watch.close()
 
-    async def _try(self, name: str, cell: Cell, cases: Sequence[Case]) -> None:
-        known, steps = self.facts(name), []
-        for case in cases:
-            own = {**known, **own_words(case, self._ears.ports)}
-            do, *args = [word.format_map(own) for word in case.step]
-            steps.append({"id": case.name, "do": do, "args": args, "alone": case.alone})
-        await cell.write_file("/prober.py", PROBER.read_bytes())
-        told = json.dumps({"steps": steps, "patience_s": PATIENCE_S[self._tier]}).encode()
-        output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
-        assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
-        self._words.setdefault(name, {}).update(json.loads(output.stdout))
 
-    async def _forge(self, network: Network) -> None:
-        """Each forged frame by itself: which counters it moves."""
-        port = network.layout.cell("default")
-        pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
-        before = network.counters()
-        for name, frame in forged.frames(port, network.layout.resolver).items():
-            await anyio.to_thread.run_sync(forged.send, frame, pid)
-            after = before
-            for _ in range(LOOKS):
-                await network.check()
-                after = network.counters()
-                if any(after[word] != before[word] for word in Reason):
-                    break
-            self._forged[name] = {word: after[word] - before[word] for word in Reason if after[word] != before[word]}
-            before = after
+class _Watch:
+    """The host's side, from before the first range to after the last."""
 
-    def facts(self, name: str) -> dict[str, str]:
-        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
-        beside = {"deny": "open"}.get(name, "deny")
-        own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
-        return {
-            **own,
-            **{f"n_{key}": value for key, value in other.items()},
-            "lan": self._lan.private,
-            "lan_public": self._lan.public,
-            "host": ",".join(address for address in self._tried if not address.startswith("127.")),
-            "long": LONG,
-        }
-
-    async def _strike(self, name: str, blow: Callable[[Opened], None]) -> None:
-        """While a command of its own cell sends and sends, as it does until it ends."""
-        made = self._ranges[name]
-        watched = [os.pidfd_open(cell.host_pid) for cell in made.cells if cell.host_pid is not None]
-        begun = anyio.Event()
-        targets = [self._lan.private, self._lan.public, *self._victims(name)]
-        argv = ["python3", "-c", SENDER, str(self._ears.ports[-1]), *targets]
-        raised: list[BelljarError] = []
-
-        async def send() -> None:
-            try:
-                await made.made.cell.exec(argv, on_output=lambda *_: begun.set())
-            except BelljarError as error:
-                raised.append(error)
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(send)
-            with anyio.fail_after(DEATH_S):
-                await begun.wait()
-            await anyio.to_thread.run_sync(blow, made)
-        ended = [await anyio.to_thread.run_sync(_has_ended, fd) for fd in watched]
-        error = raised[0] if raised else None
-        self._deaths[name] = Death(
-            raised=type(error).__name__, why="" if error is None else error.what, cells_ended=bool(ended) and all(ended)
+    def __init__(self, tier: str, home: Path, folder: Path, lan: host.Lan, ears: host.Ears) -> None:
+        self._lan, self._ears = lan, ears
+        self.outside = Outside(
+            tier=tier,
+            home=str(home),
+            folder=str(folder),
+            lan=lan.private,
+            lan_public=lan.public,
+            ports=ears.ports,
+            tried=host.addresses(),
         )
+        self._trials = host.speak(self.outside.tried, ears)
+        self._trial = ears.heard
+        self._sniffer: host.Sniffer | None = None
+        self._packet_trial: tuple[str, ...] = ()
 
-    def _victims(self, name: str) -> list[str]:
-        """What it would reach if nothing stood before it: its own cells, and those of the others."""
-        others = [made for each, made in self._ranges.items() if each != name]
-        return [cell.address for made in [self._ranges[name], *others] for cell in made.network.layout.cells]
+    async def ready(self, networks: list[str]) -> None:
+        """From now on no packet from or to these is to be seen; one of the host's own is."""
+        self._sniffer = host.Sniffer([*networks, f"{self._lan.public}/32"])
+        self._sniffer.open()
+        self._trials += host.speak([self._lan.public], self._ears)
+        self._packet_trial = tuple(self._sniffer.seen())
 
-    @staticmethod
-    def _flush(made: Opened) -> None:
-        enter = ["nsenter", f"--net=/proc/{made.pids[0]}/ns/net"]
-        subprocess.run([*enter, "nft", "flush", "ruleset"], check=True, capture_output=True)
+    def close(self) -> None:
+        """Look no more."""
+        if self._sniffer is not None:
+            self._sniffer.close()
 
-    @staticmethod
-    def _kill(made: Opened) -> None:
-        os.kill(made.pids[1], signal.SIGKILL)
-
-    def world(self) -> World:
+    def world(self, told: Told) -> World:
         """What there is to see, now that all has ended."""
+        assert self._sniffer is not None
+        packets = tuple(packet for packet in self._sniffer.seen() if packet not in self._packet_trial)
         of_cells = self._ears.heard[self._trials :]
+        layouts = {name: RangeLayout.from_json(made["layout"]) for name, made in told.ranges.items()}
         return World(
-            seen={name: self._seen(name, of_cells) for name in self._ranges},
-            layouts={name: made.network.layout for name, made in self._ranges.items()},
-            facts={name: self.facts(name) for name in self._ranges},
+            seen={name: _seen(made, layouts[name], of_cells) for name, made in told.ranges.items()},
+            layouts=layouts,
+            facts={name: made["facts"] for name, made in told.ranges.items()},
             ports=self._ears.ports,
-            links=self._links,
-            routes=self._routes,
-            forged=self._forged,
-            deaths=self._deaths,
+            links={name: made["links"] for name, made in told.ranges.items()},
+            routes={name: made["routes"] for name, made in told.ranges.items()},
+            forged=told.forged,
+            recorded=_recorded(told.ranges["bare"], layouts["bare"]),
+            deaths={name: Death(**death) for name, death in told.deaths.items()},
             ears=Heard(
-                tried=self._tried,
+                tried=tuple(self.outside.tried),
                 trial=self._trial,
                 of_cells=of_cells,
                 packet_trial=self._packet_trial,
-                packets=self._packets,
+                packets=packets,
             ),
-            verified={name: verify(made.run.path).status.value for name, made in self._ranges.items()},
+            verified={name: verify(Path(made["run"])).status.value for name, made in told.ranges.items()},
         )
 
-    def _seen(self, name: str, heard: tuple[str, ...]) -> Seen:
-        made = self._ranges[name]
-        lines = [json.loads(line) for line in (made.run.path / "ledger.jsonl").read_bytes().splitlines()]
-        return Seen(
-            events=tuple((line["kind"], line["data"]) for line in lines),
-            opened_s=next(_seconds(line["time"]) for line in lines if line["kind"] == "range.opened"),
-            frames=tuple(read_frames(made.network.pcap.read_bytes())),
-            counters=self._counters[name],
-            macs={item.name: item.mac for item in made.network.layout.cells},
-            heard=heard,
-            words=self._words.get(name, {}),
-        )
+
+def _seen(made: Mapping[str, Any], layout: RangeLayout, heard: tuple[str, ...]) -> Seen:
+    lines = [json.loads(line) for line in (Path(made["run"]) / "ledger.jsonl").read_bytes().splitlines()]
+    return Seen(
+        events=tuple((line["kind"], line["data"]) for line in lines),
+        opened_s=next(_seconds(line["time"]) for line in lines if line["kind"] == "range.opened"),
+        frames=tuple(read_frames(Path(made["packets"]).read_bytes())),
+        counters=made["counters"],
+        macs={item.name: item.mac for item in layout.cells},
+        gateways=frozenset(item.gateway_mac for item in layout.cells),
+        heard=heard,
+        words=made["words"],
+    )
+
+
+def _recorded(made: Mapping[str, Any], layout: RangeLayout) -> frozenset[str]:
+    """The forged frames that stand in the range's packet record, byte for byte."""
+    record = Path(made["packets"]).read_bytes()
+    sent = forged.frames(layout.cell("default"), layout.resolver)
+    return frozenset(name for name, frame in sent.items() if frame in record)
 
 
 def _seconds(time: str) -> float:
     return datetime.fromisoformat(time).timestamp()
-
-
-def _has_ended(pidfd: int) -> bool:
-    """Whether the process ends in time."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(pidfd, selectors.EVENT_READ)
-        ready = bool(selector.select(DEATH_S))
-    os.close(pidfd)
-    return ready
-
-
-def addresses(layout: RangeLayout) -> dict[str, str]:
-    """A layout's addresses by the words that cases have for them."""
-    prefix = IPv4Network(layout.prefix)
-    named = {name.address for name in layout.names} | {layout.resolver, layout.catch_all}
-    words = {"*.shop.example": "wild", METADATA_ADDRESS: "cloud"}
-    known = {words.get(name.pattern, name.pattern.partition(".")[0]): name.address for name in layout.names}
-    return {
-        **known,
-        "resolver": layout.resolver,
-        "own": layout.cell("default").address,
-        "catch_all": layout.catch_all or "",
-        "free": next(str(prefix[at]) for at in range(2, 255) if str(prefix[at]) not in named),
-        "unused": str(prefix[700]),
-        "network": str(prefix[0]),
-        "broadcast": str(prefix[-1]),
-    }

@@ -24,7 +24,7 @@ from tests.security.egress.evidence import (
     unasked_answers,
 )
 from tests.security.egress.frames import TCP, UDP, Frame, read_frames
-from tests.security.egress.scene import own_words, place
+from tests.security.egress.play import own_words, place
 from tests.security.egress.table import CASES, LISTENED
 
 SAMPLE: Final = json.loads(Path(__file__).with_name("sample.json").read_text())
@@ -54,9 +54,11 @@ def recorded(name: str) -> tuple[Seen, Evidence, str]:
     """What was seen in the sample's range of this case, its evidence as of then, and its cell."""
     case = BY_NAME[name]
     part = SAMPLE[place(case)[0]]
+    frames = tuple(read_frames(base64.b64decode(part["pcap"])))
     seen = Seen(
         events=tuple((kind, data) for kind, data in part["events"]),
-        frames=tuple(read_frames(base64.b64decode(part["pcap"]))),
+        frames=frames,
+        gateways=frozenset(frame.from_mac for frame in frames if frame.to_mac in part["macs"].values()),
         counters=part["counters"],
         macs=part["macs"],
         words=part["words"],
@@ -138,10 +140,11 @@ def test_an_answer_is_a_leak(name: str) -> None:
     ],
 )
 def test_what_must_not_leave_is_noticed_when_it_leaves(name: str, changes: dict[str, Any]) -> None:
-    """A single frame of the cell's is enough."""
+    """A single frame of the cell's is enough, also under a MAC that nobody has."""
     seen, _, cell = recorded(name)
-    plain = Frame(at_s=1.0, to_mac="02:00:00:00:00:01", from_mac=seen.macs[cell], kind=0x0800)
-    assert lacks(name, frames=(*seen.frames, replace(plain, **changes))) != ""
+    for mac in (seen.macs[cell], "02:aa:bb:cc:dd:ee"):
+        plain = Frame(at_s=1.0, to_mac="02:00:00:00:00:01", from_mac=mac, kind=0x0800)
+        assert lacks(name, frames=(*seen.frames, replace(plain, **changes))) != ""
 
 
 @pytest.mark.parametrize("name", ["raw-icmp", "ping", "loopback"])

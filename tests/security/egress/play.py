@@ -1,0 +1,375 @@
+"""The ranges that the cases are tried in, three at the same time in one tier, opened once, two of them struck at the end. Runs as root and as an ordinary user.
+
+`python -m tests.security.egress.play`: standard input has `Outside`, and a line to go on when the ranges' networks were printed; the last line printed is `Told`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+from tests.security.egress import forged, host
+from tests.security.egress.case import Case
+from tests.security.egress.table import CASES, LISTENED, port, token
+
+from belljar.cell import Cell
+from belljar.cell.ranges import Range, open_range
+from belljar.cell.runs import start_run
+from belljar.errors import BelljarError
+from belljar.ledger import RunDirectory
+from belljar.network.range import Range as Network
+from belljar.plan.addresses import RangeLayout
+from belljar.plan.network import METADATA_ADDRESS
+from belljar.plan.rules import Reason
+from belljar.policy import load_policy
+
+PROBER: Final = Path(__file__).with_name("prober.py")
+SERVER: Final = "import socket\ns = socket.create_server(('', 5432))\nwhile True:\n c, _ = s.accept()\n c.sendall(b'welcome')\n c.close()\n"
+HEAD: Final = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: root
+resources: {{exec_timeout: 180s}}
+network:
+"""
+SITE: Final = 'routes: [{path: "/{rest...}", body: "%s"}, {path: /, body: "%s"}]'
+POLICIES: Final = {
+    "deny": f"""
+  stand_ins:
+    shop: {{kind: http, names: [shop.example, "*.shop.example"], ports: [80, 443/tls], {SITE % ("shop", "shop")}}}
+    pay: {{kind: http, names: [pay.shop.example], ports: [80, 443/tls], {SITE % ("pay", "pay")}}}
+    post: {{kind: smtp, names: [mail.example], ports: [25]}}
+    db:
+      kind: cell
+      user: root
+      names: [db.example]
+      ports: [5432]
+      command: [python3, -c, {json.dumps(SERVER)}]
+      health: {{command: [python3, -c, "import socket; socket.create_connection(('127.0.0.1', 5432))"], interval: 200ms}}
+""",
+    "open": f"""
+  default: simulate
+  sink: true
+  stand_ins:
+    cloud: {{kind: metadata}}
+    private: {{kind: http, names: [private.example], ports: [8080], {SITE % ("private", "private")}}}
+""",
+    "bare": "\n  default: deny\n",
+}
+FIRST_PORT: Final = 40_001
+"""Where a fresh cell's first command sends to."""
+SENDER: Final = """
+import socket, sys, time
+while True:
+    for address in sys.argv[2:]:
+        for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+            s = socket.socket(socket.AF_INET, kind)
+            s.setblocking(False)
+            try:
+                s.connect_ex((address, int(sys.argv[1])))
+                s.send(b"after")
+            except OSError:
+                pass
+            s.close()
+    print("sent", flush=True)
+    time.sleep(0.02)
+"""
+FIRST: Final = """
+(echo first > /dev/udp/203.0.113.70/{port}) &
+(echo first > /dev/tcp/203.0.113.70/{port}) &
+(echo first > /dev/tcp/{lan}/{ear}) &
+wait
+"""
+PATIENCE_S: Final = {"container": 3.0, "gvisor": 5.0, "microvm": 20.0}
+"""How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
+DEATH_S: Final = 60.0
+"""By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""
+LOOKS: Final = 50
+"""At the counters, for one packet: a busy kernel may take a moment to pass it on."""
+LONG: Final = ".".join(
+    f"{number * 2654435761:x}x7q9z2k4w8mfj3hd0s6t1r5ypbnvcgla8e7u9i0o2p3q4w5z6x7c8v9b"[:60] for number in (3, 5, 7)
+)
+"""180 characters that could be data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """What is tried from outside the ranges, and where: the tier, the store, a folder for policies; the host's addresses and listeners' ports."""
+
+    tier: str
+    home: str
+    folder: str
+    lan: str
+    lan_public: str
+    ports: Sequence[int]
+    tried: Sequence[str]
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """A range while it lives, and what came of it: counters and links when all was tried, what the prober said."""
+
+    made: Range
+    network: Network
+    run: RunDirectory
+    words: dict[str, str] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    links: list[str] = field(default_factory=list)
+    routes: list[str] = field(default_factory=list)
+
+    @property
+    def pids(self) -> tuple[int, int]:
+        """Of its keeper and its gateway."""
+        entry = self.network._entry
+        assert entry is not None
+        keeper, gateway = entry.processes
+        return keeper.pid, gateway.pid
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """All of it."""
+        return tuple(self.made.cells.values())
+
+
+@dataclass(kw_only=True)
+class Death:
+    """What followed on a blow to a range: what its own cell's command raised, what leaving it raised, and whether its cells' processes had ended by then."""
+
+    raised: str
+    why: str
+    cells_ended: bool
+    left: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What is left when every range has ended, as JSON values; by range: where its record and packets are, what was counted and said, layout, the facts of its cases."""
+
+    ranges: Mapping[str, Mapping[str, Any]]
+    forged: Mapping[str, Mapping[str, int]]
+    deaths: Mapping[str, Mapping[str, Any]]
+
+
+def own_words(case: Case, ports: Sequence[int]) -> dict[str, str]:
+    """What is a case's alone: its port, its token, and a port of the host's listeners."""
+    ear = ports[LISTENED.index(case)] if case in LISTENED else 0
+    return {"port": str(port(case)), "token": token(case), "ear": str(ear)}
+
+
+def place(case: Case) -> tuple[str, str]:
+    """The range and the cell that a case is tried in."""
+    return ("deny", "db") if case.where == "db" else (case.where, "default")
+
+
+Ready = Callable[[list[str]], Awaitable[None]]
+"""Told the ranges' networks when all of them stand, before anything is tried."""
+
+
+class Play:
+    """One tier's ranges. `ready` is waited for."""
+
+    def __init__(self, outside: Outside, ready: Ready) -> None:
+        self._outside, self._ready = outside, ready
+        self._tier, self._home, self._folder = outside.tier, Path(outside.home), Path(outside.folder)
+        self._ranges: dict[str, Opened] = {}
+        self._deaths: dict[str, Death] = {}
+        self._forged: dict[str, dict[str, int]] = {}
+
+    async def play(self) -> Told:
+        """From the first range's beginning to the last one's end."""
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._range("bare"))
+            await self._first_command(self._ranges["bare"].cells[0])
+            for name in ("deny", "open"):
+                await stack.enter_async_context(self._range(name))
+            await self._ready([made.network.layout.prefix for made in self._ranges.values()])
+            await self._try_all()
+            await self._forge(self._ranges["bare"].network)
+            await self._strike("deny", self._flush)
+            await self._strike("bare", self._kill)
+        return Told(
+            ranges={name: self._told(name) for name in self._ranges},
+            forged=self._forged,
+            deaths={name: asdict(death) for name, death in self._deaths.items()},
+        )
+
+    def _told(self, name: str) -> dict[str, Any]:
+        made = self._ranges[name]
+        return {
+            "run": str(made.run.path),
+            "packets": str(made.network.pcap),
+            "layout": made.network.layout.to_json(),
+            "facts": self.facts(name),
+            "words": made.words,
+            "counters": dict(made.counters),
+            "links": made.links,
+            "routes": made.routes,
+        }
+
+    @asynccontextmanager
+    async def _range(self, name: str) -> AsyncIterator[None]:
+        file = self._folder / f"{name}.yaml"
+        file.write_text(HEAD.format(tier=self._tier) + POLICIES[name])
+        try:
+            with start_run("egress", name, [], home=self._home) as run:
+                async with open_range(load_policy(file), run=run, home=self._home) as made:
+                    assert made.network is not None
+                    self._ranges[name] = Opened(made=made, network=made.network, run=run)
+                    yield
+        except BelljarError as error:
+            if name not in self._deaths:
+                raise
+            self._deaths[name].left = type(error).__name__
+
+    async def _first_command(self, cell: Cell) -> None:
+        words = FIRST.format(port=FIRST_PORT, lan=self._outside.lan, ear=self._outside.ports[-1])
+        await cell.exec(["/bin/bash", "-c", words])
+
+    async def _try_all(self) -> None:
+        """In all cells at the same time: the ranges are each other's neighbours while they work."""
+        async with anyio.create_task_group() as group:
+            for name, made in self._ranges.items():
+                for cell_name, cell in made.made.cells.items():
+                    cases = [case for case in CASES if place(case) == (name, cell_name)]
+                    if cases:
+                        group.start_soon(self._try, name, cell, cases)
+        for made in self._ranges.values():
+            await made.network.check()
+            made.counters = made.network.counters()
+            keeper = made.pids[0]
+            made.links = [device["ifname"] for device in host.ip("link", namespace=keeper)]
+            made.routes = [route["dst"] for route in host.ip("route", "show", "table", "all", namespace=keeper)]
+
+    async def _try(self, name: str, cell: Cell, cases: Sequence[Case]) -> None:
+        known, steps = self.facts(name), []
+        for case in cases:
+            own = {**known, **own_words(case, self._outside.ports)}
+            do, *args = [word.format_map(own) for word in case.step]
+            steps.append({"id": case.name, "do": do, "args": args, "alone": case.alone})
+        await cell.write_file("/prober.py", PROBER.read_bytes())
+        told = json.dumps({"steps": steps, "patience_s": PATIENCE_S[self._tier]}).encode()
+        output = await cell.exec(["python3", "/prober.py"], input=told, max_output_bytes=1 << 20)
+        assert output.success, output.stderr.decode("utf-8", "replace")[-2000:]
+        self._ranges[name].words.update(json.loads(output.stdout))
+
+    async def _forge(self, network: Network) -> None:
+        """Each forged frame by itself: which counters it moves."""
+        port = network.layout.cell("default")
+        pid = await anyio.to_thread.run_sync(forged.namespace_of, port)
+        before = network.counters()
+        for name, frame in forged.frames(port, network.layout.resolver).items():
+            await anyio.to_thread.run_sync(forged.send, frame, pid)
+            after = before
+            for _ in range(LOOKS):
+                await network.check()
+                after = network.counters()
+                if any(after[word] != before[word] for word in Reason):
+                    break
+            self._forged[name] = {word: after[word] - before[word] for word in Reason if after[word] != before[word]}
+            before = after
+
+    def facts(self, name: str) -> dict[str, str]:
+        """What stands in a case's braces: this range's addresses, those of the one beside (`n_`), and the host's."""
+        beside = {"deny": "open"}.get(name, "deny")
+        own, other = (addresses(self._ranges[each].network.layout) for each in (name, beside))
+        return {
+            **own,
+            **{f"n_{key}": value for key, value in other.items()},
+            "lan": self._outside.lan,
+            "lan_public": self._outside.lan_public,
+            "host": ",".join(address for address in self._outside.tried if not address.startswith("127.")),
+            "long": LONG,
+        }
+
+    async def _strike(self, name: str, blow: Callable[[Opened], None]) -> None:
+        """While a command of its own cell sends and sends, as it does until it ends."""
+        made = self._ranges[name]
+        watched = [os.pidfd_open(cell.host_pid) for cell in made.cells if cell.host_pid is not None]
+        begun = anyio.Event()
+        targets = [self._outside.lan, self._outside.lan_public, *self._victims(name)]
+        argv = ["python3", "-c", SENDER, str(self._outside.ports[-1]), *targets]
+        raised: list[BelljarError] = []
+
+        async def send() -> None:
+            try:
+                await made.made.cell.exec(argv, on_output=lambda *_: begun.set())
+            except BelljarError as error:
+                raised.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            with anyio.fail_after(DEATH_S):
+                await begun.wait()
+            await anyio.to_thread.run_sync(blow, made)
+        ended = [await anyio.to_thread.run_sync(_has_ended, fd) for fd in watched]
+        error = raised[0] if raised else None
+        self._deaths[name] = Death(
+            raised=type(error).__name__, why="" if error is None else error.what, cells_ended=bool(ended) and all(ended)
+        )
+
+    def _victims(self, name: str) -> list[str]:
+        """What it would reach if nothing stood before it: its own cells, and those of the others."""
+        others = [made for each, made in self._ranges.items() if each != name]
+        return [cell.address for made in [self._ranges[name], *others] for cell in made.network.layout.cells]
+
+    @staticmethod
+    def _flush(made: Opened) -> None:
+        host.within(made.pids[0], "nft", "flush", "ruleset")
+
+    @staticmethod
+    def _kill(made: Opened) -> None:
+        os.kill(made.pids[1], signal.SIGKILL)
+
+
+def _has_ended(pidfd: int) -> bool:
+    """Whether the process ends in time."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pidfd, selectors.EVENT_READ)
+        ready = bool(selector.select(DEATH_S))
+    os.close(pidfd)
+    return ready
+
+
+def addresses(layout: RangeLayout) -> dict[str, str]:
+    """A layout's addresses by the words that cases have for them."""
+    prefix = IPv4Network(layout.prefix)
+    named = {name.address for name in layout.names} | {layout.resolver, layout.catch_all}
+    words = {"*.shop.example": "wild", METADATA_ADDRESS: "cloud"}
+    known = {words.get(name.pattern, name.pattern.partition(".")[0]): name.address for name in layout.names}
+    return {
+        **known,
+        "resolver": layout.resolver,
+        "own": layout.cell("default").address,
+        "catch_all": layout.catch_all or "",
+        "free": next(str(prefix[at]) for at in range(2, 255) if str(prefix[at]) not in named),
+        "unused": str(prefix[700]),
+        "network": str(prefix[0]),
+        "broadcast": str(prefix[-1]),
+    }
+
+
+async def _ready_by_hand(networks: list[str]) -> None:
+    print(json.dumps(networks), flush=True)
+    await anyio.to_thread.run_sync(sys.stdin.readline)
+
+
+def main() -> None:
+    """As who runs this."""
+    outside = Outside(**json.loads(sys.stdin.readline()))
+    print(json.dumps(asdict(anyio.run(Play(outside, _ready_by_hand).play))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""The same ways out of ranges that belong to an ordinary user: his keeper, gateway and cells have no right of root's, and hold all the same. See docs/egress.md.
+
+He opens the ranges, forges frames at their ports and strikes them himself. The host's own ears are root's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.as_user import REPOSITORY, UsersBelljar, copy_distributions, installed_for, leaves_nothing
+from tests.integration.handed_groups import handed_groups
+from tests.security import test_egress as root
+from tests.security.egress.scene import World, look_as_user
+from tests.security.egress.table import CASES
+
+pytestmark = [pytest.mark.root, pytest.mark.vm]
+_SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SAME: tuple[Callable[[World], None], ...] = (
+    root.test_the_hosts_listeners_hear_and_heard_nothing_of_any_cell,
+    root.test_no_packet_of_a_range_is_seen_in_the_hosts_namespace,
+    root.test_a_range_has_no_other_link_and_no_other_route,
+    root.test_a_cell_gets_nothing_but_what_the_plan_lets_answer,
+    root.test_the_first_packets_of_a_fresh_cell_meet_the_rules,
+    root.test_frames_that_no_workload_can_send_are_counted_and_dropped,
+    root.test_rules_flushed_by_hand_end_the_range,
+    root.test_a_gateway_killed_ends_the_range,
+    root.test_every_run_of_it_verifies,
+)
+
+
+@pytest.fixture(scope="module")
+def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
+    """An ordinary user with control groups of his own, the extra `network`, and the program that opens the ranges."""
+    extra = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]["network"]
+    with (
+        installed_for(prepared_home, *ordinary_user) as installed,
+        handed_groups(f"e{installed.uid}-{os.getpid()}", installed.uid, installed.gid) as groups,
+    ):
+        copy_distributions(extra, installed.libraries)
+        shutil.copytree(REPOSITORY / "tests/security/egress", installed.libraries / "tests/security/egress")
+        yield replace(installed, groups=groups)
+
+
+@pytest.fixture(scope="module")
+def world(user: UsersBelljar) -> World:
+    """What the host saw of a user's three ranges in the tier `container`; nothing of his is left."""
+
+    def start() -> subprocess.Popen[bytes]:
+        argv = [user.python, "-m", "tests.security.egress.play"]
+        return user._start(argv, subprocess.PIPE, {"PATH": _SEARCH})
+
+    folder = user.home.parent / "policies"
+    folder.mkdir()
+    os.chown(folder, user.uid, user.gid)
+    with leaves_nothing(user):
+        made = look_as_user("container", user.home, folder, start)
+    assert {run.stat().st_uid for run in user.runs()} == {user.uid}
+    return made
+
+
+def test_every_way_out_is_closed_to_a_users_cells_and_on_record(world: World) -> None:
+    """Each case of the table ends as it says, and the host has seen it."""
+    assert {case.name: lack for case in CASES if (lack := world.lacks(case))} == {}
+
+
+@pytest.mark.parametrize("same", SAME, ids=lambda same: same.__name__)
+def test_as_of_roots_ranges(world: World, same: Callable[[World], None]) -> None:
+    """What `test_egress` says of root's ranges."""
+    same(world)
