@@ -168,7 +168,7 @@ async def test_an_upload_above_the_gateways_bound(agent: Agent) -> None:
     """413, whether its length was announced or not; the registry has the attempt on record as broken off."""
     upload = f"truncate -s {MAX_BODY_BYTES + 1} big; curl -sS -o said -w '%{{http_code}}'"
     assert await agent.sh(f"{upload} -T big https://{DEBIAN}/big.deb") == "413"
-    form = "-H 'Transfer-Encoding: chunked' -F name=big -F version=1 -F content=@big"
+    form = "--http1.1 -H 'Transfer-Encoding: chunked' -F name=big -F version=1 -F content=@big"
     assert await agent.sh(f"{upload} {form} https://upload.{PYPI}/legacy/") == "413"
     attempts = agent.events(Kind.NETWORK_ATTEMPT, what="publish", refused="it broke off")
     assert [event["registry"] for event in attempts] == ["debian", "pypi"]
