@@ -41,6 +41,7 @@ EXPECTED: Final[Mapping[str, str]] = {
     "IPv6 within IPv4": "protocol",
     "echo": "icmp",
     "redirect": "icmp",
+    "VLAN tag": "udp",
 }
 """What is sent, and the one counter that it moves by one."""
 
@@ -71,7 +72,14 @@ def _frames(port: CellPort, resolver: str) -> Iterator[tuple[str, bytes]]:
     yield "GRE", packet(bytes(8), protocol=47)
     yield "IPv6 within IPv4", packet(_ipv6(17, udp), protocol=41)
     yield "echo", packet(_icmp(8, b"tunnel"), protocol=1)
+    tag = b"\0\0\x08\0"  # of VLAN 0, which is none
+    yield "VLAN tag", _ethernet(port, 0x8100, tag + _ipv4(port.address, PUBLIC, udp))
     yield "redirect", packet(_icmp(5, _address(PUBLIC) + _ipv4(port.address, PUBLIC, udp)), resolver, protocol=1)
+
+
+def as_recorded(frame: bytes) -> bytes:
+    """As a packet socket has it: Linux has taken a VLAN's tag off."""
+    return frame[:12] + frame[16:] if frame[12:14] == b"\x81\0" else frame
 
 
 def _ethernet(port: CellPort, kind: int, data: bytes, *, source: str = "", target: str = "") -> bytes:
