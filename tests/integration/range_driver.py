@@ -9,8 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,14 +18,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.isolation.process import ProcessId, is_alive
-from belljar.network import datagrams
+from belljar.isolation.process import ProcessId
 from belljar.network.processes import SERVE
 from belljar.network.range import Range, open_range
 from belljar.plan.addresses import lay_out
@@ -250,143 +246,6 @@ async def sink(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "said": said}
 
 
-async def death(home: Path, strike: Callable[[Range], object], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range
-    """What follows on a blow."""
-    scene = Scene(home)
-    async with scene.open(**options) as made:
-        with cell(made) as agent:
-            await made.attach("agent", agent.pid)
-            victims = processes(made)
-            strike(made)
-            told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
-            ended = within(lambda: not any(is_alive(process) for process in victims))
-            refused = agent.talk(("tcp", scene.address(), 80)) if ended else []
-            alive = made.alive()
-            try:
-                await made.check()
-                checked = "nothing"
-            except BelljarError as error:
-                checked = type(error).__name__
-    return {**scene.summary(made), "told": told, "ended": ended, "refused": refused, "alive": alive, "checked": checked}
-
-
-def flush(made: Range, *argv: str) -> str:
-    """Change the range's network by hand, from outside; what the command prints."""
-    fds = [made._pins[name] for name in ("user", "net") if name == "net" or made.user_namespace is not None]
-    names = ["--user", "--net"][-len(fds) :]
-    enter = [f"{name}=/proc/self/fd/{fd}" for name, fd in zip(names, fds, strict=True)]
-    words = ["nsenter", *enter, *(["--preserve-credentials"] if len(fds) > 1 else []), *argv]
-    return subprocess.run(words, check=True, pass_fds=fds, timeout=20, stdout=subprocess.PIPE, text=True).stdout
-
-
-CHANGES = {
-    "route": ("ip", "route", "add", "default", "dev", "lo"),
-    "route of IPv6": ("ip", "-6", "route", "add", "2001:db8::/32", "dev", "lo"),
-    "rule": ("ip", "rule", "add", "from", "10.0.0.0/8", "lookup", "77"),
-    "forwarding": ("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
-    "a port's own": ("sh", "-c", "for c in /proc/sys/net/ipv4/conf/[!adl]*/accept_source_route; do echo 1 > $c; done"),
-}
-
-
-async def changed(home: Path) -> dict[str, Any]:
-    """Ranges of which one thing each is changed by hand, and then looked at; and one of which nothing is."""
-    seen: dict[str, Any] = {}
-
-    async def one(name: str, change: Callable[[Range, Cell], object]) -> None:
-        scene = Scene(home)
-        async with scene.open(check_every_s=3600.0) as made:
-            with cell(made) as agent:
-                await made.attach("agent", agent.pid)
-                await made.check()
-                change(made, agent)
-                try:
-                    await made.check()
-                    seen[name] = "nothing"
-                except BelljarError as error:
-                    seen[name] = f"{type(error).__name__}: {error.what}"
-        if name == "nothing" and scene.deaths:
-            seen[name] = f"its end in order: {scene.deaths[0]}"
-
-    async with Scene(home).open() as kept:  # so that they have one zygote
-        for name, argv in CHANGES.items():
-            await one(name, lambda made, _, argv=argv: flush(made, *argv))  # type: ignore[misc]
-        with cell(kept) as other:
-            if kept.user_namespace is None:
-                await one("moved", lambda _, agent: agent.run("ip", "link", "set", "eth0", "netns", str(other.pid)))
-        await one("nothing", lambda *_: None)
-    return seen
-
-
-async def hang(home: Path) -> dict[str, Any]:
-    """The keeper of one range and the gateway of another are stopped."""
-    seen: dict[str, Any] = {}
-
-    async def one(which: int, name: str) -> None:
-        stop = lambda made: os.kill(processes(made)[which].pid, signal.SIGSTOP)  # noqa: E731
-        seen[name] = await death(home, stop, check_every_s=0.5, patience_s=4.5)
-
-    async with anyio.create_task_group() as tasks:
-        for which, name in enumerate(("keeper", "gateway")):
-            tasks.start_soon(one, which, name)
-    return seen
-
-
-class Stuck(MemoryRecorder):
-    """A ledger whose disk does not answer, from the first flow on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_stuck, self.freed = threading.Event(), threading.Event()
-
-    def record(self, event: Event) -> int:
-        """In its own time."""
-        if event.kind == "network.flow":
-            self.is_stuck.set()
-            self.freed.wait(2 * PATIENCE_S)
-        return super().record(event)
-
-
-async def deaf(home: Path) -> dict[str, Any]:
-    """The owner takes in nothing any more."""
-    scene = Scene(home)
-    scene.recorder = recorder = Stuck()
-    pair = datagrams.pair
-
-    def small() -> tuple[socket.socket, socket.socket]:
-        """As the kernel's, but full sooner."""
-        ends = pair()
-        for end in ends:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        return ends
-
-    with mock.patch.object(datagrams, "pair", small):
-        async with scene.open(check_every_s=0.05, patience_s=1.0) as made:
-            with cell(made) as agent:
-                await made.attach("agent", agent.pid)
-                agent.talk(("tcp", scene.address(), 81))
-                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
-                keeper, _ = processes(made)
-                ended = within(lambda: not is_alive(keeper))
-                links = json.loads(flush(made, "ip", "-j", "link"))
-                recorder.freed.set()
-                told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
-    up = [link["ifname"] for link in links if "UP" in link["flags"]]
-    return {**scene.summary(made), "stuck": stuck, "ended": ended, "up": up, "told": told}
-
-
-def kill(which: int) -> Callable[[Range], None]:
-    """SIGKILL to the keeper (0) or the gateway (1)."""
-    return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
-
-
-def kill_zygote(made: Range) -> None:
-    """SIGKILL to the zygote."""
-    entry = made._entry
-    assert entry is not None
-    assert entry.supervisor is not None
-    os.kill(entry.supervisor.pid, signal.SIGKILL)
-
-
 async def hold(home: Path) -> dict[str, Any]:
     """Two ranges for as long as this process lives."""
     first, second = Scene(home), Scene(home)
@@ -577,22 +436,14 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "flood_by_guest": lambda home: flood(home, SERVE),
     "full_disk": full_disk,
     "scan": scan,
-    "hang": hang,
-    "changed": changed,
-    "deaf": deaf,
-    "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
-    "add": lambda home: death(
-        home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0
-    ),
-    "kill_keeper": lambda home: death(home, kill(0)),
-    "kill_gateway": lambda home: death(home, kill(1)),
-    "kill_zygote": lambda home: death(home, kill_zygote),
 }
 
 
 def main(scenario: str, home: str) -> None:
     """Run one."""
-    print(json.dumps(anyio.run(SCENARIOS[scenario], Path(home))))
+    from tests.integration import range_blows  # imports this module
+
+    print(json.dumps(anyio.run({**SCENARIOS, **range_blows.SCENARIOS}[scenario], Path(home))))
 
 
 if __name__ == "__main__":

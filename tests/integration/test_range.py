@@ -83,7 +83,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
         libraries = copy_package(base / "lib")
         copy_distributions(["dnspython", "h11", "hypercorn", "cryptography"], libraries)
         (libraries / "tests/integration").mkdir(parents=True)
-        for name in ("range_driver.py", "plain_gateway.py"):
+        for name in ("range_driver.py", "range_blows.py", "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
         (base / "home").mkdir()
         own(base / "home", uid, gid)

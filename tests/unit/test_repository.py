@@ -146,7 +146,6 @@ HELD_ELSEWHERE = {
     "tests/integration/test_gateway_dns.py": ["network/gateway/dns_server"],
     "tests/integration/test_gateway_h2.py": ["network/gateway/websocket"],
     "tests/integration/test_gateway_hostile.py": [
-        "network/gateway/accept",
         "network/gateway/websocket",
     ],
     "tests/integration/test_gateway_http.py": [
@@ -174,7 +173,6 @@ HELD_ELSEWHERE = {
             "confine",
             "gateway_process",
             "keeper",
-            "links",
             "making",
             "nft",
             "processes",
