@@ -119,7 +119,12 @@ def test_tcp_connections_are_bounded(gateway: Gateway) -> None:
             sock.sendall(head)
             assert read_all(sock) == b""
     with contextlib.ExitStack() as stack:
-        many = [stack.enter_context(socket.create_connection(where, timeout=20)) for _ in range(12)]
+        many = []
+        for _ in range(12):
+            with contextlib.suppress(
+                ConnectionResetError
+            ):  # one over the bound may be cut before it knows that it is open
+                many.append(stack.enter_context(socket.create_connection(where, timeout=20)))
         for sock in many:
             read_all(sock)
     gateway.owner.first(Kind.LIMIT_HIT, limit="dns_tcp_connections")

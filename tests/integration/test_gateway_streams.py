@@ -194,7 +194,12 @@ def test_without_an_owner_it_ends_at_once(tmp_path: Path) -> None:
 
 
 def _orphaned(directory: Path) -> None:
-    with running(directory) as gateway, gateway.connect("http") as sock:
+    with running(directory) as gateway, gateway.connect("smtp", MAIL) as sock:
+        assert (
+            sock.recv(4, socket.MSG_WAITALL) == b"220 "
+        )  # it has been taken: one that waits in the listener's queue is not the gateway's to end
+        while sock.recv(1) not in (b"\n", b""):
+            pass
         gateway.owner.sock.shutdown(socket.SHUT_RDWR)
         assert gateway.process.wait(timeout=DEADLINE_S) == OWNER_GONE
         assert read_all(sock) == b""
