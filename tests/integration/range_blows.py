@@ -133,7 +133,7 @@ async def deaf(home: Path) -> dict[str, Any]:
         return ends
 
     with mock.patch.object(datagrams, "pair", small):
-        async with scene.open(check_every_s=0.05, patience_s=1.0) as made:
+        async with scene.open(check_every_s=0.05, patience_s=3.0) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 agent.talk(("tcp", scene.address(), 81))
