@@ -8,6 +8,7 @@ import errno
 import json
 import mmap
 import os
+import select
 import socket
 import stat
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from belljar.network.gateway.reporter import READY, Item, Reporter
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Until it is killed."""
-    asyncio.run(_serve(config, listeners, events))
+    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(_serve(config, listeners, events))
     os._exit(1)
 
 
@@ -128,13 +129,6 @@ def _call(result: int) -> int:
     return result
 
 
-def _paired_connect() -> str:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.connect("\0name")
-    return "connected"
-
-
 def _grow(size: int) -> int:
     return len(bytearray(size))
 
@@ -145,7 +139,10 @@ TRIES: dict[str, Callable[[], object]] = {
     "socket unix": lambda: _connect(socket.AF_UNIX, "/run/x"),
     "socket netlink": lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0),
     "socket packet": lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0),
-    "connect of a given socket": _paired_connect,
+    "pair of sockets": socket.socketpair,
+    "pipe": os.pipe,
+    "epoll": select.epoll,
+    "whether there is a process": lambda: os.sched_getaffinity(os.getppid()),
     "open /etc/passwd": lambda: os.open("/etc/passwd", os.O_RDONLY),
     "open /proc": lambda: [*Path("/proc").iterdir()],
     "list /": lambda: sorted(path.name for path in Path("/").iterdir()),

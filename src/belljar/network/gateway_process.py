@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
@@ -29,6 +30,8 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     document = datagrams.from_file(fds[2])
     config = GatewayConfig.from_json(document["config"])
     random.seed()
+    # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel is within no limit of a process.
+    asyncio.set_event_loop(asyncio.new_event_loop())
     confine(_confinement(document, config), parent=parent)
     listeners = receive_listeners(keeper)
     keeper.close()

@@ -30,7 +30,6 @@ _COLUMN: Final = {"x86_64": 0, "aarch64": 1}
 MAX_INSTRUCTIONS: Final = 4096
 
 _PROT_EXEC: Final = 4
-_AF_UNIX: Final = 1
 _IOCTLS: Final = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 
 # Number on x86-64 and on arm64 (Linux: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); None where there is no such call.
@@ -76,15 +75,12 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "getsockopt": (55, 209),
     "shutdown": (48, 210),
     "listen": (50, 201),
-    "epoll_create1": (291, 20),
     "epoll_ctl": (233, 21),
     "epoll_wait": (232, None),
     "epoll_pwait": (281, 22),
     "epoll_pwait2": (441, 441),
     "poll": (7, None),
     "ppoll": (271, 73),
-    "eventfd2": (290, 19),
-    "pipe2": (293, 59),
     "clock_gettime": (228, 113),
     "clock_getres": (229, 114),
     "gettimeofday": (96, 169),
@@ -105,7 +101,6 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "getegid": (108, 177),
     "getrusage": (98, 165),
     "sched_yield": (24, 124),
-    "sched_getaffinity": (204, 123),
     "uname": (63, 160),
     "restart_syscall": (219, 128),
     "exit": (60, 93),
@@ -125,7 +120,7 @@ OPTIONS: Final = (
 )
 """What the gateway sets on its sockets: a reset instead of an end, no waiting for more, and the address that a datagram was sent to. Nothing that attaches a program,
 sets a mark, joins a group or names a device."""
-_SOCKETPAIR: Final = (53, 199)
+_AFFINITY: Final = (204, 123)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)
 _FCNTL: Final = (72, 25)
@@ -168,7 +163,9 @@ def _program(machine: str) -> Iterator[_Instruction]:
     yield from _set_flags(_FCNTL[column])
     for level, name in OPTIONS:
         yield from _set_option(_SETSOCKOPT[column], level, name)
-    yield from _when(_SOCKETPAIR[column], _argument(0), (_EQUAL, 0, 1, _AF_UNIX))
+    yield from _when(
+        _AFFINITY[column], _argument(0), (_EQUAL, 0, 1, 0)
+    )  # of another process it would say whether there is one
     for request in _IOCTLS:
         yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))
     yield (_EQUAL, 0, 1, _CLONE3[column])

@@ -33,9 +33,10 @@ Make = Callable[[str, StandInContext], Any]
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
     """Serves until the process ends: by the owner's going (status 70, at once) or by an error of its own (status 1, said on standard error).
 
-    Call it in the gateway's own process, after its confinement. It says `ready`, with the certificate of the range's authority (PEM), when it answers.
+    Call it in the gateway's own process, after its confinement, in the event loop that was made before. When it answers it says `ready`, with the certificate
+    of the range's authority (PEM).
     """
-    asyncio.run(run(config, listeners, events))
+    asyncio.get_event_loop_policy().get_event_loop().run_until_complete(run(config, listeners, events))
     os._exit(1)
 
 
