@@ -8,7 +8,7 @@ demanded, at the latest `MAX_DEPTH` levels down. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from belljar.network.stand_ins.patterns import text_for
@@ -278,6 +278,15 @@ def _both(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _kinds_of_both(one: Sequence[str], two: Sequence[str]) -> list[str]:
+    """Types that both allow; an integer is a number. Raises `NoExampleError` where there is none."""
+    found = [kind for kind in one if kind in two or (kind == "integer" and "number" in two)]
+    found += [kind for kind in two if kind == "integer" and "number" in one and kind not in found]
+    if not found:
+        raise NoExampleError("it demands two types at once")
+    return found
+
+
 def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of schemas
     if one == two:
         return one
@@ -297,13 +306,9 @@ def _joined(key: str, one: Any, two: Any) -> Any:  # noqa: ANN401 - parts of sch
         case "enum":
             return [item for item in one if item in two]
         case "type":
-            kinds = [one] if isinstance(one, str) else one
-            others = [two] if isinstance(two, str) else two
-            return (
-                [kind for kind in kinds if kind in others]
-                or [kind for kind in others if kind == "integer" and "number" in kinds]
-                or kinds
-            )
+            return _kinds_of_both([one] if isinstance(one, str) else one, [two] if isinstance(two, str) else two)
+        case "format" if one in _FORMATS and two in _FORMATS:
+            raise NoExampleError("it demands two formats at once")
         case "additionalProperties":
             return one if one is False else two
         case "items":

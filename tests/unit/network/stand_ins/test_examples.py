@@ -99,6 +99,17 @@ def test_what_is_made_fits(schema: dict[str, Any]) -> None:
     assert make(schema) == value
 
 
+def test_a_branch_of_another_type_is_none() -> None:
+    """What two types are demanded of at once is nothing; the next branch is tried."""
+    either = {"oneOf": [{"type": "integer"}, {"type": "string", "format": "date"}]}
+    assert make({"allOf": [{"type": "string"}, either]}) == "2026-01-01"
+    assert make({"allOf": [{"type": "number"}, {"type": ["integer", "string"]}]}) == 1
+    with pytest.raises(NoExampleError, match="two types"):
+        make({"allOf": [{"type": "number"}, {"type": "string"}]})
+    with pytest.raises(NoExampleError, match="two formats"):
+        make({"allOf": [{"type": "string", "format": "date"}, {"type": "string", "format": "date-time"}]})
+
+
 @given(st.integers(-30, 30), st.integers(0, 40), st.sampled_from([1, 2, 5]), st.booleans())
 def test_a_number_is_found_where_there_is_one(least: int, span: int, step: int, exclusive: bool) -> None:
     """Bounds that leave a number never give none."""
