@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -35,6 +36,10 @@ LONGEST_FIRST = (
     "tests/security",
 )
 
+_SESSION = "BELLJAR_TEST_SESSION"
+"""Set for all that this process's tests start."""
+_GRACE_S = 10
+"""For what has been told to end."""
 _COMMENT = "a run of the tests of Belljar"
 
 # No test depends on how fast the machine is. The same examples each time, so that a change is judged by what it changed; `--thorough` looks for new ones.
@@ -192,8 +197,17 @@ def _parent(pid: str) -> str:
         return "0"
 
 
+def _environment(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "environ").read_bytes()
+    except OSError:
+        return b""
+
+
 def _ours(pid: str, base: bytes) -> bool:
-    """Whether a process, or one it comes from, was started with a path of this session (a VMM's own command line names none)."""
+    """Whether a process, or one it comes from, was started with a path of this session (a VMM's own command line names none), or with its environment."""
+    if b"%b=%b" % (_SESSION.encode(), base) in _environment(pid).split(b"\0"):
+        return True
     while pid not in {"0", "1", str(os.getpid())}:
         if base in _cmdline(pid):
             return True
@@ -210,6 +224,10 @@ def _machine_state(base: Path) -> dict[str, set[str]]:
     return {"process": processes, "mount": mounts, "network namespace": netns}
 
 
+def _more_than(before: dict[str, set[str]], after: dict[str, set[str]]) -> list[str]:
+    return [f"{what}: {thing}" for what in after for thing in sorted(after[what] - before[what])]
+
+
 def _cell_groups(base: Path) -> Iterator[Path]:
     """Control groups of cells that this session's ledgers know. Some tests put a pipe or a link in a ledger's place."""
     ledgers = [path for path in base.rglob("runs/*/ledger.jsonl") if path.is_file() and not path.is_symlink()]
@@ -223,10 +241,14 @@ def _cell_groups(base: Path) -> Iterator[Path]:
 def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The suite checks itself: what it made on this host is gone when it ends."""
     base = tmp_path_factory.getbasetemp()
+    os.environ[_SESSION] = str(base)
     before = _machine_state(base)
     yield
-    after = _machine_state(base)
-    left = [f"{what}: {thing}" for what in after for thing in sorted(after[what] - before[what])]
+    give_up = time.monotonic() + _GRACE_S
+    while left := _more_than(before, _machine_state(base)):
+        if time.monotonic() > give_up:
+            break
+        time.sleep(0.1)
     left += [f"journal entry: {path}" for path in base.rglob("journal/[cr]-*.json")]
     left += [f"control group: {path}" for path in _cell_groups(base)]
     if left:

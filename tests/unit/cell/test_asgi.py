@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -60,13 +62,13 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
         argv = [word.replace(cell, str(tmp_path / here)) for word in argv]
     argv = [sys.executable, "-I", "-S", *argv[1:-2], "--bind", f"unix:{tmp_path}/s", "--bind", "127.0.0.1:0"]
     log = tmp_path / "log"
-    with log.open("wb") as said, subprocess.Popen(argv, stdout=said, stderr=said) as server:
+    with log.open("wb") as said, subprocess.Popen(argv, stdout=said, stderr=said, start_new_session=True) as server:
         try:
             wait_for(lambda: "Running on http://127.0.0.1:" in log.read_text() or server.poll() is not None, "a server")
             port = log.read_text().rpartition("Running on http://127.0.0.1:")[2].split()[0]
             assert urllib.request.urlopen(f"http://127.0.0.1:{port}/").read() == b"here"
         finally:
-            server.kill()
+            os.killpg(server.pid, signal.SIGKILL)  # it has a process that serves, and one that looks after it
 
 
 def test_what_is_packed() -> None:
