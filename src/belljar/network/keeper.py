@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
@@ -26,7 +26,7 @@ from belljar.network.packets import RECORD, PacketFiles, Tap
 from belljar.network.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
-from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, counts, same_rules
+from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, KnownRules, changed_rules, counts, known_rules
 
 _BACKLOG: Final = 1024
 _IP_TRANSPARENT: Final = 19
@@ -125,6 +125,7 @@ class _Keeper:
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
         self._left: Standing | None = None
+        self._known: KnownRules | None = None
 
     def make(self, gateway: socket.socket, parent: int) -> None:
         """Everything but the ports. Raises `OSError`, `HostError`."""
@@ -238,14 +239,17 @@ class _Keeper:
 
     def _check(self) -> None:
         """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
-        self._look_at_rules(self._strange())
+        self._look_at_rules(self._strange)
 
-    def _look_at_rules(self, strange: Sequence[str] = ()) -> None:
-        listed = nft.list_rules(self._task.nft)
+    def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> None:
         for _ in nflog.read_all(self._changes):
             pass  # what has changed until now is in the listing
+        with nft.Listing(self._task.nft) as listing:
+            strange = meanwhile()
+            self._known = self._known or known_rules(self._task.rules)
+            listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed((*same_rules(self._task.rules, listed), *strange))
+        self._end_if_changed((*changed_rules(self._known, listed), *strange))
         self._tell(counters=self._counters(listed))
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:

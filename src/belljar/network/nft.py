@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from belljar.errors import HostError
 from belljar.units import printable
 
 _PATIENCE_S: Final = 20.0
 _MAX_LISTING_BYTES: Final = 16 << 20
+_PIPES: Final[Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {"LC_ALL": "C"}, "cwd": "/"}
 
 
 def load_rules(nft: str, rules: Mapping[str, Any]) -> None:
@@ -19,29 +20,62 @@ def load_rules(nft: str, rules: Mapping[str, Any]) -> None:
     _run((nft, "-j", "-f", "-"), json.dumps(rules).encode())
 
 
+class Listing:
+    """Everything that is in force when this is made, or a little later; `read` waits for it. Ended by `read`, or by leaving it as a context."""
+
+    def __init__(self, nft: str) -> None:
+        """Raises `HostError`."""
+        try:
+            self._process = subprocess.Popen((nft, "-j", "list", "ruleset"), stdin=subprocess.DEVNULL, **_PIPES)
+        except OSError as exc:
+            raise _not_run(nft, exc) from exc
+        self._nft = nft
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._process:
+            self._process.kill()
+
+    def read(self) -> dict[str, Any]:
+        """The listing. Raises `HostError`."""
+        try:
+            listed, said = self._process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired as exc:
+            raise _not_run(self._nft, exc) from exc
+        try:
+            document = json.loads(_checked(self._nft, self._process.returncode, listed, said))
+        except ValueError as exc:
+            raise HostError("nft's listing can't be read", where=self._nft) from exc
+        if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
+            raise HostError("nft's listing is none", where=self._nft)
+        return document
+
+
 def list_rules(nft: str) -> dict[str, Any]:
     """Everything that is in force. Raises `HostError`."""
-    listed = _run((nft, "-j", "list", "ruleset"), b"")
-    try:
-        document = json.loads(listed)
-    except ValueError as exc:
-        raise HostError("nft's listing can't be read", where=nft) from exc
-    if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
-        raise HostError("nft's listing is none", where=nft)
-    return document
+    with Listing(nft) as listing:
+        return listing.read()
 
 
 def _run(argv: tuple[str, ...], given: bytes) -> bytes:
     try:
-        done = subprocess.run(
-            argv, input=given, capture_output=True, check=False, timeout=_PATIENCE_S, env={"LC_ALL": "C"}, cwd="/"
-        )
+        done = subprocess.run(argv, input=given, check=False, timeout=_PATIENCE_S, **_PIPES)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        raise HostError(f"nft can't be run: {exc}", where=argv[0], mend="install nftables 1.0 or newer") from exc
-    if done.returncode != 0 or len(done.stdout) > _MAX_LISTING_BYTES:
+        raise _not_run(argv[0], exc) from exc
+    return _checked(argv[0], done.returncode, done.stdout, done.stderr)
+
+
+def _checked(nft: str, status: int, output: bytes, errors: bytes) -> bytes:
+    if status != 0 or len(output) > _MAX_LISTING_BYTES:
         raise HostError(
-            f"nft refused: {printable(done.stderr.strip() or done.stdout[:200], max_chars=500)}",
-            where=argv[0],
+            f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
+            where=nft,
             mend="this kernel may lack a part of nftables; `belljar doctor` says which",
         )
-    return done.stdout
+    return output
+
+
+def _not_run(nft: str, exc: Exception) -> HostError:
+    return HostError(f"nft can't be run: {exc}", where=nft, mend="install nftables 1.0 or newer")

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from belljar.plan import nft
 from belljar.plan.addresses import CellPort, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, DNS_PORT, NetworkPlan
-from belljar.plan.rules_same import same_rules
+from belljar.plan.rules_same import KnownRules, changed_rules, known_rules, same_rules
 
 __all__ = [
     "ANSWERED",
@@ -24,9 +24,12 @@ __all__ = [
     "LOG_SNAP_BYTES",
     "SINK_MARK",
     "TABLE",
+    "KnownRules",
     "Reason",
+    "changed_rules",
     "counts",
     "forbidden_networks",
+    "known_rules",
     "render_rules",
     "same_rules",
 ]

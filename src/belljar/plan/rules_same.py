@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NewType
 
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
 _ICMP_PORT_UNREACHABLE: Final = 3
 _Key = tuple[str, str, str, str]
+KnownRules = NewType("KnownRules", "Mapping[_Key, list[str]]")
+"""Rendered rules as they are compared."""
+_encode: Final = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[str, ...]:
@@ -19,11 +22,21 @@ def same_rules(rendered: Mapping[str, Any], listed: Mapping[str, Any]) -> tuple[
     Left out are handles, counts, the order of a set's elements and what is in a set that packets fill. Rules are compared in their order. At most 20 differences
     are told, each at most a line. A listing that isn't one is a difference.
     """
+    return changed_rules(known_rules(rendered), listed)
+
+
+def known_rules(rendered: Mapping[str, Any]) -> KnownRules:
+    """What `changed_rules` compares with, made once."""
+    return KnownRules(_objects(rendered))
+
+
+def changed_rules(known: KnownRules, listed: Mapping[str, Any]) -> tuple[str, ...]:
+    """As `same_rules`."""
     try:
-        want, have = _objects(rendered), _objects(listed)
+        have = _objects(listed)
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         return (f"the listed rules can't be read: {type(exc).__name__}",)
-    return tuple(_differences(want, have))[:_MAX_DIFFERENCES]
+    return tuple(_differences(known, have))[:_MAX_DIFFERENCES]
 
 
 def _differences(want: Mapping[_Key, list[str]], have: Mapping[_Key, list[str]]) -> Iterator[str]:
@@ -116,4 +129,4 @@ def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
 
 
 def _text(value: Any) -> str:  # noqa: ANN401 - JSON values of any shape
-    return json.dumps(value, sort_keys=True, default=str)
+    return _encode(value)
