@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import Any
 from unittest import mock
 
 import anyio
-from tests.integration.range_driver import PATIENCE_S, Cell, Scene, cell, processes, within
+from tests.integration.range_driver import PATIENCE_S, POUR, Cell, Scene, cell, processes, within
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.isolation.process import is_alive
+from belljar.isolation.process import ProcessId, is_alive
 from belljar.network import datagrams
 from belljar.network.range import Range
 
@@ -147,6 +148,27 @@ async def deaf(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "stuck": stuck, "ended": ended, "up": up, "told": told}
 
 
+async def end(home: Path, strike: Callable[[Scene, ProcessId, Cell], object]) -> dict[str, Any]:
+    """A blow to the keeper, and then the end in order."""
+    scene = Scene(home)
+    small = home / "small"
+    scene.directory = small if small.exists() else scene.directory
+    with mock.patch("belljar.network.range._ANSWER_DEADLINE_S", 2.0):
+        async with scene.open() as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                strike(scene, processes(made)[0], agent)
+    return scene.summary(made)
+
+
+def stop_and_fill(scene: Scene, keeper: ProcessId, agent: Cell) -> None:
+    """While the keeper is stopped more packets pass than its disk has room for; it goes on when it is told of the end."""
+    os.kill(keeper.pid, signal.SIGSTOP)
+    for _ in range(3):
+        agent.run(sys.executable, "-I", "-c", POUR, scene.layout.resolver)
+    threading.Timer(0.5, os.kill, (keeper.pid, signal.SIGCONT)).start()
+
+
 def kill(which: int) -> Callable[[Range], None]:
     """SIGKILL to the keeper (0) or the gateway (1)."""
     return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
@@ -163,6 +185,8 @@ def kill_zygote(made: Range) -> None:
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
+    "end_unheard": lambda home: end(home, lambda _, keeper, __: os.kill(keeper.pid, signal.SIGSTOP)),
+    "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
     "add": lambda home: death(

@@ -396,6 +396,25 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
     assert 200 < seen["packets"] <= 65535
 
 
+def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:
+    """The keeper has the last packets, logs and counts. When it does not give them evidence is missing: the range has failed, whatever was seen before."""
+    (tmp_path / "store").mkdir()
+    seen = Who(None, tmp_path / "store").run("end_unheard")
+    assert_gone(seen)
+    assert seen["deaths"] == [["CellError", "the range's keeper does not answer"]]
+    assert seen["kinds"][-3:] == ["range.destroying", "range.failed", "range.destroyed"]
+
+
+def test_a_disk_that_is_full_at_the_end_is_told_too(small_disk: Path) -> None:
+    """The last packets of the record could not be written."""
+    seen = Who(None, small_disk).run("end_full")
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert "No space left on device" in what
+    assert "range.failed" in seen["kinds"]
+    assert_gone(seen)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A directory with 96 KiB of room."""

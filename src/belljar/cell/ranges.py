@@ -7,6 +7,7 @@ unless it says which); the range's own cell comes last, so that nothing of a sam
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -45,6 +46,9 @@ from belljar.probe.routed import known_answers
 PORT_NAME: Final = "eth0"
 RANGES: Final = "ranges"
 """Where in a run directory its ranges' packet records are, each in a directory that `range.opening` names."""
+
+_READING = threading.Lock()
+"""Packet records are read one at a time: cells decide how much that takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +246,7 @@ async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:
 
 async def _settle(cell: Cell, network: Network, plan: NetworkPlan, welcome: Welcome | None) -> None:
     """What is done in a cell that stands, before anything of its own runs: trust, and a target's welcome."""
-    _raise_if_dead(network)
+    await network.check()
     if plan.has_tls:
         await trust(cell, network.certificate)
     if welcome is not None:
@@ -310,7 +314,7 @@ def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> 
         return
     counters = network.counters()
     lost = sum(counters.get(name, 0) for name in ("packets_recorded_and_dropped", "packets_not_recorded"))
-    with network.pcap.open("rb") as record:
+    with _READING, network.pcap.open("rb") as record:
         for event in seen_exchanges(record, network.layout, plan, range_id=network.id, lost_packets=lost):
             recorder.record(event)
 

@@ -4,7 +4,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from belljar.errors import PolicyError
 from belljar.harness.compat import NO_NETWORK, Refused, judge
+from belljar.harness.compose import default_service
 from belljar.harness.compose_file import (
     as_document,
     beside,
@@ -20,6 +21,7 @@ from belljar.harness.compose_file import (
     is_dockerfile_name,
     read_document,
 )
+from belljar.harness.compose_words import CannotKeepError
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
 from belljar.units import printable
 
@@ -85,10 +87,19 @@ def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> Bel
     """The operator's policy is not judged by the task's words, and not widened by them. It loses its network where they say that there is none."""
     try:
         compose = None if spec is None else _description(spec, directory)[0]
-        found = None if compose is None else of_compose(compose, BelljarConfig(), where="")[0]
-    except PolicyError:
-        found = None
-    return BelljarConfig(network=NO_NETWORK if found is not None and found.network == NO_NETWORK else "")
+        closed = compose is not None and _wants_no_network(compose)
+    except (PolicyError, CannotKeepError):
+        closed = True
+    return BelljarConfig(network=NO_NETWORK if closed else "")
+
+
+def _wants_no_network(compose: Mapping[str, Any]) -> bool:
+    """By this one word, whatever else of the file a cell can't keep; what can't be told is taken for it. Raises `CannotKeepError`."""
+    services = compose.get("services")
+    if not isinstance(services, Mapping) or not all(isinstance(each, Mapping) for each in services.values()):
+        return True
+    mode = str(services[default_service(services)].get("network_mode", "")) if services else "$"
+    return mode == NO_NETWORK or "$" in mode
 
 
 def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfig:

@@ -29,7 +29,7 @@ _HELD_BESIDE_BYTES: Final = 128
 _MAX_ASKED: Final = 1000
 _ETHERTYPE_IPV4: Final = b"\x08\x00"
 _TCP: Final = 6
-_SYN, _RST, _ACK, _URG = 2, 4, 16, 32
+_FIN, _SYN, _RST, _ACK, _URG = 1, 2, 4, 16, 32
 _HALF: Final = 1 << 31
 _WHOLE: Final = 1 << 32
 End: TypeAlias = tuple[str, int]
@@ -95,7 +95,12 @@ class _Stream:
     def _append(self, sequence: int, payload: bytes) -> None:
         """What begins at the next byte or before it."""
         behind = (self.next_sequence - sequence) % _WHOLE
-        start = self.length - behind  # in the stream; what is before its beginning is nobody's
+        start = (
+            self.length - behind
+        )  # in the stream; nobody says anything before its beginning, but for the one byte of a keepalive
+        if start < 0 and (start < -1 or len(payload) > 1):
+            self.ambiguous = True
+            self.cut_bytes += min(-start, len(payload))
         again = payload[max(0, -start) : behind]
         known = self.said[max(0, start) : max(0, start) + len(again)]
         self.ambiguous |= known != again[: len(known)]
@@ -137,6 +142,7 @@ class _Open:
     received: _Stream
     has_spoken: bool = False
     is_left_out: bool = False
+    is_ended: bool = False
     ambiguous: bool = False
 
     def closed(self) -> Conversation:
@@ -194,19 +200,27 @@ class Listener:
             if by_server:
                 self._begin(segment, (segment.target, segment.source))
         elif segment.payload and len(self._asked) < _MAX_ASKED:
-            self._asked[segment.source, segment.target] = (
-                segment  # TCP Fast Open (RFC 7413): it counts if it is answered
-            )
+            self._ask(segment, (segment.source, segment.target))
         else:
             self.left_out["bytes"] += len(segment.payload)
 
+    def _ask(self, segment: Segment, pair: tuple[End, End]) -> None:
+        """TCP Fast Open (RFC 7413): it counts if it is answered; which of two is meant nobody knows."""
+        first = self._asked.setdefault(pair, segment)
+        if (first.sequence, first.payload) != (segment.sequence, segment.payload):
+            self._asked[pair] = replace(first, flags=first.flags | _URG)
+
     def _begin(self, segment: Segment, pair: tuple[End, End]) -> None:
+        if (spoken := self._found.get((pair[1], pair[0]))) is not None:
+            spoken.ambiguous = True  # who began it answers nobody
+            return
         asked = self._asked.pop(pair, None)
         numbers = (segment.sequence, segment.acknowledged)
         known = self._found.get(pair)
         if known is not None:
             if known.numbers == numbers:  # said again
                 return
+            known.ambiguous |= not known.is_ended
             self._put_away(pair, known)
         if len(self._found) + len(self._done) >= MAX_BEGUN:
             self.left_out["connections"] += 1
@@ -225,9 +239,10 @@ class Listener:
             self._done.append(known)
 
     def _hear(self, said: _Open, stream: _Stream, segment: Segment) -> None:
+        said.is_ended |= bool(segment.flags & _FIN)
         if not segment.payload:
             return
-        if not segment.is_sound:
+        if not segment.is_sound or not segment.flags & (_ACK | _SYN):  # no stack takes them (RFC 9293, 3.10.7.4)
             said.ambiguous = True
             return
         if not self._admit(said):

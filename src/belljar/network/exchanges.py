@@ -6,7 +6,7 @@ The gateway sees what is asked of it. What one cell asks of another goes past it
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import h11
@@ -33,6 +33,10 @@ class SeenBody:
         """Of bytes that are all there."""
         return cls(kept=text[:most_bytes], total_bytes=len(text), sha256=hashlib.sha256(text).hexdigest())
 
+    def cut_to(self, most_bytes: int) -> SeenBody:
+        """With no more kept of it."""
+        return replace(self, kept=self.kept[:most_bytes])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -46,6 +50,11 @@ class Exchange:
     status: int
     response_headers: tuple[tuple[bytes, bytes], ...] = ()
     response: SeenBody | None = None
+
+    def cut_to(self, most_bytes: int) -> Exchange:
+        """With no more kept of its bodies."""
+        response = None if self.response is None else self.response.cut_to(most_bytes)
+        return replace(self, request=self.request.cut_to(most_bytes), response=response)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

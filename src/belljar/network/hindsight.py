@@ -51,6 +51,7 @@ def seen_exchanges(
         named = Event(kind=event.kind, data={"range": range_id, **event.data, "hindsight": True}, bodies=event.bodies)
         budget, taken = budget.take(named) if budget.events < MAX_EVENTS else (budget, None)
         reader.left_out["events"] += taken is None
+        reader.is_full |= taken is None
         if taken is not None:
             yield taken
     reader.left_out.update({"whole_events": budget.cut_events, "packets": lost_packets})
@@ -79,6 +80,8 @@ class _Reader:
     def __init__(self, layout: RangeLayout, plan: NetworkPlan) -> None:
         self.left_out: Counter[str] = Counter()
         self._cells: Mapping[str, str] = {port.address: port.name for port in layout.cells}
+        self.is_full = False
+        self._body_bytes = plan.bounds.recorded_body_bytes
         self._kept_bytes = plan.bounds.recorded_stream_bytes
         self._open = {layout.cell(target.id).address: target.id for target in plan.reached_cells if target.all_ports}
         self._named = {
@@ -96,6 +99,9 @@ class _Reader:
             listener.take(segment)
         self.left_out["frames"] += next(frames, None) is not None
         for conversation in listener.finish():
+            if self.is_full:  # reading costs processor, whether or not it is told
+                self.left_out["connections"] += 1
+                continue
             self.left_out["bytes"] += conversation.cut_bytes
             if server := self._web_server(conversation.server):
                 yield from self._told(server, conversation)
@@ -116,10 +122,17 @@ class _Reader:
             tie["ambiguous"] = True
         for exchange in found:
             self._number += 1
+            exchange = exchange.cut_to(self._body_bytes)
             yield _asked({**tie, "exchange": self._number}, conversation, exchange)
             if exchange.response is not None:
                 yield _answered({**tie, "exchange": self._number}, conversation, exchange, exchange.response)
-        if rest.sent or rest.received or conversation.has_gap:
+        if (
+            rest.sent
+            or rest.received
+            or conversation.has_gap
+            or conversation.cut_bytes
+            or (conversation.ambiguous and not found)
+        ):
             yield self._unread(tie, conversation, rest.sent, rest.received)
 
     def _unread(self, tie: Mapping[str, JsonValue], conversation: Conversation, sent: bytes, received: bytes) -> Event:
@@ -162,6 +175,8 @@ def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: E
         "url": printable(url, max_chars=_MAX_URL_CHARS),
         "verdict": "allowed",
         "reason": "a target cell's port",
+        "address": conversation.server[0],
+        "port": conversation.server[1],
         "bytes": exchange.request.total_bytes,
         **_headers(exchange.request_headers),
         "at_s": round(conversation.began_s, 6),

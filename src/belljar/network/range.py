@@ -200,7 +200,7 @@ class Range:
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
-        """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some ten seconds."""
+        """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some forty seconds, where a part hangs."""
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._destroy, reason)
         return self._destroyed()
@@ -407,14 +407,20 @@ class Range:
         if watch is not None:
             watch.closing = True
         lines.gateway.kill()
-        with suppress(BelljarError):
-            if watch is not None and watch.error is None and self._entry is not None and self._entry.namespaces:
-                self._request({"do": "end"})
+        if watch is not None and watch.error is None and self._entry is not None and self._entry.namespaces:
+            self._end_in_order(watch)
         lines.keeper.kill()
         for child in (lines.gateway, lines.keeper):
             child.wait_ended(_END_DEADLINE_S)
         if watch is not None:
             watch.join()
+
+    def _end_in_order(self, watch: Watch) -> None:
+        """The last packets, logs and counts. Without them evidence is missing: then it has died, whatever it did before."""
+        try:
+            self._request({"do": "end"})
+        except BelljarError as exc:
+            watch.die(exc)
 
     def _look(self, started: float) -> Destruction:
         """Ids and namespaces stay this range's until the look is over: another could have their numbers at once."""

@@ -153,8 +153,7 @@ class Watch:
     def die(self, error: BelljarError) -> None:
         """End the range, once: its processes are killed, and then it is told. From any thread."""
         with self._dying:
-            # What the last look at its rules found is no part of an end in order.
-            if self.error is not None or (self.closing and not isinstance(error, ContainmentBreach)):
+            if self.error is not None:
                 return
             self.error = error
         self._kill()

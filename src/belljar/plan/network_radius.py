@@ -52,7 +52,7 @@ def _stand_in(item: StandInPlan) -> str:
     if item.kind == "metadata":
         names.append(METADATA_ADDRESS)
     by = "a target cell of the range" if item.is_target else "simulated by the gateway"
-    return f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {_ports(item.ports)}"
+    return f"{printable(item.id)} ({item.kind}, {by}): {', '.join(names)} on {'every TCP port' if item.all_ports else _ports(item.ports)}"
 
 
 def _ports(ports: tuple[PortPlan, ...]) -> str:

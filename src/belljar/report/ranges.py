@@ -102,8 +102,13 @@ class RangeFindings:
     @property
     def faults(self) -> list[str]:
         """Why a sample in it is not contained: it died, its end is not proven, or evidence is missing."""
+        return [*self.troubles, *self.lost]
+
+    @property
+    def troubles(self) -> list[str]:
+        """What would be amiss of a range that nobody had used: it died, or its end is not proven."""
         died = [f"it ended by itself: {self.failed}"] if self.failed else []
-        return [*died, *self.unclean, *self.lost]
+        return [*died, *self.unclean]
 
     @property
     def lost(self) -> list[str]:

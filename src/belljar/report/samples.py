@@ -87,7 +87,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFindings:
-    """The run as a whole. `strays` are cells of no sample, `spares` those of them that were made ahead and that nobody took;
+    """The run as a whole. `strays` are cells of no sample (`stray_ranges` likewise), `spares` those of them that were made ahead and that nobody took;
     `problems` concern the run and void it; `upstreams` are real and were asked for.
     """
 
@@ -96,6 +96,7 @@ class RunFindings:
     problems: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     upstreams: tuple[UpstreamUse, ...] = ()
+    stray_ranges: tuple[RangeFindings, ...] = ()
 
     @property
     def spares(self) -> tuple[CellFindings, ...]:
@@ -107,6 +108,7 @@ class RunFindings:
         """The worst of its samples; void if there is none, or the record as a whole is in doubt."""
         verdicts = [row.verdict for row in self.rows]
         verdicts += [Verdict.BREACHED for cell in self.strays if _breaches(cell)]
+        verdicts += [Verdict.BREACHED for each in self.stray_ranges if each.breached]
         if self.problems or not verdicts:
             verdicts.append(Verdict.VOID)
         return worst(verdicts)
@@ -145,15 +147,12 @@ def find_rows(
     strays = tuple(cell for left in by_uuid.values() for cell in left)
     unclean = [f"cell {cell.cell_id}: {fault}" for cell in strays for fault in (*_unclean(cell), *_breaches(cell))]
     taken = {each.range_id for row in rows for each in row.ranges}
-    unclean += [
-        f"range {each.range_id}: {fault}"
-        for each in ranges.values()
-        if each.range_id not in taken
-        for fault in each.unclean
-    ]
+    stray_ranges = tuple(each for each in ranges.values() if each.range_id not in taken)
+    unclean += [f"range {each.range_id}: {fault}" for each in stray_ranges for fault in each.troubles]
     return RunFindings(
         rows=tuple(rows),
         strays=strays,
+        stray_ranges=stray_ranges,
         problems=(*problems, *unclean),
         errors=tuple(errors),
         upstreams=tuple(upstreams),

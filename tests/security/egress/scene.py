@@ -111,7 +111,7 @@ class _Watch:
             lan=lan.private,
             lan_public=lan.public,
             ports=ears.ports,
-            tried=host.addresses(),
+            tried=host.addresses(lan),
         )
         self._trials = host.speak(self.outside.tried, ears)
         self._trial = ears.heard

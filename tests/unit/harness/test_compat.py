@@ -196,6 +196,23 @@ def test_the_operators_policy_loses_its_network_where_the_task_has_none(tmp_path
     assert adapted(tmp_path, "docker", forced=True).sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
 
 
+@pytest.mark.parametrize(
+    "rest", ["environment: {X: $SAMPLE_METADATA_Q}", "shm_size: 1g", "image: $IMG", "build: .", "network_mode: $MODE"]
+)
+def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path) -> None:
+    """One word decides, also in a file that no cell could keep; where it can't be told there is no network."""
+    mode = "" if "mode" in rest else "    network_mode: none\n"
+    (tmp_path / "compose.yaml").write_text(f"services:\n  agent:\n{mode}    {rest}\n")
+    sandbox = ("docker", "compose.yaml")
+    assert adapted(tmp_path, sandbox, forced=True).sandbox == SandboxEnvironmentSpec(
+        "belljar", BelljarConfig(network="none")
+    )
+    (tmp_path / "compose.yaml").write_text("services: [agent]\n")
+    assert adapted(tmp_path, sandbox, forced=True).sandbox == SandboxEnvironmentSpec(
+        "belljar", BelljarConfig(network="none")
+    )
+
+
 @pytest.mark.parametrize("sandbox", ["belljar", ("belljar", "compose.yaml"), "docker", ("docker", "compose.yaml")])
 def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: Path) -> None:  # noqa: ANN401 - Inspect's union
     """Found beside the task, or named; a policy beside it is what it is put on."""

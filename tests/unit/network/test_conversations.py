@@ -185,6 +185,44 @@ def test_what_a_receiver_throws_away_is_not_said() -> None:
     assert (found.sent, found.ambiguous) == (b"truth", False)
 
 
+def test_what_is_said_before_the_beginning_is_doubtful() -> None:
+    """A second SYN-ACK moves the beginning; whoever was answered on the first is not lost without a word. A keepalive's byte is no doubt."""
+    talk = spoken(b"GET / HTTP/1.1", b"HTTP/1.1 200 OK", first=1000, cut=20)
+    later = greeting(CLIENT, SERVER, first=1000 + 10**9, theirs=76 + 10**9)
+    (found,) = heard([*talk[:2], *later, *talk[2:]])
+    assert (found.ambiguous, found.sent, found.cut_bytes) == (True, b"", 29)
+    first, second = heard([*talk, *greeting(CLIENT, SERVER, first=5), Packet(CLIENT, SERVER, 6, ACK, b"again")])
+    assert (first.ambiguous, second.ambiguous) == (True, False)
+    (found,) = heard([*talk, Packet(SERVER, CLIENT, 76, ACK, b"\0")])
+    assert not found.ambiguous
+
+
+def test_a_client_that_answers_is_no_server() -> None:
+    """Where every port is served: a SYN-ACK of the client's doesn't turn its connection round, and makes it doubtful."""
+    listener = Listener(lambda _: True)
+    turned = Packet(CLIENT, SERVER, 1, SYN_ACK, acknowledged=10**9)
+    talk = spoken(b"GET / HTTP/1.1", b"HTTP/1.1 200 OK")
+    for segment in read_segments(sent_frames(io.BytesIO(record([*talk[:3], turned, *talk[3:]])))):
+        listener.take(segment)
+    (found,) = listener.finish()
+    assert (found.client, found.sent, found.received) == (CLIENT, b"GET / HTTP/1.1", b"HTTP/1.1 200 OK")
+    assert found.ambiguous
+
+
+def test_a_segment_without_acknowledgement_is_not_taken() -> None:
+    """No stack takes its text (RFC 9293, 3.10.7.4)."""
+    talk = spoken(b"true", b"yes", first=0, cut=20)
+    (found,) = heard([*talk[:2], Packet(CLIENT, SERVER, 1, 0, b"fals"), *talk[2:]])
+    assert (found.sent, found.ambiguous) == (b"true", True)
+
+
+def test_two_openings_with_words_are_doubtful() -> None:
+    """TCP Fast Open: of two SYNs that say something the first is told, with a mark."""
+    opened = [Packet(CLIENT, SERVER, 0, SYN, text) for text in (b"/real", b"/fake")]
+    (found,) = heard([*opened, Packet(SERVER, CLIENT, 9, SYN_ACK, acknowledged=6)])
+    assert (found.sent, found.ambiguous) == (b"/real", True)
+
+
 def test_urgent_bytes_are_doubtful() -> None:
     """Whether they are part of the stream is the receiver's choice (RFC 6093)."""
     (found,) = heard([*greeting(CLIENT, SERVER), Packet(CLIENT, SERVER, 1, URG, b"GEXT")])

@@ -65,6 +65,12 @@ def test_target_cells_that_may_not_fit_are_noted(facts: HostFacts) -> None:
     assert "unknown names are simulated" in warnings(NetworkPlan(default="simulate"), facts)[0]
 
 
+def test_a_target_that_is_open_at_every_port_is_told_as_that() -> None:
+    """`ports: [all]`, as every service of a compose file is."""
+    said = reach(NetworkPlan(stand_ins=(replace(CELL, ports=(), all_ports=True),)))
+    assert [line for line in said if line.endswith("db on every TCP port")]
+
+
 def test_what_cells_can_make_grow_is_bounded() -> None:
     """Connections, the gateway's memory, the packet record, bodies: each with what holds it."""
     held = {bound.what: bound.most for bound in bounds(NetworkPlan())}

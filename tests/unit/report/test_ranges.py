@@ -51,3 +51,7 @@ def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
     findings = find_rows([], {}, ranges=gather_ranges(opened))
     assert findings.problems == (f"range {RANGE}: its destruction is not on record",)
     assert not find_rows([], {}, ranges=gather_ranges([*opened, line(Kind.RANGE_DESTROYED, **ENDED)])).problems
+    died = line(Kind.RANGE_FAILED, error="ContainmentBreach", reason="the rules were changed")
+    findings = find_rows([], {}, ranges=gather_ranges([*opened, died, line(Kind.RANGE_DESTROYED, **ENDED)]))
+    assert findings.verdict is Verdict.BREACHED
+    assert findings.problems == (f"range {RANGE}: it ended by itself: the rules were changed",)
