@@ -19,7 +19,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import sniffio
-from tests.machine import Templates, locked, shared_folder, templates_of, turn
+from tests.machine import Templates, link_or_copy, locked, shared_folder, templates_of, turn
 
 _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, so that no process ends long after the others. What isn't listed comes after them, in its usual order.
@@ -157,17 +157,9 @@ def vm_home(prepared_home: Path, tmp_path_factory: pytest.TempPathFactory, templ
 
 def copy_store(source: Path, target: Path) -> Path:
     """Copy images and kernels (hard links where the file system allows), nothing else."""
-
-    def link(a: str, b: str) -> str:
-        try:
-            os.link(a, b)
-        except OSError:
-            shutil.copy2(a, b)
-        return b
-
     target.mkdir(mode=0o711, parents=True)
     for name in ("images", "kernels"):
-        shutil.copytree(source / name, target / name, copy_function=link)
+        shutil.copytree(source / name, target / name, copy_function=link_or_copy)
     for name in ("image-names.json", "kernel-current"):
         if (source / name).is_symlink():
             (target / name).symlink_to((source / name).readlink())

@@ -28,6 +28,15 @@ def shared_folder(base: Path) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
+def link_or_copy(source: str, target: str) -> str:
+    """A hard link where the file system allows one, as `shutil.copytree` wants it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
+
+
 @contextmanager
 def locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Wait for the lock and hold it."""

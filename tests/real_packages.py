@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.machine import locked
+from tests.machine import link_or_copy, locked
 
 from belljar.errors import HostError
 from belljar.image.apt import PrivateApt, debian_sources, host_sources
@@ -52,14 +51,7 @@ def real_packages() -> Path:
 
 def linked(source: Path, target: Path) -> Path:
     """A copy of a directory of packages; its files are hard links where they can be."""
-
-    def link(a: str, b: str) -> None:
-        try:
-            os.link(a, b)
-        except OSError:
-            shutil.copy2(a, b)
-
-    return Path(shutil.copytree(source, target, copy_function=link))
+    return Path(shutil.copytree(source, target, copy_function=link_or_copy))
 
 
 def _fetch(target: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.unit.report.stories import PROBED
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
@@ -39,15 +40,6 @@ def line(
 
 
 SIZES: dict[str, Any] = {"stderr_bytes": 0, "stdout_dropped_bytes": 0, "stderr_dropped_bytes": 0, "duration_ms": 1.0}
-PROBED: dict[str, Any] = {
-    "which": "quick",
-    "user": "",
-    "verdict": "contained",
-    "probes": 3,
-    "digest": "0" * 64,
-    "duration_ms": 80.0,
-    "problem": "",
-}
 
 
 def probed(phase: str, **data: Any) -> list[Line]:
