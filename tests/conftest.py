@@ -73,6 +73,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes are named by how many they are: packed ones hold the time of their packing, and the suite's processes must agree on every name."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run only when asked for, all or one by name. Several processes begin with the longest files. Tests that need root are skipped, aloud, without it."""
     if not (config.getoption("thorough") or any("::" in word for word in config.args)):
