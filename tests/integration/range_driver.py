@@ -86,6 +86,17 @@ class Cell:
         )
         return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
 
+    @contextlib.contextmanager
+    def going_on(self, *argv: str) -> Iterator[None]:
+        """A command that runs in the cell's network until the block is left."""
+        net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
+        words = [*_enter_user(self._fds), *net, *argv]
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL, pass_fds=[*self._fds, self.namespace]) as process:
+            try:
+                yield
+            finally:
+                process.kill()
+
     def talk(self, *asked: tuple[str, str, int]) -> list[str]:
         """(udp or tcp, address, port) each: what came back, or the error."""
         return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, json.dumps(asked))))
@@ -422,6 +433,14 @@ for port in range(1, 65536):
     s.setblocking(False)
     s.connect_ex((sys.argv[1], port))
     s.close()
+"""
+
+BURST = """
+import itertools, socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+ports = itertools.cycle(range(1, 65536))
+for _ in range(int(sys.argv[2])):
+    s.sendto(b"burst", (sys.argv[1], next(ports)))
 """
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {

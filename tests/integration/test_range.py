@@ -396,6 +396,21 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
     assert 200 < seen["packets"] <= 65535
 
 
+def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> None:
+    """A range is ended at once after a burst, or within one: events' counts, lost ones and those beyond the rate of logging make up what the rules counted, which is
+    what the host's own tool says and what was sent.
+    """
+    *taken, few, few_half_way, stopped, stopped_half_way = who.run("last_words")["rounds"]
+    for seen in (*taken, few, few_half_way, stopped, stopped_half_way):
+        assert seen["deaths"] == []
+        assert seen["told"] + seen["logs_lost"] + seen["only_counted"] == seen["counted"], seen
+        assert seen["seen"] == seen["sent"], seen
+        assert seen["counted"] > seen["sent"] if seen["goes_on"] else seen["counted"] == seen["sent"], seen
+        assert seen["events"] < 250, seen
+    assert min(few["only_counted"], few_half_way["only_counted"]) > 100
+    assert min(stopped["logs_lost"], stopped_half_way["logs_lost"]) > 100
+
+
 def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:
     """The keeper has the last packets, logs and counts. When it does not give them evidence is missing: the range has failed, whatever was seen before."""
     (tmp_path / "store").mkdir()

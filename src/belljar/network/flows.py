@@ -51,11 +51,11 @@ class Flows:
     """Logged packets in, events' data out. Memory: 100 destinations for each of a cell's reasons, of which there are some twenty, and every port that it may speak to."""
 
     def __init__(self, layout: RangeLayout) -> None:
+        self.taken = 0
         self.lost = 0
         self._cells: dict[int, str] = {}
         self._names = _names(layout)
         self._seen: dict[tuple[str, str], _Seen] = {}
-        self._next: int | None = None
 
     def attached(self, device: int, cell: str) -> None:
         """The device with this number is the cell's port."""
@@ -63,7 +63,7 @@ class Flows:
 
     def take(self, logged: Logged) -> Flow | None:
         """The event's data, if the packet has one of its own."""
-        self._count_lost(logged.sequence)
+        self.taken += 1
         cell = self._cells.get(logged.device, "")
         reason = logged.reason if logged.reason in _KNOWN else "unknown"
         seen = self._seen.setdefault((cell, reason), _Seen())
@@ -90,12 +90,9 @@ class Flows:
             seen.counted.clear()
             seen.protocols.clear()
 
-    def _count_lost(self, sequence: int | None) -> None:
-        if sequence is None:
-            return
-        if self._next is not None and sequence > self._next:
-            self.lost += sequence - self._next
-        self._next = sequence + 1
+    def count_lost(self, logged: int) -> None:
+        """The rules have logged so many packets, and all that were to be had of them are taken: the rest is lost. While packets come that is too few, never too many."""
+        self.lost = max(self.lost, logged - self.taken)
 
     def _flow(
         self, cell: str, reason: str, protocol: str, address: str, port: int | None, size: int, count: int

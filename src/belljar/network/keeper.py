@@ -26,7 +26,17 @@ from belljar.network.packets import RECORD, PacketFiles, Tap
 from belljar.network.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
-from belljar.plan.rules import LOG_GROUP, LOG_SNAP_BYTES, SINK_MARK, KnownRules, changed_rules, counts, known_rules
+from belljar.plan.rules import (
+    LOG_GROUP,
+    LOG_SNAP_BYTES,
+    SINK_MARK,
+    KnownRules,
+    Reason,
+    changed_rules,
+    counts,
+    known_rules,
+    logged,
+)
 
 _BACKLOG: Final = 1024
 _IP_TRANSPARENT: Final = 19
@@ -34,6 +44,8 @@ _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 """In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks for this one."""
 _LOGS_AT_ONCE: Final = 256
+_ALL_LOGS: Final = 1 << 16
+"""Many more than the socket has room for."""
 _STRANGE_TOLD: Final = 8
 
 
@@ -197,13 +209,15 @@ class _Keeper:
             self._check()
             self._tell_counted()
 
-    def _read_log(self, most: int) -> None:
+    def _read_log(self, most: int) -> bool:
+        """Whether nothing is left."""
         for taken, datagram in enumerate(nflog.read_all(self._log), 1):
-            for logged in nflog.parse_log(datagram):
-                if (flow := self._flows.take(logged)) is not None:
+            for packet in nflog.parse_log(datagram):
+                if (flow := self._flows.take(packet)) is not None:
                     self._tell(flow=flow)
             if taken >= most:
-                return
+                return False
+        return True
 
     def _obey(self, message: Mapping[str, Any], fds: list[int]) -> None:
         number = message["id"]
@@ -239,9 +253,12 @@ class _Keeper:
 
     def _check(self) -> None:
         """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
-        self._look_at_rules(self._strange)
+        listed = self._look_at_rules(self._strange)
+        if self._read_log(_ALL_LOGS):
+            self._flows.count_lost(logged(listed))
+        self._tell(counters=self._counters(listed))
 
-    def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> None:
+    def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
         for _ in nflog.read_all(self._changes):
             pass  # what has changed until now is in the listing
         with nft.Listing(self._task.nft) as listing:
@@ -250,7 +267,7 @@ class _Keeper:
             listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s
         self._end_if_changed((*changed_rules(self._known, listed), *strange))
-        self._tell(counters=self._counters(listed))
+        return listed
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
         if differences:
@@ -276,9 +293,10 @@ class _Keeper:
         return self._left
 
     def _counters(self, listed: Mapping[str, Any]) -> dict[str, int]:
-        packets = {str(reason): number for reason, number in counts(listed).items()}
+        packets = counts(listed)
         return {
-            **packets,
+            **{str(reason): number for reason, number in packets.items()},
+            "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
             "packets_recorded": self._files.packets,
             "packets_recorded_and_dropped": self._files.dropped_packets,
             "packets_not_recorded": self._tap.count_lost(),
@@ -290,16 +308,27 @@ class _Keeper:
             self._tell(flow=flow)
 
     def _end(self, number: int) -> NoReturn:
-        """The last packets, logs and counts, with every port down."""
+        """The last packets, logs and counts, with every port down. The counts are of a moment after which nothing more came."""
         self._end_if_changed(self._strange())
         self._shut()
-        while self._tap.read_into(self._files):
-            pass
-        self._read_log(1 << 16)
+        self._take_all()
+        listed = self._look_at_rules()
+        while self._take_all():  # had been on their way when the ports were put down
+            listed = self._look_at_rules()
+        self._flows.count_lost(logged(listed))
         self._tell_counted()
-        self._look_at_rules()
+        self._tell(counters=self._counters(listed))
         self._tell(done=number)
         os._exit(0)
+
+    def _take_all(self) -> bool:
+        """Read what the kernel has for this process; whether there was anything."""
+        before = self._files.packets, self._flows.taken
+        while self._tap.read_into(self._files):
+            pass
+        while not self._read_log(_ALL_LOGS):
+            pass
+        return before != (self._files.packets, self._flows.taken)
 
     def _shut(self) -> None:
         with suppress(OSError):

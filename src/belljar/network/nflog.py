@@ -18,12 +18,11 @@ _NETFILTER: Final = 12
 _SUBSYSTEM_LOG: Final = 4
 _PACKET, _CONFIG = _SUBSYSTEM_LOG << 8, _SUBSYSTEM_LOG << 8 | 1
 _NOTIFY_RULES_GROUP: Final = 7  # NFNLGRP_NFTABLES
-_CFG_COMMAND, _CFG_MODE, _CFG_TIMEOUT, _CFG_THRESHOLD, _CFG_FLAGS = 1, 2, 4, 5, 6
+_CFG_COMMAND, _CFG_MODE, _CFG_TIMEOUT, _CFG_THRESHOLD = 1, 2, 4, 5
 _COMMAND_BIND: Final = 1
 _COPY_PACKET: Final = 2
-_FLAG_SEQUENCE: Final = 1
 _NFGEN: Final = struct.Struct("=BBH")
-_AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX, _AT_SEQUENCE = 1, 4, 9, 10, 12
+_AT_HEADER, _AT_IN_DEVICE, _AT_PAYLOAD, _AT_PREFIX = 1, 4, 9, 10
 _BUFFER_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 16
 _PROTOCOLS: Final = {1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp"}
@@ -33,14 +32,10 @@ _MAX_PREFIX_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """One logged packet: the rules' word for why, and what its headers say. `bytes` is the length that the IP header claims; addresses are empty when there is none.
-
-    `sequence` counts what the kernel has logged: a gap is how many were lost.
-    """
+    """One logged packet: the rules' word for why, and what its headers say. `bytes` is the length that the IP header claims; addresses are empty when there is none."""
 
     reason: str
     device: int
-    sequence: int | None
     protocol: str
     source: str
     destination: str
@@ -55,7 +50,6 @@ def open_log(group: int, snap_bytes: int) -> socket.socket:
     _configure(kernel, group, _CFG_MODE, struct.pack(">IBx", snap_bytes, _COPY_PACKET))
     _configure(kernel, group, _CFG_THRESHOLD, struct.pack(">I", 1))
     _configure(kernel, group, _CFG_TIMEOUT, struct.pack(">I", 1))
-    _configure(kernel, group, _CFG_FLAGS, struct.pack(">H", _FLAG_SEQUENCE))
     kernel.settimeout(0.0)
     return kernel
 
@@ -69,7 +63,7 @@ def open_changes() -> socket.socket:
 
 
 def read_all(kernel: socket.socket) -> Iterator[bytes]:
-    """The datagrams that are there. What the kernel had no room for is skipped: the sequence tells."""
+    """The datagrams that are there. What the kernel had no room for is skipped."""
     while True:
         try:
             yield kernel.recv(_READ_BYTES)
@@ -89,12 +83,10 @@ def parse_log(datagram: bytes) -> Iterator[Logged]:
 
 def _logged(found: dict[int, bytes]) -> Logged:
     prefix = found.get(_AT_PREFIX, b"").rstrip(b"\0").decode("ascii", "replace")[:_MAX_PREFIX_CHARS]
-    sequence = _number(found.get(_AT_SEQUENCE))
     protocol, source, destination, port, length = parse_packet(found.get(_AT_PAYLOAD, b""))
     return Logged(
         reason=prefix,
         device=_number(found.get(_AT_IN_DEVICE)) or 0,
-        sequence=sequence,
         protocol=protocol,
         source=source,
         destination=destination,

@@ -30,6 +30,7 @@ __all__ = [
     "counts",
     "forbidden_networks",
     "known_rules",
+    "logged",
     "render_rules",
     "same_rules",
 ]
@@ -45,6 +46,8 @@ SPOKEN_S: Final = 3600
 """So long after its last beginning a conversation of two cells is not told anew."""
 _SPOKEN, _MAX_SPOKEN = "spoken", 65_536
 _CHECK, _UNNAMED = "checked", "unnamed"
+_LOGGED: Final = "logged"
+"""The counter of everything that is logged, whatever the reason."""
 
 FORBIDDEN: Final = tuple(
     map(
@@ -156,9 +159,18 @@ def _without(network: IPv4Network, hole: IPv4Network) -> Iterator[IPv4Network]:
 
 def counts(listed: Mapping[str, Any]) -> dict[Reason, int]:
     """Packets by reason, from `nft -j list ruleset` (or `list counters`). A reason without a counter has none."""
-    found = [entry["counter"] for entry in listed["nftables"] if "counter" in entry]
-    packets = {str(item["name"]): int(item["packets"]) for item in found}
+    packets = _counted(listed)
     return {reason: packets.get(reason.counter, 0) for reason in Reason}
+
+
+def logged(listed: Mapping[str, Any]) -> int:
+    """Of all packets that have a reason, those that were logged: the others were ARP, or more than `refusals_per_s`. From the same listing as `counts`."""
+    return _counted(listed).get(_LOGGED, 0)
+
+
+def _counted(listed: Mapping[str, Any]) -> dict[str, int]:
+    found = [entry["counter"] for entry in listed["nftables"] if "counter" in entry]
+    return {str(item["name"]): int(item["packets"]) for item in found}
 
 
 class _Services:
@@ -199,6 +211,7 @@ def _own(**parts: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON values of any s
 def _table() -> Iterator[dict[str, Any]]:
     yield {"table": {"family": "inet", "name": TABLE}}
     yield from ({"counter": _own(name=reason.counter)} for reason in Reason if reason is not Reason.ARP)
+    yield {"counter": _own(name=_LOGGED)}
 
 
 def _sets(layout: RangeLayout, services: _Services) -> Iterator[dict[str, Any]]:
@@ -266,7 +279,7 @@ def _end(reason: Reason, per_s: int, burst: int) -> list[Rule]:
     rules: list[Rule] = [
         [nft.counter(reason.counter)],
         [excess, nft.DROP],
-        [nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)],
+        _log(reason),
     ]
     if reason not in ANSWERED:
         return [*rules, [nft.DROP]]
@@ -317,8 +330,12 @@ def _open(network: NetworkPlan) -> Iterator[Rule]:
 
 def _told(reason: Reason, conversation: nft.Statement) -> Rule:
     # Remembered last: it is told when the set is full, too.
-    log = nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)
-    return [nft.counter(reason.counter), log, nft.remember(conversation, _SPOKEN)]
+    return [nft.counter(reason.counter), *_log(reason), nft.remember(conversation, _SPOKEN)]
+
+
+def _log(reason: Reason) -> Rule:
+    """Counted besides: whoever reads the log knows by it how many of its records the kernel had no room for."""
+    return [nft.counter(_LOGGED), nft.log(LOG_GROUP, reason, LOG_SNAP_BYTES)]
 
 
 def _told_once(conversation: nft.Statement) -> Rule:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
-from belljar.plan.rules import FORBIDDEN, LOG_GROUP, TABLE, Reason, counts, forbidden_networks, render_rules
+from belljar.plan.rules import FORBIDDEN, LOG_GROUP, TABLE, Reason, counts, forbidden_networks, logged, render_rules
 
 HTTP = PortPlan(number=80, protocol="http")
 SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=(HTTP,))
@@ -99,7 +99,7 @@ def test_every_hook_drops_what_no_rule_lets_through(name: str) -> None:
 def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
     """In this order; a flood is dropped after it was counted and before it is logged."""
     plan = PLANS["everything"]
-    assert {item["name"] for item in objects(plan, "counter")} == {reason.counter for reason in Reason}
+    assert {item["name"] for item in objects(plan, "counter")} == {reason.counter for reason in Reason} | {"logged"}
     ends = [item["name"] for item in objects(plan, "chain") if item["name"].startswith(("drop_", "refuse_"))]
     assert {name.partition("_")[2] for name in ends} == {str(item) for item in Reason} - {
         "connection",
@@ -111,7 +111,8 @@ def test_each_reason_has_a_counter_and_each_end_counts_logs_and_ends() -> None:
         reason = name.partition("_")[2]
         assert count == [{"counter": f"count_{reason}"}]
         assert excess[-1] == {"drop": None}
-        assert (log[0]["log"]["prefix"], log[0]["log"]["group"]) == (reason, LOG_GROUP)
+        assert log[0] == {"counter": "logged"}
+        assert (log[1]["log"]["prefix"], log[1]["log"]["group"]) == (reason, LOG_GROUP)
         assert rest[-1] in ([{"drop": None}], [{"reject": {"type": "icmp", "expr": "port-unreachable"}}])
         assert len(rest) == (2 if name.startswith("refuse_") else 1)
 
@@ -210,6 +211,9 @@ def test_counts_are_read_by_reason() -> None:
             {"metainfo": {}},
             {"counter": {"family": "inet", "table": TABLE, "name": "count_port", "packets": 3, "bytes": 9}},
             {"counter": {"family": "inet", "table": TABLE, "name": "other", "packets": 7, "bytes": 9}},
+            {"counter": {"family": "inet", "table": TABLE, "name": "logged", "packets": 2, "bytes": 9}},
         ]
     }
     assert counts(listed) == {**dict.fromkeys(Reason, 0), Reason.PORT: 3}
+    assert logged(listed) == 2
+    assert logged({"nftables": []}) == 0
