@@ -8,12 +8,31 @@ from typing import TYPE_CHECKING, Final
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.report.ranges import RangeFindings
-    from belljar.report.requests import Request
+    from belljar.report.ranges import Flow, RangeFindings
+    from belljar.report.requests import Request, Requests
     from belljar.report.samples import RunFindings
 
 MAX_LINES: Final = 400
 """Of all samples: a report is read by a person. `findings.json` in the run directory has the rest."""
+
+_COLUMNS: Final = ("time (UTC)", "cell", "method", "what", "status", "asked → answered", "verdict", "answered by")
+_WHY: Final = {
+    "connection": "",
+    "segment": "outside of any connection that is known",
+    "others": "for several reasons",
+    "spoofed": "a sender's address that is not the cell's",
+    "source_route": "a route of the sender's choice",
+    "options": "IPv4 options",
+    "forbidden": "an address that no policy can allow",
+    "neighbour": "another cell, which the policy does not let it reach there",
+    "port": "a port that is not served there",
+    "address": "an address that nobody has",
+    "udp": "UDP that nobody serves",
+    "icmp": "ICMP that nobody serves",
+    "rate": "too many a second",
+    "stray": "from no port of the range's",
+}
+"""The rules' words (`plan.rules.Reason`) that don't say it themselves, for a person."""
 
 
 def network_lines(findings: RunFindings, run_id: str) -> list[str]:
@@ -36,18 +55,17 @@ def _about(found: RangeFindings) -> str:
 
 
 def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
-    yield from _requests(found, run_id)
+    if not found.requests.count and not found.talk.count:
+        yield "no requests"
+    yield from _requests("to the gateway, each on record before it was answered", found, found.requests, run_id)
+    yield from _requests("between cells, read out of the packet record afterwards", found, found.talk, run_id)
+    if found.requests.ambiguous or found.talk.ambiguous:
+        yield "ambiguous: the sender said two things in one place, or what a receiver may take or not; what was said first is told"
+    if found.left_out:
+        yield f"not read or not told of what cells said to each other, and in the packet record alone: {found.left_out.sentence()}"
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
-    for title, told in (
-        ("attempts", found.attempts),
-        ("names found", found.names_found),
-        ("names that don't exist here", found.names_refused),
-        ("TLS refused", found.tls_refused),
-        ("limits hit", found.limits),
-    ):
-        if told:
-            yield f"{title}: {told.sentence()}"
+    yield from _sums(found)
     yield from _flows(found)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
         yield f"{thrown} packet(s) of the packet record were thrown away, the oldest first: see record.packets in the policy"
@@ -56,15 +74,30 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     yield from (f"EVIDENCE MISSING: {lost}" for lost in found.lost)
 
 
-def _requests(found: RangeFindings, run_id: str) -> Iterator[str]:
-    requests = found.requests
+def _sums(found: RangeFindings) -> Iterator[str]:
+    """× is how often."""
+    for title, told in (
+        ("attempts to publish, push or send", found.attempts),
+        ("names asked for that exist here", found.names_found),
+        ("names asked for that don't exist here", found.names_refused),
+        ("TLS refused", found.tls_refused),
+        ("limits hit", found.limits),
+    ):
+        if told:
+            yield f"{title}: {told.sentence()}"
+
+
+def _requests(title: str, found: RangeFindings, requests: Requests, run_id: str) -> Iterator[str]:
+    """The first and the last in one table: what stands in a column is said once."""
     if not requests.count:
-        yield "no requests"
         return
-    yield from _aligned([_row(request) for request in requests.first])
+    yield f"{requests.count} request(s) and connection(s) {title}:"
+    head, *lines = _aligned([_COLUMNS, *(_row(request) for request in requests)])
+    yield head
+    yield from lines[: len(requests.first)]
     if requests.between:
         yield f"… {requests.between} more: belljar ledger show {run_id} --kind network --grep {found.range_id}"
-    yield from _aligned([_row(request) for request in requests.last])
+    yield from lines[len(requests.first) :]
 
 
 def _row(request: Request) -> tuple[str, ...]:
@@ -77,7 +110,7 @@ def _row(request: Request) -> tuple[str, ...]:
         request.what,
         "-" if request.status is None else str(request.status),
         f"{format_size(request.request_bytes)} → {answer}",
-        verdict,
+        f"{verdict}, ambiguous" if request.ambiguous else verdict,
         request.stand_in or "-",
     )
 
@@ -91,12 +124,20 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _flows(found: RangeFindings) -> Iterator[str]:
     """What went to places of its own, one line for each fate; the rest as one sum."""
     flows = found.flows.values()
-    for flow in flows:
-        if flow.to:
-            yield f"{flow.verdict}: {flow.protocol} of {flow.cell or 'nobody known'} to {flow.to.sentence()} ({flow.reason})"
-    stopped = [flow for flow in flows if flow.verdict != "allowed"]
-    if stopped:
-        packets, probed, again = (
-            sum(counts) for counts in zip(*((f.packets, f.probed, f.again) for f in stopped), strict=True)
+    yield from (f"{flow.verdict}: {_fate(flow)}" for flow in flows if flow.to)
+    if stopped := [flow for flow in flows if flow.verdict != "allowed"]:
+        packets, listed, probed, again = (
+            sum(counts) for counts in zip(*((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True)
         )
-        yield f"{packets} packet(s) refused or dropped in all; {probed} while Belljar probed a cell, {again} to places tried before or beyond the first hundred"
+        yield (
+            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places first tried while Belljar probed a cell, most likely its own; "
+            f"{again} known by number alone, to places tried before, as the probes at the end do, or beyond a hundred places"
+        )
+
+
+def _fate(flow: Flow) -> str:
+    what = "connections" if flow.reason == "connection" else "packets"
+    why = _WHY.get(flow.reason, flow.reason)
+    afterwards = ", counted in the packet record afterwards" if flow.hindsight else ""
+    said = f"{flow.protocol} {what} of {flow.cell or 'nobody known'} to {flow.to.sentence()}"
+    return f"{said} ({why}{afterwards})" if why else said

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from belljar.events import Kind
 from belljar.ledger import Line
-from belljar.report.requests import Requests
+from belljar.report.places import Places
+from belljar.report.requests import Requests, in_hindsight, place
 from belljar.units import printable
 
 TOLD: Final = 20
@@ -20,11 +21,15 @@ _COUNTED_LOST: Final = {
     "logs_lost": "{} refused or allowed packet(s) are in no event",
 }
 """Evidence that is missing: what the kernel had no room for."""
+_UNREAD: Final = "{} packet(s) were thrown away before what cells said to each other was read out of them: record.packets in the policy gives more room"
+"""Evidence that is missing where cells reach each other: no gateway has it."""
+_HINDSIGHT: Final = "hindsight_"
+_PACKETS: Final = "packets"
 
 
 @dataclass(slots=True, kw_only=True)
 class Told:
-    """Some things by name, each with how often; `more` counts those that are not named. Bounded by `TOLD`."""
+    """Some things by name, each with how often; `more`: how often all others came, which are not named. Bounded by `TOLD`."""
 
     named: dict[str, int] = field(default_factory=dict)
     more: int = 0
@@ -40,22 +45,36 @@ class Told:
     def __bool__(self) -> bool:
         return bool(self.named or self.more)
 
+    @property
+    def times(self) -> int:
+        """Of all together."""
+        return sum(self.named.values()) + self.more
+
+    def renamed(self, label: Callable[[str], str]) -> Told:
+        """The same by other names."""
+        told = Told(more=self.more)
+        for name, times in self.named.items():
+            told.add(label(name), times)
+        return told
+
     def sentence(self) -> str:
-        """`a, b ×3 (+2 more)`."""
-        said = ", ".join(name if times == 1 else f"{name} ×{times}" for name, times in self.named.items())
-        return f"{said} (+{self.more} more)" if self.more else said
+        """`a, b ×3, others ×2`."""
+        counts = {**self.named, **({"others": self.more} if self.more else {})}
+        return ", ".join(name if times == 1 else f"{name} ×{times}" for name, times in counts.items())
 
 
 @dataclass(slots=True, kw_only=True)
 class Flow:
     """Packets of one cell with one fate. Of `packets`, `probed` went where none had gone before while Belljar probed the cell, so most likely its own; `again` are
-    known by number alone: where one had gone before, or beyond the places that have an event of their own; the others went `to` a place of their own.
+    known by number alone: where one had gone before, or beyond the places that have an event of their own; the others went `to` a place of their own. `hindsight`:
+    counted in the packet record when the range had ended.
     """
 
     cell: str
     verdict: str
     reason: str
     protocol: str
+    hindsight: bool = False
     packets: int = 0
     bytes: int = 0
     probed: int = 0
@@ -66,14 +85,18 @@ class Flow:
 @dataclass(slots=True, kw_only=True)
 class RangeFindings:
     """One range. `cells`: the names of its cells by their ids. `failed`: what it died of, by class and reason. `limits`: how often its gateway's and its record's
-    limits were hit. `packets`: where its packet record is, in the run directory.
+    limits were hit. `packets`: where its packet record is, in the run directory. `requests` are the gateway's; `talk` is what cells asked of each other, read out of the
+    packet record when the range had ended, and `left_out` what was not read of it or not told, but is there; `unread_packets` were overwritten before.
     """
 
     range_id: str
     packets: str = ""
     cells: dict[str, str] = field(default_factory=dict)
     requests: Requests = field(default_factory=Requests)
-    flows: dict[tuple[str, ...], Flow] = field(default_factory=dict)
+    talk: Requests = field(default_factory=Requests)
+    left_out: Told = field(default_factory=Told)
+    unread_packets: int = 0
+    flows: dict[tuple[str, str, str, str, bool], Flow] = field(default_factory=dict)
     names_found: Told = field(default_factory=Told)
     names_refused: Told = field(default_factory=Told)
     attempts: Told = field(default_factory=Told)
@@ -87,6 +110,7 @@ class RangeFindings:
     clean: bool = False
     counters: dict[str, int] = field(default_factory=dict)
     probing: set[str] = field(default_factory=set)
+    places: Places = field(default_factory=Places)
 
     @property
     def unclean(self) -> list[str]:
@@ -112,18 +136,29 @@ class RangeFindings:
 
     @property
     def lost(self) -> list[str]:
-        """What its record should have and has not."""
-        return [said.format(self.counters[name]) for name, said in _COUNTED_LOST.items() if self.counters.get(name)]
+        """What its record should have and has not. What a bound left out of one record and another has is not lost."""
+        lost = [said.format(self.counters[name]) for name, said in _COUNTED_LOST.items() if self.counters.get(name)]
+        overwritten = self.unread_packets - self.counters.get("packets_not_recorded", 0)
+        return [*lost, _UNREAD.format(overwritten)] if overwritten > 0 else lost
+
+    def name_places(self) -> None:
+        """Tell each place by the names that were asked for, now that all are known."""
+        for requests in (self.requests, self.talk):
+            requests.name_places(self.places)
+        for flow in self.flows.values():
+            flow.to = flow.to.renamed(self.places.label)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        told = ("names_found", "names_refused", "attempts", "tls_refused", "limits")
+        told = ("names_found", "names_refused", "attempts", "tls_refused", "limits", "left_out")
         return {
             "range": self.range_id,
             "cells": dict(self.cells),
             "packets": self.packets,
-            "requests": [request.to_json() for request in self.requests],
-            "requests_in_all": self.requests.count,
+            "requests": [request.to_json() for request in (*self.requests, *self.talk)],
+            "requests_in_all": self.requests.count + self.talk.count,
+            "requests_in_hindsight": self.talk.count,
+            "requests_ambiguous": self.requests.ambiguous + self.talk.ambiguous,
             "connections_open_at_the_end": self.requests.still_open,
             "flows": [asdict(flow) for flow in self.flows.values()],
             **{name: asdict(getattr(self, name)) for name in told},
@@ -141,6 +176,8 @@ def gather_ranges(lines: Iterable[Line]) -> dict[str, RangeFindings]:
             _add_cell(line.cell, line, ranges, cells)
         elif isinstance(range_id := line.data.get("range"), str):
             _add(ranges.setdefault(range_id, RangeFindings(range_id=range_id)), line)
+    for found in ranges.values():
+        found.name_places()
     return ranges
 
 
@@ -157,7 +194,7 @@ def _add_cell(cell: str, line: Line, ranges: dict[str, RangeFindings], cells: di
 
 def _add(found: RangeFindings, line: Line) -> None:
     data = line.data
-    found.requests.take(line)
+    (found.talk if in_hindsight(data) else found.requests).take(line)
     match line.kind:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
@@ -172,11 +209,11 @@ def _add(found: RangeFindings, line: Line) -> None:
         case Kind.NETWORK_DNS:
             _add_name(found, data)
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
-            found.tls_refused.add(f"{data['sni'] or found.requests.place(str(data['address']), data['port'])}")
+            found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT:
-            found.limits.add(str(data["limit"]), _times(data))
+            _add_limit(found, data)
         case _:
             pass
 
@@ -189,12 +226,24 @@ def _add_end(found: RangeFindings, data: Mapping[str, Any]) -> None:
     found.counters = {str(name): count for name, count in counters.items() if isinstance(count, int)}
 
 
+def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
+    limit = str(data["limit"])
+    if not in_hindsight(data):
+        found.limits.add(limit, _times(data))
+    elif (what := limit.removeprefix(_HINDSIGHT)) == _PACKETS:
+        found.unread_packets += _times(data)
+    else:
+        found.left_out.add(what.replace("_", " "), _times(data))
+
+
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     words = (data["cell"], data["verdict"], data["reason"], data["protocol"])
-    cell, verdict, reason, protocol = key = tuple(printable(str(word), max_chars=_MAX_WORD_CHARS) for word in words)
-    if key not in found.flows and len(found.flows) >= _MAX_KINDS:
-        cell, verdict, reason, protocol = key = ("", verdict, "others", "")
-    flow = found.flows.setdefault(key, Flow(cell=cell, verdict=verdict, reason=reason, protocol=protocol))
+    hindsight = in_hindsight(data)
+    cell, verdict, reason, protocol = (printable(str(word), max_chars=_MAX_WORD_CHARS) for word in words)
+    if (cell, verdict, reason, protocol, hindsight) not in found.flows and len(found.flows) >= _MAX_KINDS:
+        cell, reason, protocol = "", "others", ""
+    made = Flow(cell=cell, verdict=verdict, reason=reason, protocol=protocol, hindsight=hindsight)
+    flow = found.flows.setdefault((cell, verdict, reason, protocol, hindsight), made)
     times = _times(data)
     flow.packets += times
     flow.bytes += data["bytes"]
@@ -203,13 +252,13 @@ def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
     elif data["cell"] in found.probing:
         flow.probed += times
     else:
-        flow.to.add(found.requests.place(str(data["address"]), data["port"]), times)
+        flow.to.add(place(data), times)
 
 
 def _add_name(found: RangeFindings, data: Mapping[str, Any]) -> None:
     name, answer = str(data["name"]), str(data["answer"])
     if answer[:1].isdigit():
-        found.requests.named(name, answer)
+        found.places.named(name, answer)
         found.names_found.add(name)
     elif answer not in {"NODATA", "SOA", "NS"}:
         found.names_refused.add(f"{name} ({answer})" if answer != "NXDOMAIN" else name, _times(data))

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from belljar.events import Kind
 from belljar.ledger import Line
+from belljar.report.places import Places
 from belljar.units import printable
 
 FIRST: Final = 30
@@ -19,13 +20,14 @@ LAST: Final = 20
 """Of a range: the first say how it began, the last how it came out. What lies between is in the ledger."""
 _MAX_WHAT_CHARS: Final = 400
 _MAX_WORD_CHARS: Final = 64
-_MAX_ADDRESSES: Final = 1024
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One request or connection. `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port. Sizes in bytes, of bodies or of what each
-    side sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an answer. `hindsight`: read out of the packet record.
+    """One request or connection. `time` is when it was asked, RFC 3339; `what` a URL, or a name (else an address) and port; `address` address and port of what is no
+    HTTP. Sizes in bytes, of bodies or of what each side sent; `status` and `answer_bytes` are None where none is on record, status 0: closed without an answer.
+    `hindsight`: read out of the packet record when the range had ended, else recorded by the gateway before it answered. `ambiguous`: its sender said two things in one
+    place, or what a receiver may take or not; what was said first is told.
     """
 
     time: str
@@ -39,6 +41,8 @@ class Request:
     status: int | None = None
     answer_bytes: int | None = None
     hindsight: bool = False
+    ambiguous: bool = False
+    address: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -47,13 +51,13 @@ class Request:
 
 @dataclass(slots=True)
 class Requests:
-    """Those of one range. Memory: `FIRST` + `LAST` of them, and as many addresses' names as a range has."""
+    """Those of one range that are known in one way: by the gateway, or in hindsight. Memory: `FIRST` + `LAST` of them. `ambiguous`: how many of all are."""
 
     count: int = 0
+    ambiguous: int = 0
     first: list[Request] = field(default_factory=list)
     last: list[Request] = field(default_factory=list)
-    _unanswered: dict[tuple[bool, int], Request] = field(default_factory=dict)
-    _names: dict[str, str] = field(default_factory=dict)
+    _unanswered: dict[int, Request] = field(default_factory=dict)
     _open: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
 
     @property
@@ -69,15 +73,11 @@ class Requests:
         """Raw connections with a beginning on record and no end: they lasted as long as the range."""
         return sum(self._open.values())
 
-    def named(self, name: str, address: str) -> None:
-        """The range's resolver gave this address for this name."""
-        if len(self._names) < _MAX_ADDRESSES:
-            self._names.setdefault(address, printable(name, max_chars=_MAX_WHAT_CHARS))
-
-    def place(self, address: str, port: object) -> str:
-        """`name:port`, where the cell had asked for the name."""
-        where = self._names.get(address) or printable(address, max_chars=_MAX_WORD_CHARS)
-        return where if port is None else f"{where}:{port}"
+    def name_places(self, places: Places) -> None:
+        """Tell connections by the names of where they went."""
+        for request in self:
+            if request.address:
+                request.what = places.label(request.address)
 
     def take(self, line: Line) -> None:
         """`network.http`, `network.http.answered` and `network.stream`; others are none."""
@@ -90,7 +90,6 @@ class Requests:
 
     def _add_http(self, line: Line) -> None:
         data = line.data
-        hindsight = data.get("hindsight") is True
         request = Request(
             time=_asked(line),
             cell=_word(data["cell"]),
@@ -100,13 +99,14 @@ class Requests:
             reason=_word(data["reason"]),
             stand_in=_word(data["stand_in"]),
             request_bytes=data["bytes"],
-            hindsight=hindsight,
+            hindsight=in_hindsight(data),
+            ambiguous=_is_ambiguous(data),
         )
-        self._unanswered[hindsight, data["exchange"]] = request
+        self._unanswered[data["exchange"]] = request
         self._add(request)
 
     def _add_answer(self, data: Mapping[str, Any]) -> None:
-        request = self._unanswered.pop((data.get("hindsight") is True, data["exchange"]), None)
+        request = self._unanswered.pop(data["exchange"], None)
         if request is not None:
             request.status, request.answer_bytes = data["status"], data["bytes"]
             request.request_bytes = max(request.request_bytes, _count(data.get("request_bytes")))
@@ -120,23 +120,27 @@ class Requests:
             return
         if (left := self._open.pop(key, 0)) > 1:
             self._open[key] = left - 1
+        where = place(data)
         self._add(
             Request(
                 time=_asked(line),
                 cell=_word(data["cell"]),
                 method="TCP",
-                what=self.place(str(data["address"]), data["port"]),
+                what=where,
+                address=where,
                 verdict=_word(data["verdict"]),
                 reason=_word(data["reason"]),
                 stand_in=_word(data["stand_in"]),
                 request_bytes=data["bytes"],
                 answer_bytes=_count(data.get("sent_bytes")),
-                hindsight=data.get("hindsight") is True,
+                hindsight=in_hindsight(data),
+                ambiguous=_is_ambiguous(data),
             )
         )
 
     def _add(self, request: Request) -> None:
         self.count += 1
+        self.ambiguous += request.ambiguous
         if len(self.first) < FIRST:
             self.first.append(request)
             return
@@ -151,9 +155,24 @@ class Requests:
                 del self._unanswered[key]
 
 
+def place(data: Mapping[str, Any]) -> str:
+    """`ADDRESS:PORT` of an event's data, or the address alone."""
+    address, port = printable(str(data["address"]), max_chars=_MAX_WORD_CHARS), data["port"]
+    return address if port is None else f"{address}:{port}"
+
+
+def in_hindsight(data: Mapping[str, Any]) -> bool:
+    """Whether it was read out of the packet record when the range had ended."""
+    return data.get("hindsight") is True
+
+
+def _is_ambiguous(data: Mapping[str, Any]) -> bool:
+    return data.get("ambiguous") is True
+
+
 def _asked(line: Line) -> str:
     """When it was: what was read out of the packet record says so itself."""
-    if line.data.get("hindsight") is not True:
+    if not in_hindsight(line.data):
         return line.time
     try:
         time = datetime.fromtimestamp(float(line.data["at_s"]), UTC)

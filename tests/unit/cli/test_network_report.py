@@ -10,14 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.stories import ANSWER, FLOW, HOSTILE, NAME, RANGE, REQUEST, STREAM, judged, line, story
 
-from belljar.cli.network_report import MAX_LINES, network_lines
+from belljar.cli.network_report import _WHY, MAX_LINES, network_lines
 from belljar.cli.run import show
 from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
+from belljar.plan.rules import Reason
 from belljar.probe.model import Verdict
 from belljar.report.ranges import TOLD
 from belljar.report.samples import RunFindings, as_json
 from belljar.units import printable
+
+STOPPED = (
+    "52 packet(s) refused or dropped: 1 listed above; 1 to places first tried while Belljar probed a cell, most likely its own; "
+    "50 known by number alone, to places tried before, as the probes at the end do, or beyond a hundred places"
+)
 
 
 def test_a_request_is_told_with_its_answer() -> None:
@@ -31,11 +37,54 @@ def test_a_request_is_told_with_its_answer() -> None:
     assert findings.rows[0].verdict is Verdict.CONTAINED
     told = "\n".join(network_lines(findings, "RUN"))
     assert f"Network of s: range {RANGE}, cells default; packets: ranges/2ce5a06e/packets.pcap" in told
-    assert "22:00:00.000  default  GET  http://shop.example/  200  0 B → 412 B  allowed        shop" in told
-    assert "22:00:00.000  default  GET  http://shop.example/  -    0 B → -      refused: Host  -" in told
+    assert "  2 request(s) and connection(s) to the gateway, each on record before it was answered:\n" in told
+    assert (
+        "  time (UTC)    cell     method  what                  status  asked → answered  verdict        answered by\n"
+        in told
+    )
+    assert "22:00:00.000  default  GET     http://shop.example/  200     0 B → 412 B       allowed        shop" in told
+    assert "22:00:00.000  default  GET     http://shop.example/  -       0 B → -           refused: Host  -" in told
+    assert not any(word in told for word in ("afterwards", "ambiguous"))
     (shown,) = as_json(findings)["samples"][0]["ranges"]
     assert [request["status"] for request in shown["requests"]] == [200, None]
     assert json.loads(json.dumps(shown)) == shown
+
+
+def test_how_a_request_is_known_is_told() -> None:
+    """Those between cells apart, as read afterwards; what was said in two ways, and what was left out, in words; all of it in the JSON too."""
+    afterwards = {"hindsight": True, "at_s": 1795329788.25}
+    segment = {**FLOW, "verdict": "allowed", "reason": "segment", "address": "10.0.0.9", "port": 80}
+    findings = judged(
+        story(
+            line(Kind.NETWORK_HTTP, **REQUEST),
+            line(Kind.NETWORK_FLOW, **segment),
+            line(Kind.NETWORK_HTTP, **REQUEST, **afterwards, ambiguous=True),
+            line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER, hindsight=True),
+            line(Kind.NETWORK_FLOW, **{**segment, "count": 7}, hindsight=True),
+            line(Kind.LIMIT_HIT, limit="hindsight_bytes", value=1, count=3, hindsight=True),
+        )
+    )
+    assert findings.rows[0].verdict is Verdict.CONTAINED
+    told = network_lines(findings, "RUN")
+    for said in (
+        "  1 request(s) and connection(s) between cells, read out of the packet record afterwards:",
+        "  06:43:08.250  default  GET     http://shop.example/  200     0 B → 412 B       allowed, ambiguous  shop",
+        "  ambiguous: the sender said two things in one place, or what a receiver may take or not; what was said first is told",
+        "  not read or not told of what cells said to each other, and in the packet record alone: bytes ×3",
+        "  allowed: tcp packets of default to 10.0.0.9:80 (outside of any connection that is known)",
+        "  allowed: tcp packets of default to 10.0.0.9:80 ×7 (outside of any connection that is known, counted in the packet record afterwards)",
+    ):
+        assert said in told
+    (shown,) = as_json(findings)["samples"][0]["ranges"]
+    assert [(each["hindsight"], each["ambiguous"]) for each in shown["requests"]] == [(False, False), (True, True)]
+    counts = ("requests_in_all", "requests_in_hindsight", "requests_ambiguous")
+    assert [shown[name] for name in counts] == [2, 1, 1]
+    assert shown["left_out"]["named"] == {"bytes": 3}
+
+
+def test_the_rules_words_are_explained() -> None:
+    """None of them is unknown to the rules."""
+    assert set(_WHY) - {"others"} <= {str(reason) for reason in Reason}
 
 
 def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,12 +142,12 @@ def test_what_was_refused_is_summed_up() -> None:
     told = network_lines(judged(lines), "RUN")
     for said in (
         "  no requests",
-        "  attempts: publish (packages)",
-        "  names that don't exist here: leak.example.org",
-        "  TLS refused: bank.example",
+        "  attempts to publish, push or send: publish (packages)",
+        "  names asked for that don't exist here: leak.example.org",
+        "  TLS refused: bank.example (SNI)",
         "  limits hit: exchanges ×3",
-        "  refused: tcp of default to 10.9.9.9:22 (address)",
-        "  52 packet(s) refused or dropped in all; 1 while Belljar probed a cell, 50 to places tried before or beyond the first hundred",
+        "  refused: tcp packets of default to 10.9.9.9:22 (an address that nobody has)",
+        f"  {STOPPED}",
     ):
         assert said in told
     assert not any("1.1.1.1" in each for each in told)

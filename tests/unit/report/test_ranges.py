@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, RANGE, judged, line, story
+from tests.unit.report.stories import ENDED, FLOW, NAME, RANGE, STREAM, judged, line, story
 
 from belljar.cli.network_report import network_lines
 from belljar.events import Kind
@@ -35,6 +35,44 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
     lost = [each for each in network_lines(findings, "RUN") if "EVIDENCE MISSING" in each]
     assert bool(lost) == ("no packet record" in why or "no event" in why)
     assert any("9 packet(s) of the packet record" in each for each in network_lines(findings, "RUN")) == (not why)
+
+
+@pytest.mark.parametrize(
+    ("unread", "not_recorded", "said"),
+    [
+        (9, 0, ["9 packet(s) were thrown away"]),
+        (9, 2, ["2 packet(s) are in no", "7 packet(s) were thrown away"]),
+        (2, 2, ["2 packet(s) are in no"]),
+    ],
+)
+def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_recorded: int, said: list[str]) -> None:
+    """No gateway has what cells say to each other: overwritten packets of theirs are missing evidence, told once. What is left in the packet record is not missing."""
+    limit = {"value": 1, "hindsight": True, "effect": "", "count": unread}
+    lines = story(counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7})
+    alone = line(Kind.LIMIT_HIT, **{**limit, "limit": "hindsight_events"})
+    (row,) = judged([*lines, alone]).rows
+    assert (row.verdict is Verdict.VOID) == bool(not_recorded)
+    findings = judged([*lines, alone, line(Kind.LIMIT_HIT, **{**limit, "limit": "hindsight_packets"})])
+    (row,) = findings.rows
+    assert row.verdict is Verdict.VOID
+    assert findings.exit_code == 2
+    assert len(row.reasons) == len(said)
+    assert all(word in reason for word, reason in zip(said, row.reasons, strict=True))
+
+
+def test_an_address_has_all_names_that_led_to_it() -> None:
+    """As a catch-all's has: in a connection, and among what was let through or refused, whenever they were asked for."""
+    names = ("a.example", "A.example.", "b.example", "c.example", "d.example")
+    lines = story(
+        line(Kind.NETWORK_STREAM, **STREAM),
+        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.0.0.7"}),
+        *(line(Kind.NETWORK_DNS, **NAME, name=name, answer="10.0.0.7") for name in names),
+        line(Kind.NETWORK_FLOW, **{**FLOW, "address": "10.0.0.7"}),
+    )
+    found = gather_ranges(lines)[RANGE]
+    said = "(a.example, b.example, c.example and other names)"
+    assert [request.what for request in found.requests] == [f"10.0.0.7:25 {said}"]
+    assert [flow.to.named for flow in found.flows.values()] == [{f"10.0.0.7:22 {said}": 2}]
 
 
 @pytest.mark.parametrize(("error", "verdict"), [("CellError", Verdict.VOID), ("ContainmentBreach", Verdict.BREACHED)])

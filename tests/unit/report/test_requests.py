@@ -18,7 +18,8 @@ def test_what_was_read_afterwards_is_told_as_of_its_own_time() -> None:
         line(Kind.NETWORK_HTTP_ANSWERED, **{**ANSWER, "status": 403}, hindsight=True),
         line(Kind.NETWORK_STREAM, **STREAM, hindsight=True, at_s="soon"),
     )
-    mine, theirs, raw = gather_ranges(lines)[RANGE].requests
+    found = gather_ranges(lines)[RANGE]
+    (mine,), (theirs, raw) = found.requests, found.talk
     assert (mine.status, theirs.status, theirs.hindsight) == (None, 403, True)
     assert theirs.time == "2026-11-22T06:43:08.250000Z"
     assert (raw.hindsight, raw.time) == (True, "")
@@ -39,6 +40,19 @@ def test_the_first_and_the_last_are_told_and_the_rest_is_counted() -> None:
     assert any(
         f"… {requests.between} more: belljar ledger show RUN" in each for each in network_lines(judged(many), "RUN")
     )
+
+
+def test_what_cells_said_to_each_other_takes_no_room_of_the_gateways() -> None:
+    """The last that the gateway answered are told, though many more were read afterwards."""
+    numbers = range(FIRST + LAST + 1)
+    many = story(
+        *(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n, "url": f"http://a/{n}"}) for n in numbers),
+        *(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}, hindsight=True, ambiguous=n > 0) for n in numbers),
+    )
+    found = gather_ranges(many)[RANGE]
+    assert [request.what for request in found.requests][-1] == f"http://a/{FIRST + LAST}"
+    assert (found.requests.between, found.talk.between) == (1, 1)
+    assert (found.requests.ambiguous, found.talk.ambiguous) == (0, FIRST + LAST)
 
 
 def test_a_raw_connection_is_told_when_it_ends() -> None:
