@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,10 +95,14 @@ def test_no_nft(host: Host, policy: Callable[..., str]) -> None:
     assert "install nftables" in said
 
 
-def test_no_ip_is_no_lack(host: Host, policy: Callable[..., str]) -> None:
-    """Links are made without the program `ip`."""
+@pytest.mark.parametrize("tier", ["container", "gvisor", "microvm"])
+def test_neither_tun_nor_ip_is_needed(tier: str, host: Host, policy: Callable[..., str]) -> None:
+    """Links are made without the program `ip`, and a virtual machine's frames go through a socket pair."""
     hidden = [f"mount --bind /dev/null {path}" for path in ("/usr/sbin/ip", "/usr/bin/ip") if Path(path).is_file()]
-    ran = host.run("exec", policy(), "--", *_FETCH, mounts=hidden[:1])
+    patient = replace(host, timeout_s=600)
+    ran = patient.run(
+        "exec", policy(), "--tier", tier, "--", *_FETCH, mounts=[*hidden[:1], "mount -t tmpfs none /dev/net"]
+    )
     assert (ran.returncode, ran.stdout) == (0, b"hello"), ran.stderr
     host.check(host.belljar.runs()[-1])
 

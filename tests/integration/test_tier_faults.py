@@ -72,13 +72,14 @@ class Host:
 
     belljar: Belljar
     scratch: Path
+    timeout_s: float = 120
 
     def run(self, *args: str, mounts: Sequence[str] = (), **extra: str) -> subprocess.CompletedProcess[bytes]:
         """A command line in a mount namespace of its own in which these shell commands came first."""
         words = [sys.executable, "-m", "belljar", *args]
         argv = ["unshare", "--mount", "sh", "-ec", "\n".join([*mounts, 'exec "$@"']), "sh", *words]
         environment = self.belljar.environment(TMPDIR=str(self.scratch), **extra)
-        return subprocess.run(argv, env=environment, capture_output=True, timeout=120, check=False)
+        return subprocess.run(argv, env=environment, capture_output=True, timeout=self.timeout_s, check=False)
 
     def refusal(self, tier: str, *mounts: str, code: int = 3, **extra: str) -> str:
         """What `exec` in the tier says when it can't; on record, and nothing is left."""

@@ -47,7 +47,10 @@ ENVIRONMENT: Final[Mapping[str, str]] = dict.fromkeys(
 
 
 def trust_script() -> str:
-    """A shell's script that reads the certificate from standard input and puts it wherever the image looks. What an image lacks is passed over."""
+    """A shell's script that reads the certificate from standard input and puts it wherever the image looks. What an image lacks is passed over.
+
+    A store of Java's that can't be changed is no end of a cell that may never run Java: it is told on standard error, which is on record like any command's.
+    """
     anchors, bundles, stores = (" ".join(paths) for paths in (_ANCHORS, _BUNDLES, _JAVA_STORES))
     return f"""set -e
 pem=$(cat)
@@ -63,7 +66,8 @@ if command -v openssl > /dev/null && [ -d {_HASHED} ]; then
 fi
 if command -v keytool > /dev/null; then
   for j in {stores}; do if [ -f "$j" ]; then readlink -f "$j"; fi; done | sort -u | while read -r j; do
-    printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root -keystore "$j" -storepass changeit > /dev/null 2>&1 || true
+    said=$(printf '%s\\n' "$pem" | keytool -importcert -noprompt -alias local-root -keystore "$j" -storepass changeit 2>&1) ||
+      printf 'programs that use %s will not trust the local root: %s\\n' "$j" "$said" >&2
   done
 fi
 """

@@ -24,13 +24,14 @@ def pem(tmp_path: Path) -> str:
     return made.stdout
 
 
-def run_in(root: Path, pem: str) -> None:
-    """As in a cell, with every path below `root`."""
+def run_in(root: Path, pem: str) -> str:
+    """As in a cell, with every path below `root`; what it says of what it could not do."""
     script = trust_script()
     for top in ("/etc/", "/usr/", "/opt/"):
         script = script.replace(top, f"{root}{top}")
     done = subprocess.run(["/bin/sh", "-c", script], input=pem, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def make(root: Path, *files: str) -> None:
@@ -91,11 +92,30 @@ def test_a_store_of_java_is_changed_once(tmp_path: Path, pem: str, monkeypatch: 
     (tools / "keytool").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked; cat >> {tmp_path}/told\n')
     (tools / "keytool").chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
-    run_in(root, pem)
+    assert run_in(root, pem) == ""
     asked = [line.split() for line in (tmp_path / "asked").read_text().splitlines()]
     stores = [words[words.index("-keystore") + 1] for words in asked]
     assert sorted(stores) == [f"{root}/etc/ssl/certs/java/cacerts", f"{root}/opt/java/own/lib/security/cacerts"]
     assert (tmp_path / "told").read_text().count(pem.strip()) == 2
+
+
+def test_a_store_of_java_that_can_not_be_changed_is_told(
+    tmp_path: Path, pem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which, and keytool's own words; the others are changed all the same, and the cell goes on."""
+    root, tools = tmp_path / "root", tmp_path / "tools"
+    make(root, BUNDLE, "/etc/ssl/certs/java/cacerts", "/opt/java/own/lib/security/cacerts")
+    tools.mkdir()
+    (tools / "keytool").write_text(
+        f'#!/bin/sh\ncase "$*" in *etc/ssl*) echo "keytool error: password was incorrect"; exit 1;; esac\necho "$@" >> {tmp_path}/asked\n'
+    )
+    (tools / "keytool").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    store = f"{root}/etc/ssl/certs/java/cacerts"
+    assert run_in(root, pem) == (
+        f"programs that use {store} will not trust the local root: keytool error: password was incorrect\n"
+    )
+    assert "/opt/java/own" in (tmp_path / "asked").read_text()
 
 
 def test_an_image_without_any(tmp_path: Path, pem: str) -> None:

@@ -11,7 +11,7 @@ from belljar.plan.network import NetworkBounds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What happens at each limit stands behind it. Memory in all is the control group's (`NetworkBounds.gateway_memory_bytes`): these keep a gateway below it."""
+    """What happens at each limit stands behind it. Memory in all is bounded by `memory_bytes`, which several of these together can reach before any of them is."""
 
     connections: int = 10_000
     """Open at one time: a further one is reset at once, and counted (`limit.hit`)."""

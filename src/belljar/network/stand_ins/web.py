@@ -123,9 +123,10 @@ def _no_constant(name: str) -> object:
 
 
 def parse_json(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
-    """A JSON value by RFC 8259: no NaN. Raises `ValueError` for anything else, absurd numbers and nesting above `MAX_JSON_DEPTH` among it."""
+    """A JSON value by RFC 8259: UTF-8 and no NaN. Raises `ValueError` for anything else, absurd numbers and nesting above `MAX_JSON_DEPTH` among it."""
     try:
-        value = json.loads(data, parse_constant=_no_constant)
+        # Python would guess at UTF-16 and UTF-32, which another reader of the same bytes does not take.
+        value = json.loads(data.decode() if isinstance(data, bytes) else data, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     # What is nested less deeply than the parser's own limit could still be too deep for whoever walks it next.

@@ -41,6 +41,14 @@ def test_what_is_not_json(text: str) -> None:
     assert Request(method="POST", path="/", raw_path="/", body=text.encode()).json is None
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
+def test_json_is_utf_8(encoding: str) -> None:
+    """Two readers of the same bytes take them for the same or for nothing: no other encoding is guessed."""
+    assert parse_json('{"a": "é"}'.encode()) == {"a": "é"}
+    with pytest.raises(ValueError, match=r"."):
+        parse_json('{"a": "é"}'.encode(encoding))
+
+
 @given(st.text())
 def test_header_text_is_one_line_of_latin_1(text: str) -> None:
     """Whatever comes in, no control and no line break comes out."""

@@ -99,7 +99,7 @@ class Changes:
 
 def _object(body: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(body)
+        document = json.loads(body.decode())
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

@@ -74,6 +74,14 @@ def test_a_publish_is_recorded_and_never_served(app: App, ledger: Ledger) -> Non
     assert ask(app, "GET", "/leak").status == 404
 
 
+def test_a_document_in_another_encoding_is_none(app: App, ledger: Ledger) -> None:
+    """It is on record as it came, and nothing is read out of it by guessing."""
+    reply = ask(app, "PUT", "/leak", body=document().decode().encode("utf-16"))
+    assert reply.status == 400
+    (event,) = ledger.attempts
+    assert (event["refused"], event["versions"]) == ("not a JSON object", [])
+
+
 def test_a_new_version_of_a_served_package_stays_unknown(app: App) -> None:
     """What the directory says is what everybody sees."""
     assert ask(app, "PUT", "/a", body=document("a", "6.6.6")).status == 201

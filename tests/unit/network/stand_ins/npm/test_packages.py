@@ -88,6 +88,17 @@ def test_names_that_are_refused(name: str) -> None:
     assert not packages.is_name(name)
 
 
+def test_a_manifest_is_utf_8(tmp_path: Path) -> None:
+    """With a byte order mark or without, as npm reads it; no other encoding is guessed."""
+    manifest = '{"name": "a", "version": "1.0.0"}'
+    for encoding in ("utf-8", "utf-8-sig"):
+        make_tar(tmp_path / "a.tgz", {"package/package.json": manifest.encode(encoding)})
+        assert packages.read_manifest(tmp_path / "a.tgz")["name"] == "a"
+    make_tar(tmp_path / "a.tgz", {"package/package.json": manifest.encode("utf-16")})
+    with pytest.raises(packages.PackageError):
+        packages.read_manifest(tmp_path / "a.tgz")
+
+
 @given(st.binary(max_size=300), st.booleans())
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_read_or_refused(tmp_path: Path, content: bytes, as_manifest: bool) -> None:
