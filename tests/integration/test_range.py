@@ -396,6 +396,18 @@ def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) ->
     assert 200 < seen["packets"] <= 65535
 
 
+def test_no_cell_sends_faster_than_it_is_recorded(who: Who) -> None:
+    """As fast as they can, whole segments and then the smallest datagrams: a port has its rate, whoever sends waits, nothing is lost and every frame is on record."""
+    seen = who.run("heavy")
+    assert_gone(seen)
+    counters = seen["counters"]
+    assert seen["taken"] == 32 << 20
+    assert (seen["taken"] - (1 << 20)) / seen["sent_s"] <= seen["line_bytes_per_s"] <= 32 << 20
+    assert counters["udp"] + counters["rate"] == seen["burst"]
+    assert counters["packets_not_recorded"] == 0
+    assert counters["packets_recorded"] > seen["burst"]
+
+
 def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> None:
     """A range is ended at once after a burst, or within one: events' counts, lost ones and those beyond the rate of logging make up what the rules counted, which is
     what the host's own tool says and what was sent.

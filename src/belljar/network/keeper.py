@@ -244,8 +244,15 @@ class _Keeper:
         port = self._task.layout.cell(message["cell"])
         inner = netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
         with inner:
-            offloads = bool(message["offloads"])
-            made = links.make_port(self._tables(), inner, fds[0], port, self._task.layout.resolver, offloads=offloads)
+            made = links.make_port(
+                self._tables(),
+                inner,
+                fds[0],
+                port,
+                self._task.layout.resolver,
+                offloads=bool(message["offloads"]),
+                bytes_per_s=links.line_bytes_per_s(self._tap.buffer_bytes, len(self._task.layout.cells)),
+            )
         self._ports[made.index] = made
         left = self._standing()
         self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})

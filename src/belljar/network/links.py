@@ -30,6 +30,11 @@ _ETHTOOL_SET: Final = {
 }
 _IFREQ: Final = struct.Struct("16sP16x")
 # A connection's buffers in the kernel are nobody's memory limit: small, they are at most 1.3 GiB for ten thousand.
+MOST_BYTES_PER_S: Final = 64 << 20
+FRAME_BYTES: Final = 2048
+"""What a frame costs whoever records it besides its bytes: as much as so many of them."""
+_BURST_BYTES: Final = 256 << 10
+_QUEUE_BYTES: Final = 1 << 20
 _TCP_BUFFER: Final = "4096 32768 65536"
 # Forwarding first: to set it sets others anew (ip-sysctl.rst).
 _IPV4: Final = (
@@ -92,7 +97,14 @@ def prepare_namespace(layout: RangeLayout, *, forwards: bool) -> socket.socket:
 
 
 def make_port(
-    kernel: socket.socket, inner: socket.socket, namespace_fd: int, port: CellPort, resolver: str, *, offloads: bool
+    kernel: socket.socket,
+    inner: socket.socket,
+    namespace_fd: int,
+    port: CellPort,
+    resolver: str,
+    *,
+    offloads: bool,
+    bytes_per_s: int,
 ) -> Port:
     """Hang the cell at its port: everything is set before either end is up. Raises `OSError`; then nothing of it is left.
 
@@ -100,6 +112,7 @@ def make_port(
         kernel: of the range's namespace.
         inner: the same, of the cell's.
         offloads: False for a cell that takes frames as they are (a VM): they are then whole, and have their checksums.
+        bytes_per_s: in each direction; see `line_bytes_per_s`.
     """
     request = netlink.veth(port.outer_device, port.gateway_mac, INNER_DEVICE, port.mac, namespace_fd)
     netlink.exchange(kernel, request)
@@ -107,8 +120,8 @@ def make_port(
     try:
         if not offloads:
             switch_off_offloads(port.outer_device)
-        _set_outer(kernel, outer_index, port)
-        _set_inner(inner, port, resolver)
+        _set_outer(kernel, outer_index, port, bytes_per_s)
+        _set_inner(inner, port, resolver, bytes_per_s)
         netlink.exchange(
             kernel, netlink.set_link(outer_index, up=True), netlink.route_on_link(outer_index, port.address)
         )
@@ -120,17 +133,35 @@ def make_port(
     return Port(cell=port.name, device=port.outer_device, address=port.address, index=outer_index, peer=peer)
 
 
-def _set_outer(kernel: socket.socket, index: int, port: CellPort) -> None:
-    netlink.exchange(kernel, netlink.neighbour(index, port.address, port.mac))
+def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
+    """How fast a port is in each direction, when there are so many: what is not yet recorded waits in the buffer, so an eighth of a second's frames must have room
+    there. All ports together get `MOST_BYTES_PER_S`, or less where the buffer is small, each the same. Pure.
+    """
+    return min(MOST_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
-def _set_inner(inner: socket.socket, port: CellPort, resolver: str) -> None:
+def _line(index: int, bytes_per_s: int) -> bytes:
+    return netlink.line(
+        index,
+        bytes_per_s=bytes_per_s,
+        burst_bytes=_BURST_BYTES,
+        queue_bytes=_QUEUE_BYTES,
+        frame_bytes=FRAME_BYTES,
+    )
+
+
+def _set_outer(kernel: socket.socket, index: int, port: CellPort, bytes_per_s: int) -> None:
+    netlink.exchange(kernel, _line(index, bytes_per_s), netlink.neighbour(index, port.address, port.mac))
+
+
+def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
     """The cell's end is up before the other, so that it is ready when the first frame can pass."""
     index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
     with contextlib.suppress(OSError):  # a kernel without IPv6
         netlink.exchange(inner, netlink.without_ipv6_address(index))
     netlink.exchange(
         inner,
+        _line(index, bytes_per_s),
         netlink.address(index, port.address),
         netlink.neighbour(index, resolver, port.gateway_mac),
         netlink.set_link(index, up=True),

@@ -20,9 +20,12 @@ _LINK: Final = struct.Struct("=BxHiII")
 _ADDRESS: Final = struct.Struct("=BBBBI")
 _ROUTE: Final = struct.Struct("=BBBBBBBBI")
 _NEIGHBOUR: Final = struct.Struct("=BxxxiHBB")
+_QUEUE: Final = struct.Struct("=BxxxiIII")
+_RATE: Final = struct.Struct("=BBHhHI")
+_LIMITS: Final = struct.Struct("=III")
 _NEW_LINK, _DELETE_LINK, _GET_LINK = 16, 17, 18
 _NEW_ADDRESS, _NEW_ROUTE, _NEW_NEIGHBOUR, _NEW_RULE = 20, 24, 28, 32
-_GET_ROUTE, _GET_RULE = 26, 34
+_GET_ROUTE, _GET_RULE, _NEW_QUEUE = 26, 34, 36
 _REQUEST, _ACK, _DUMP = 0x1, 0x4, 0x300
 _NEW: Final = 0x200 | 0x400  # what is there already is not touched (NLM_F_EXCL, NLM_F_CREATE)
 _ERROR, _DONE = 2, 3
@@ -32,6 +35,9 @@ _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE = 1, 4, 5, 12, 15
 _NDA_DST, _NDA_LLADDR = 1, 2
+_TCA_KIND, _TCA_OPTIONS, _TBF_PARMS, _TBF_BURST = 1, 2, 1, 6
+_ROOT: Final = 0xFFFF_FFFF
+_ETHERNET: Final = 1  # so that the kernel asks for no table of times
 _FRA_IIFNAME, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE = 3, 6, 10, 15
 _NUD_PERMANENT: Final = 0x80
 _IFF_UP: Final = 1
@@ -169,6 +175,19 @@ def neighbour(index: int, ip: str, mac: str) -> bytes:
     body = _NEIGHBOUR.pack(socket.AF_INET, index, _NUD_PERMANENT, 0, 0)
     body += attribute(_NDA_DST, IPv4Address(ip).packed) + attribute(_NDA_LLADDR, _mac(mac))
     return message(_NEW_NEIGHBOUR, body, flags=_NEW)
+
+
+def line(index: int, *, bytes_per_s: int, burst_bytes: int, queue_bytes: int, frame_bytes: int) -> bytes:
+    """What leaves by the device leaves at this rate (a token bucket: linux/pkt_sched.h, tc-tbf(8)), and waits in a queue of so many bytes until then.
+
+    `frame_bytes` are added to the length of each frame, for the rate.
+    """
+    rate = _RATE.pack(0, _ETHERNET, frame_bytes, 0, 0, bytes_per_s)
+    limits = _LIMITS.pack(queue_bytes, 0, 0)
+    options = attribute(_TBF_PARMS, rate + bytes(_RATE.size) + limits)
+    options += attribute(_TBF_BURST, struct.pack("=I", burst_bytes))
+    body = _QUEUE.pack(0, index, 0, _ROOT, 0) + _text(_TCA_KIND, "tbf") + attribute(_TCA_OPTIONS | _NESTED, options)
+    return message(_NEW_QUEUE, body, flags=_NEW)
 
 
 def exchange(kernel: socket.socket, *requests: bytes) -> None:

@@ -27,6 +27,8 @@ _RECORD: Final = struct.Struct("=IIII")
 HEADER: Final = _FILE_HEADER.pack(_MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_BYTES, _LINKTYPE_ETHERNET)
 MIN_BYTES: Final = 4 * (SNAP_BYTES + _RECORD.size)
 """The least that the two files together may be given."""
+_MOST_RECORD_BYTES: Final = _RECORD.size + SNAP_BYTES
+_PENDING_BYTES: Final = 8 * _MOST_RECORD_BYTES
 _ALL_PROTOCOLS: Final = 0x0003
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 _SO_TIMESTAMPNS: Final = 35
@@ -52,29 +54,34 @@ class PacketFiles:
         self._now = 0
         self._written = [0, 0]
         self._held = [0, 0]
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
+        self._pending = memoryview(bytearray(_PENDING_BYTES))
+        self._end = 0
         self._begin()
 
-    def add(self, time_ns: int, frame: memoryview, length: int) -> None:
-        """One frame: what there is of it, and how long it was. Kept in memory until `flush`."""
+    def room(self) -> memoryview:
+        """Where the next frame is put, before `keep` says what it was; what stands there is nothing until then. Raises `OSError`."""
+        if self._end + _MOST_RECORD_BYTES > _PENDING_BYTES:
+            self.flush()
+        return self._pending[self._end + _RECORD.size : self._end + _MOST_RECORD_BYTES]
+
+    def keep(self, time_ns: int, length: int) -> None:
+        """The frame in `room`: when, and how long it was, however much of it there was room for. Kept in memory until `flush`. Raises `OSError`."""
         seconds, rest = divmod(time_ns, 1_000_000_000)
-        size = _RECORD.size + len(frame)
-        if self._written[self._now] + self._pending_bytes + size > self._each_bytes:
+        kept = min(length, SNAP_BYTES)
+        if self._written[self._now] + self._end + _RECORD.size + kept > self._each_bytes:
+            frame = bytes(self._pending[self._end + _RECORD.size :][:kept])
             self._turn()
-        self._pending += (_RECORD.pack(seconds & 0xFFFF_FFFF, rest, len(frame), length), bytes(frame))
-        self._pending_bytes += size
+            self.room()[:kept] = frame
+        _RECORD.pack_into(self._pending, self._end, seconds & 0xFFFF_FFFF, rest, kept, length)
+        self._end += _RECORD.size + kept
         self._held[self._now] += 1
         self.packets += 1
 
     def flush(self) -> None:
         """Give everything to the kernel. Raises `OSError`."""
-        if not self._pending:
-            return
-        data = b"".join(self._pending)
-        self._pending, self._pending_bytes = [], 0
-        _write_all(self._fds[self._now], data)
-        self._written[self._now] += len(data)
+        _write_all(self._fds[self._now], self._pending[: self._end])
+        self._written[self._now] += self._end
+        self._end = 0
 
     def _turn(self) -> None:
         self.flush()
@@ -86,12 +93,11 @@ class PacketFiles:
         fd = self._fds[self._now]
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
-        _write_all(fd, HEADER)
+        _write_all(fd, memoryview(HEADER))
         self._written[self._now], self._held[self._now] = len(HEADER), 0
 
 
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
+def _write_all(fd: int, view: memoryview) -> None:
     while view:
         try:
             done = os.write(fd, view)
@@ -114,19 +120,19 @@ class Tap:
             self.socket.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
         except PermissionError:  # asks for a right over the whole host
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        self._frame = bytearray(SNAP_BYTES)
-        self._view = memoryview(self._frame)
+        self.buffer_bytes = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        """What there is room for in the kernel, as it counts: a frame is more than its bytes."""
 
     def read_into(self, files: PacketFiles) -> bool:
         """Take what is there, some hundreds at most; whether there was so much that there may be more. Raises `OSError` when it can't be written."""
         taken = 0
         try:
             while taken < _MOST_AT_ONCE:
-                length, ancillary, _, address = self.socket.recvmsg_into([self._frame], 64, socket.MSG_TRUNC)
+                length, ancillary, _, address = self.socket.recvmsg_into([files.room()], 64, socket.MSG_TRUNC)
                 taken += 1
                 if address[3] != _LOOPBACK:
                     sent = address[2] == socket.PACKET_OUTGOING
-                    files.add(_time_ns(ancillary) & ~1 | sent, self._view[: min(length, SNAP_BYTES)], length)
+                    files.keep(_time_ns(ancillary) & ~1 | sent, length)
         except BlockingIOError:
             pass
         files.flush()
