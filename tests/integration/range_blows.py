@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -123,20 +124,44 @@ class Stuck(MemoryRecorder):
         return super().record(event)
 
 
-async def deaf(home: Path) -> dict[str, Any]:
-    """The owner takes in nothing any more."""
-    scene = Scene(home)
-    scene.recorder = recorder = Stuck()
+def small_pairs() -> AbstractContextManager[object]:
+    """Sockets as the kernel's, but full sooner."""
     pair = datagrams.pair
 
     def small() -> tuple[socket.socket, socket.socket]:
-        """As the kernel's, but full sooner."""
         ends = pair()
         for end in ends:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         return ends
 
-    with mock.patch.object(datagrams, "pair", small):
+    return mock.patch.object(datagrams, "pair", small)
+
+
+async def late(home: Path) -> dict[str, Any]:
+    """The owner takes in nothing for a while, in which a cell goes on sending."""
+    scene = Scene(home)
+    scene.recorder = recorder = Stuck()
+
+    def recorded_bytes() -> int:
+        return sum(path.stat().st_size for path in scene.directory.iterdir())
+
+    with small_pairs():
+        async with scene.open(check_every_s=0.05) as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "100")
+                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
+                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
+                written = within(lambda: recorded_bytes() > 5000 * 60)
+                recorder.freed.set()
+    return {**scene.summary(made), "stuck": stuck, "written": written, "counters": dict(made.counters())}
+
+
+async def deaf(home: Path) -> dict[str, Any]:
+    """The owner takes in nothing any more."""
+    scene = Scene(home)
+    scene.recorder = recorder = Stuck()
+    with small_pairs():
         async with scene.open(check_every_s=0.05, patience_s=3.0) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
@@ -242,6 +267,7 @@ def kill_zygote(made: Range) -> None:
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
+    "late": late,
     "end_unheard": lambda home: end(home, lambda _, keeper, __: os.kill(keeper.pid, signal.SIGSTOP)),
     "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,

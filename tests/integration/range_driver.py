@@ -435,6 +435,7 @@ for port in range(1, 65536):
     s.close()
 """
 
+
 async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
     """One cell sends to another as fast as it can, and then small datagrams, which are refused."""
     scene = Scene(home, stand_ins=(SHOP, OTHER))

@@ -307,7 +307,18 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     assert seen["told"]
     ((error, what),) = seen["deaths"]
     assert error == "CellError"
-    assert what.startswith("the range's keeper ended")
+    assert re.match(r"the range's keeper (ended|gave up: the owner: it has taken in nothing for too long)", what)
+
+
+@pytest.mark.parametrize("who", ["root"], indirect=True)
+def test_frames_are_recorded_while_the_owner_is_late(who: Who) -> None:
+    """While its ledger's disk does not answer for a moment, the keeper waits with its word, and goes on writing what a cell sends."""
+    seen = who.run("late")
+    assert_gone(seen)
+    assert seen["stuck"]
+    assert seen["written"]
+    assert seen["deaths"] == []
+    assert seen["counters"]["packets_not_recorded"] == 0
 
 
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:

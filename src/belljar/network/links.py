@@ -140,28 +140,33 @@ def line_bytes_per_s(buffer_bytes: int, ports: int) -> int:
     return min(MOST_BYTES_PER_S, 4 * buffer_bytes) // max(1, ports)
 
 
-def _line(index: int, bytes_per_s: int) -> bytes:
-    return netlink.line(
+def _set_line(kernel: socket.socket, index: int, bytes_per_s: int) -> None:
+    request = netlink.line(
         index,
         bytes_per_s=bytes_per_s,
         burst_bytes=_BURST_BYTES,
         queue_bytes=_QUEUE_BYTES,
         frame_bytes=FRAME_BYTES,
     )
+    try:
+        netlink.exchange(kernel, request)
+    except FileNotFoundError as exc:
+        raise OSError(exc.errno, "it has no token bucket (sch_tbf), by which a port gets its rate") from exc
 
 
 def _set_outer(kernel: socket.socket, index: int, port: CellPort, bytes_per_s: int) -> None:
-    netlink.exchange(kernel, _line(index, bytes_per_s), netlink.neighbour(index, port.address, port.mac))
+    _set_line(kernel, index, bytes_per_s)
+    netlink.exchange(kernel, netlink.neighbour(index, port.address, port.mac))
 
 
 def _set_inner(inner: socket.socket, port: CellPort, resolver: str, bytes_per_s: int) -> None:
     """The cell's end is up before the other, so that it is ready when the first frame can pass."""
     index = next(link.index for link in netlink.list_links(inner) if link.name == INNER_DEVICE)
+    _set_line(inner, index, bytes_per_s)
     with contextlib.suppress(OSError):  # a kernel without IPv6
         netlink.exchange(inner, netlink.without_ipv6_address(index))
     netlink.exchange(
         inner,
-        _line(index, bytes_per_s),
         netlink.address(index, port.address),
         netlink.neighbour(index, resolver, port.gateway_mac),
         netlink.set_link(index, up=True),
