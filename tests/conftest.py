@@ -10,6 +10,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import sniffio
-from tests.machine import Templates, link_or_copy, locked, shared_folder, templates_of, turn
+from tests.machine import Templates, control_groups, link_or_copy, locked, shared_folder, templates_of, turn
 
 _LAST_MODULE = pytest.StashKey[Path]()
 # The longest files first, so that no process ends long after the others. What isn't listed comes after them, in its usual order.
@@ -62,7 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test is read."""
+    """Before any test is read. A shell starts background jobs with SIGINT ignored: what tests start would inherit that, and tests send it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("thorough"):
         hypothesis.settings.load_profile("thorough")
 
@@ -229,7 +232,7 @@ def _cell_groups(base: Path) -> Iterator[Path]:
     """Control groups of cells that this session's ledgers know. Some tests put a pipe or a link in a ledger's place."""
     ledgers = [path for path in base.rglob("runs/*/ledger.jsonl") if path.is_file() and not path.is_symlink()]
     ids = {cell for ledger in ledgers for cell in re.findall(rb"c-[0-9a-f]{12}", ledger.read_bytes())}
-    for path in Path("/sys/fs/cgroup").glob("**/cell-c-*"):
+    for path in control_groups("cell-c-"):
         if os.fsencode(path.name.removeprefix("cell-")) in ids:
             yield path
 

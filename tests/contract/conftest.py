@@ -22,7 +22,7 @@ from belljar.cell import Cell, open_cell
 from belljar.channel import ExecRequest, GuestClient
 from belljar.policy import load_policy
 
-LONGEST_TEST_S = 150
+LONGEST_TEST_S = 500
 AGENT = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
 POLICY = """\
 belljar: 1
@@ -133,7 +133,7 @@ async def client(cell_or_none: Cell | None, request: pytest.FixtureRequest) -> A
         yield cell_or_none._live.client
         return
     async with GuestClient.from_socket(request.getfixturevalue("agent_socket")) as made:
-        await made.wait_ready(timeout_s=10)
+        await made.wait_ready(timeout_s=60)
         await made.hello()
         await renew(made)
         yield made

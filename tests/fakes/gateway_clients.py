@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import ssl
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,20 +21,17 @@ from wsproto.events import Request
 from belljar.events import Kind
 from belljar.network.gateway.bounds import Bounds
 
+# In everything but time: what waits is `test_gateway_waits`' affair, and a busy machine no client's fault.
 SMALL = Bounds(
-    head_timeout_s=0.5,
-    idle_timeout_s=1.0,
-    handshake_timeout_s=0.5,
-    body_wait_s=0.4,
+    head_timeout_s=60.0,
+    handshake_timeout_s=60.0,
+    body_wait_s=60.0,
     body_bytes=100_000,
-    body_bytes_per_s=1000,
-    request_timeout_s=3.0,
     head_bytes=8192,
     headers=20,
     websocket_message_bytes=10_000,
     h2_control_frames=50,
     h2_streams=8,
-    sink_wait_s=0.3,
 )
 
 
@@ -74,12 +72,11 @@ class H2Client:
         }
         self.engine.send_headers(stream, [(k, v) for k, v in fields.items() if v], end_stream=True)
 
-    def events(self) -> list[h2.events.Event]:
-        """All that comes until the gateway closes or says nothing more."""
+    def events(self, *last: type[h2.events.Event]) -> list[h2.events.Event]:
+        """All that comes until these have come, as often as each is named, or until the gateway closes."""
         got: list[h2.events.Event] = []
-        self.sock.settimeout(5)
         with contextlib.suppress(OSError, h2.exceptions.ProtocolError):
-            while data := self.sock.recv(65536):
+            while not (last and Counter(last) <= Counter(map(type, got))) and (data := self.sock.recv(65536)):
                 got += self.engine.receive_data(data)
                 self.send()
         self.sock.close()
@@ -108,7 +105,7 @@ class WebSocket:
         self.engine = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
         hello = self.engine.send(Request(host="shop.example", target="/ws"))
         self.sock.sendall(hello.replace(b"\r\n\r\n", b"\r\n" + extensions + b"\r\n\r\n") if extensions else hello)
-        self.accepted = next(self.events())
+        self.accepted = next(self.events(), None)
 
     def events(self) -> Iterator[object]:
         """What comes, until the gateway closes."""

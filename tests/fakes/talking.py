@@ -12,7 +12,9 @@ from tests.fakes.guest import FakeGuest, GuestOp, Script
 
 from belljar.channel import ExecRequest, GuestClient, Patience
 
+PATIENT = Patience(grace_s=0.2, kill_s=60)
 SHORT = Patience(grace_s=0.2, kill_s=0.3)
+"""For a guest that will not end what it was told to kill."""
 RENEWAL = {"realtime_ns": 1, "seed": bytes(32), "machine_id": "0" * 32, "boot_id": "0" * 36, "hostname": "h"}
 CAT = ExecRequest(argv=["cat"])
 HANG = ExecRequest(argv=["hang"])
@@ -51,7 +53,7 @@ def raw(*said: bytes) -> Script:
 
 @asynccontextmanager
 async def talking(
-    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, patience: Patience = SHORT
+    scripts: dict[bytes, Script] | None = None, *, max_ops: int = 64, guest_ops: int = 64, patience: Patience = PATIENT
 ) -> AsyncIterator[tuple[FakeGuest, GuestClient]]:
     """A fake guest that is served, and a client that has shaken hands with it."""
     guest = FakeGuest({b"hang": hang, b"flood": flood, b"undying": undying, **(scripts or {})}, max_ops=guest_ops)

@@ -1,7 +1,9 @@
-"""Waiting for what other processes do, and finding the VMM of one."""
+"""Waiting for what other processes do, finding the VMM of one, and whether one is ready for signals."""
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,11 +27,18 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
     found: list[int] = []
 
     def look() -> bool:
-        found.extend(pid for pid in _below(owner) if Path(f"/proc/{pid}/comm").read_text().startswith("qemu"))
+        found.extend(pid for pid in _below(owner) if _text(pid, "comm").startswith("qemu"))
         return bool(found)
 
     wait_for(look, "a VMM", within_s=within_s)
     return found[0]
+
+
+def heeds_signals(pid: int) -> bool:
+    """Whether the process catches SIGINT, SIGTERM and SIGHUP: from then on it unwinds; before, Python's start would be torn."""
+    caught = re.search(r"^SigCgt:\s+(\w+)", _text(pid, "status"), re.MULTILINE)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return caught is not None and all(int(caught[1], 16) >> (number - 1) & 1 for number in numbers)
 
 
 def kill_tree(root: int) -> None:
@@ -40,6 +49,14 @@ def kill_tree(root: int) -> None:
 
 
 def _below(pid: int) -> Iterator[int]:
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for child in _text(pid, f"task/{pid}/children").split():
         yield int(child)
         yield from _below(int(child))
+
+
+def _text(pid: int, name: str) -> str:
+    """Of a process that may end meanwhile: nothing, then."""
+    try:
+        return Path("/proc", str(pid), name).read_text()
+    except OSError:
+        return ""

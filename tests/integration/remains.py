@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.machine import control_groups
+
 PROC = Path("/proc")
 CELL_ID = re.compile(rb"c-[0-9a-f]{12}")
 # What grows by design: runs are evidence, lock files are kept (not held), bodies of the store have their own checks.
@@ -40,7 +42,7 @@ class Remains:
         names = list(cells)
         return [
             *(f"process {pid} ({name})" for pid, name in below(self.ancestor)),
-            *(f"control group {path}" for path in _groups([*names, *(f"facts-{pid}-" for pid in owners)])),
+            *(f"control group {path}" for path in control_groups(*names, *(f"facts-{pid}-" for pid in owners))),
             *(f"mount {line}" for line in _lines("self/mountinfo", [*names, str(self.home)])),
             *(f"socket {line}" for line in _lines("net/unix", names)),
             *(f"lock {line}" for line in _locks(set(owners))),
@@ -112,11 +114,6 @@ def _listing(home: Path) -> Iterator[str]:
         yield str(path)
         if path.is_dir():
             yield from (str(inner) for inner in path.iterdir())
-
-
-def _groups(names: list[str]) -> Iterator[str]:
-    for folder, inner, _ in os.walk("/sys/fs/cgroup"):
-        yield from (f"{folder}/{group}" for group in inner if any(name in group for name in names))
 
 
 def _lines(file: str, words: list[str]) -> Iterator[str]:

@@ -208,13 +208,15 @@ def test_the_hosts_kill_ends_everything(box: Box) -> None:
 
 def test_a_signal_for_the_tree_reaches_daemons(box: Box) -> None:
     """Any signal with that scope goes to all that the operation started."""
-    script = "(setsid sh -c 'trap \"echo got; exit\" USR1; echo up; while :; do sleep 0.02; done' &); trap : USR1; sleep 2 & wait; sleep 0.3; exit 5"
+    daemon = "trap 'echo got; : >/tmp/got; exit' USR1; echo up; while :; do sleep 0.02; done"
+    script = f'trap : USR1; (setsid sh -c "{daemon}" &); until rm /tmp/got; do sleep 0.02; done; exit 5'
     op = box.wire.start(EXEC, exec_body(["sh", "-c", script]))
     ended = Ended()
     while b"up" not in ended.output[1]:
         box.wire.absorb(ended, *box.wire.frame()[::2])
     box.wire.send(SIGNAL, op, bytes([signal.SIGUSR1, 1]))
-    assert b"got" in box.wire.finish(op).output[1]
+    ended = box.wire.finish(op)
+    assert (bytes(ended.output[1]), ended.code) == (b"got\n", 5)
 
 
 def test_processes_are_bounded_for_each_user(box: Box) -> None:

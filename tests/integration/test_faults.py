@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import copy_store
 from tests.integration.conftest import Belljar
-from tests.integration.processes import vmm_of, wait_for
+from tests.integration.processes import heeds_signals, vmm_of, wait_for
 
 pytestmark = pytest.mark.vm
 
@@ -146,9 +147,8 @@ def test_no_disk_space_for_an_image(tmp_path: Path) -> None:
 
 def test_vmm_killed_mid_command(belljar: Belljar, clean_after: Newest) -> None:
     """The VMM dies while a command runs: exit 5, one message with the cause, the cell is cleaned up and the record verifies."""
-    running = belljar.start("exec", "--", "sleep", "600")
-    wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start", within_s=120)
-    os.kill(vmm_of(running.pid, within_s=30), signal.SIGKILL)
+    running = _started(belljar, "exec.started")
+    os.kill(vmm_of(running.pid), signal.SIGKILL)
     _, stderr = running.communicate(timeout=60)
     assert running.returncode == 5, stderr
     assert b"the cell died" in stderr
@@ -189,8 +189,9 @@ def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: N
 @pytest.mark.parametrize("round_number", range(8))
 def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_number: int) -> None:
     """Ctrl-C at an arbitrary moment of planning, cloning, running or destroying: exit 130, a message, nothing left, a ledger that verifies."""
-    delay_s = random.Random(round_number).uniform(0.15, 2.0)  # noqa: S311 - a test's dice
+    delay_s = random.Random(round_number).uniform(0, 1.5)  # noqa: S311 - a test's dice
     running = belljar.start("exec", "--", "sleep", "600")
+    wait_for(lambda: heeds_signals(running.pid), "its beginning")
     time.sleep(delay_s)
     os.killpg(running.pid, signal.SIGINT)
     _, stderr = running.communicate(timeout=60)
@@ -198,11 +199,10 @@ def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_nu
     assert b"Traceback" not in stderr
 
 
-@pytest.mark.parametrize("delay_s", [0.4, 1.5])
-def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newest, delay_s: float) -> None:
+@pytest.mark.parametrize("moment", ["run.started", "exec.started"])
+def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newest, moment: str) -> None:
     """SIGTERM, SIGHUP and several SIGINTs with no gap between them end the command once: exit 130, nothing left, a sealed ledger."""
-    running = belljar.start("exec", "--", "sleep", "600")
-    time.sleep(delay_s)
+    running = _started(belljar, moment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGINT, signal.SIGINT):
         os.killpg(running.pid, number)
     _, stderr = running.communicate(timeout=60)
@@ -213,9 +213,8 @@ def test_a_storm_of_signals_is_one_interrupt(belljar: Belljar, clean_after: Newe
 
 def test_owner_killed_leaves_nothing_after_reap(belljar: Belljar) -> None:
     """SIGKILL of the owner: its VMM dies with it, `ps` shows the orphan at most, `reap` leaves nothing, and the ledger verifies up to its last complete event."""
-    running = belljar.start("exec", "--", "sleep", "600")
-    wait_for(lambda: "exec.started" in _kinds_of_newest(belljar), "the command's start", within_s=120)
-    vmm = vmm_of(running.pid, within_s=30)
+    running = _started(belljar, "exec.started")
+    vmm = vmm_of(running.pid)
     running.kill()
     running.communicate(timeout=60)
     wait_for(lambda: not Path(f"/proc/{vmm}").exists(), "the VMM's death")
@@ -251,12 +250,18 @@ def test_damaged_template_is_rebuilt(belljar: Belljar, clean_after: Newest) -> N
     assert "template.rejected" in _kinds(belljar, clean_after())
 
 
-def _kinds_of_newest(belljar: Belljar) -> list[str]:
-    runs = belljar.runs()
-    try:
-        return _kinds(belljar, runs[-1]) if runs else []
-    except (OSError, ValueError):
-        return []
+def _started(belljar: Belljar, moment: str) -> subprocess.Popen[bytes]:
+    """A command that goes on, when its own run's record has come so far."""
+    before = len(belljar.runs())
+    running = belljar.start("exec", "--", "sleep", "600")
+
+    def reached() -> bool:
+        with contextlib.suppress(OSError, ValueError):
+            return any(moment in _kinds(belljar, run) for run in belljar.runs()[before:])
+        return False
+
+    wait_for(reached, moment, within_s=120)
+    return running
 
 
 def test_store_is_shared_by_hard_links_only(home: Path, prepared_home: Path) -> None:

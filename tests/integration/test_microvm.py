@@ -22,7 +22,7 @@ import anyio
 import pytest
 from tests.conftest import copy_store
 from tests.integration.microvm_owner import parts
-from tests.machine import Templates
+from tests.machine import Templates, control_groups
 
 import belljar
 from belljar.channel import ExecRequest, ExecStatus, PtySize
@@ -75,7 +75,7 @@ def left_of(home: Path) -> list[str]:
 
 def cgroups_of(cell_id: str) -> list[Path]:
     """The cell's control groups, wherever they are mounted."""
-    return list(Path("/sys/fs/cgroup").glob(f"**/*{cell_id}*"))
+    return list(control_groups(cell_id))
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ def test_cells_made_ahead_die_with_their_owner(tier: str, home: Path, tmp_path: 
             owner.send_signal(signal.SIGKILL)
     cells = _standing(home, before)
     assert taken in cells
-    wait_for(lambda: not any(_lives(entry) for entry in cells.values()), "the end of both", within_s=5)
+    wait_for(lambda: not any(_lives(entry) for entry in cells.values()), "the end of both")
     reaped = anyio.run(reap, home)
     assert {each.cell_id for each in reaped} >= set(cells)
     assert not _standing(home, before)

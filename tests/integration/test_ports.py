@@ -203,7 +203,7 @@ def test_an_owner_that_is_killed_while_the_stage_waits(owner: Owner, tier: str) 
         stage = process_of(waiting["stage"])
         watched = [stage, process_of(supervisor_of(stage.pid))]
         process.kill()
-        wait_for(lambda: not any(map(is_alive, watched)), "the end of the jail", within_s=10)
-    wait_for(lambda: not is_in_use(waiting["net"]), "the end of the namespace", within_s=10)
+        wait_for(lambda: not any(map(is_alive, watched)), "the end of the jail")
+    wait_for(lambda: not is_in_use(waiting["net"]), "the end of the namespace")
     reaped = owner.belljar("reap")
     assert reaped.returncode == 0, reaped.stderr

@@ -105,7 +105,7 @@ def who(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Who]:
     home = Path(tempfile.mkdtemp(dir=user.home))
     own(home, user.uid, user.gid)
     yield Who(user, home)
-    wait_for(lambda: not user.processes(), "the end of the user's processes", within_s=10)
+    wait_for(lambda: not user.processes(), "the end of the user's processes")
 
 
 def assert_gone(seen: dict[str, Any]) -> None:
@@ -332,7 +332,7 @@ def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
         os.kill(owner.pid, signal.SIGKILL)
         owner.communicate()
     try:
-        wait_for(_none_of(parts), "the end of the range's processes", within_s=10)
+        wait_for(_none_of(parts), "the end of the range's processes")
     finally:
         os.kill(said["cell"], signal.SIGKILL)
     entries = sorted(path.name for path in (who.home / "journal").iterdir())

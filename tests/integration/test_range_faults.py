@@ -319,7 +319,7 @@ def part(owner: int, victim: str) -> int | None:
     if zygote is None or victim == "zygote":
         return zygote
     with contextlib.suppress(OSError):
-        children = sorted(map(int, Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()))
+        children = [int(pid) for pid in Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()]
         at = {"keeper": 0, "gateway": 1}[victim]
         return children[at] if len(children) > at else None
     return None

@@ -140,7 +140,7 @@ def test_an_owner_that_is_killed(owner: Owner) -> None:
         watched = [known(told["vmm"]), known(told["wire"])]
         helper = known(told["helper"])
         process.kill()
-        wait_for(lambda: not any(map(is_alive, watched)), "the end of both", within_s=10)
+        wait_for(lambda: not any(map(is_alive, watched)), "the end of both")
         kill(helper)
     reaped = owner.belljar("reap")
     assert reaped.returncode == 0, reaped.stderr
@@ -214,7 +214,7 @@ async def test_the_wires_end_is_the_cells(
         vmm = known(vm.host_pid)
         assert vm.cause_of_death() == ""
         end(vm)
-        wait_for(lambda: not is_alive(vmm), "the VMM's end", within_s=10)
+        wait_for(lambda: not is_alive(vmm), "the VMM's end")
         assert await vm.wait_dead() == cause
         assert vm.death_limit() is None
         assert (await vm.destroy()).clean

@@ -278,8 +278,10 @@ def test_an_address_that_answers_is_connected_to_and_one_that_does_not_is_an_err
         port = server.getsockname()[1]
         with dial.connect("127.0.0.1", port) as end:
             assert end.getpeername() == ("127.0.0.1", port)
-    with pytest.raises(ConnectionRefusedError):
-        dial.connect("127.0.0.1", port)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        with pytest.raises(ConnectionRefusedError):
+            dial.connect("127.0.0.1", deaf.getsockname()[1])
 
 
 def test_without_a_bundle_of_authorities_nothing_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:

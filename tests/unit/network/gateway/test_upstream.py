@@ -29,7 +29,9 @@ HOST = "real.example"
 class Asker:
     """One upstream, and who asks it: the owner dials whatever server there is."""
 
-    def __init__(self, server: WebServer, trust: str = "", *, budget: int = 1 << 20, port: int = 80) -> None:
+    def __init__(
+        self, server: WebServer, trust: str = "", *, budget: int = 1 << 20, port: int = 80, wait_s: float = 60.0
+    ) -> None:
         self.items: list[Item] = []
         self.hits: list[str] = []
         self.is_busy = False
@@ -44,7 +46,7 @@ class Asker:
             sock.setblocking(False)
             return sock
 
-        bounds = Bounds(upstream_wait_s=0.5)
+        bounds = Bounds(upstream_wait_s=wait_s)
         reporter = SimpleNamespace(dial=dial, post=self.items.append)
         plan = UpstreamPlan(host=HOST, ports=(port,), methods=("GET",), budget_bytes=budget, reason="for a test")
         site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
@@ -176,7 +178,7 @@ def test_tls_where_none_is_spoken_is_an_error() -> None:
 def test_an_upstream_that_never_answers_is_given_up() -> None:
     """504 after the bound, and the connection is closed."""
     with web_server() as server:
-        assert refused(Asker(server), "/silent") == (504, "the upstream took too long")
+        assert refused(Asker(server, wait_s=0.5), "/silent") == (504, "the upstream took too long")
 
 
 def test_an_answer_that_ends_too_early_is_an_error() -> None:
