@@ -44,12 +44,13 @@ async def main(root: Path, image: Path, mode: str, lifetime_s: float) -> None:
         jail = start_jail(spec, program, kept=(writer,), hold=identity.lock_fd)
         os.close(writer)
         try:
-            await jail.wait_running()
-            print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
-            print("child", jail.child.pid if jail.child else 0)
-            print("namespaces", len(jail.namespaces), flush=True)
+            if mode == "stay":  # another program may have ended before its start is heard of
+                await jail.wait_running()
+                print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
+                print("child", jail.child.pid if jail.child else 0)
+                print("namespaces", len(jail.namespaces), flush=True)
             await anyio.to_thread.run_sync(relay, reader)
-            await jail.wait_ended()
+            await jail.wait_run()
         finally:
             with anyio.CancelScope(shield=True):
                 await jail.end()

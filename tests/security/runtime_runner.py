@@ -116,7 +116,7 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
     try:
         if altered in NETWORKED:
             await connect(jail, altered)
-        if altered != "writer":
+        if altered != "writer" and "look" not in program:
             await look(jail)
             threading.Thread(target=feed, args=(ours,), daemon=True).start()
         await anyio.to_thread.run_sync(relay, ours)
@@ -135,7 +135,7 @@ async def main(stage: Path, lifetime_s: float, altered: str, program: tuple[str,
 
 
 async def look(jail: Jail) -> None:
-    """Say who runs, once it runs (a writer may have ended by then)."""
+    """Say who runs, once it runs (what only writes or looks may have ended by then)."""
     await jail.wait_running()
     print("supervisor", jail.supervisor.pid if jail.supervisor else 0)
     print("child", jail.child.pid if jail.child else 0)
