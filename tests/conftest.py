@@ -49,7 +49,7 @@ for _name, _more in (("belljar", {"derandomize": True}), ("thorough", {"max_exam
         _name,
         parent=hypothesis.settings(),
         deadline=None,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
         **_more,
     )
 hypothesis.settings.load_profile("belljar")

@@ -25,7 +25,7 @@ from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPl
 from belljar.plan.rules import LOG_GROUP, SINK_MARK, Reason, counts, render_rules, same_rules
 
 CLONE_NEWNET = 0x40000000
-WAIT_S = 5.0
+WAIT_S = 30.0
 LIBC = ctypes.CDLL(None, use_errno=True)
 PLAN = NetworkPlan(
     stand_ins=(

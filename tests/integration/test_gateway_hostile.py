@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.gateway import SHOP, Gateway, read_all, running
 from tests.fakes.gateway_clients import SMALL, damaged, reason, resident_bytes
@@ -185,7 +185,7 @@ def test_a_handshake_in_another_protocol_is_ended(gateway: Gateway) -> None:
 
 
 @given(data=st.binary(max_size=2000))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60)
 def test_whatever_the_bytes_it_goes_on(gateway: Gateway, data: bytes) -> None:
     """Random bytes at every kind of port."""
     for protocol in ("http", "tls"):

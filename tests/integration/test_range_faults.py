@@ -364,7 +364,7 @@ def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, polic
         _, err = process.communicate(timeout=60)
     said = err.decode()
     assert process.returncode == 5, said
-    assert "the range's " in said or "the ranges' zygote " in said
+    assert "the range's " in said or "the ranges' zygote" in said
     if victim != "zygote":
         # At its start the other, whose peer is gone, may be noticed first.
         assert "the range's keeper ended" in said or "the range's gateway ended" in said or "ended at once" in said

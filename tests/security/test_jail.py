@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,11 +130,7 @@ def gone(pidfd: int, deadline_s: float = 60.0) -> bool:
 def test_every_attack_fails_in_the_jail(stage: Stage) -> None:
     """Whoever started it: nothing is written, remounted, seen, reached, gained or left over; the image is byte for byte what it was."""
     said = stage.run("attack")
-    attacks = {
-        name: int(errno)
-        for name, errno in said.items()
-        if name not in {"uid", "ended", "diagnosis"}
-    }
+    attacks = {name: int(errno) for name, errno in said.items() if name not in {"uid", "ended", "diagnosis"}}
     assert len(attacks) == 48, said
     assert {name for name, errno in attacks.items() if errno == 0} == set()
     assert {name for name, errno in attacks.items() if errno > 199} == set(), (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from belljar.isolation.microvm.wire import WireCounters, parse_counters, wire_path
@@ -184,7 +184,7 @@ def drain(tap: socket.socket) -> None:
         tap.recv(1 << 17)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60)
 @given(heap=HEAPS)
 @example(heap=[(size, size) for size in EDGES])
 def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
@@ -208,7 +208,7 @@ def test_what_a_guest_sends(relay: Relay, heap: list[tuple[int, int]]) -> None:
     drain(relay.tap)
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60)
 @given(heap=HEAPS.map(lambda heap: [(max(size, LEAST), seed) for size, seed in heap]))
 @example(heap=[(size, size) for size in EDGES if size >= LEAST])
 def test_what_a_link_brings(relay: Relay, heap: list[tuple[int, int]]) -> None:

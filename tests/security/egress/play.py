@@ -92,7 +92,7 @@ FIRST: Final = """
 (echo first > /dev/tcp/{lan}/{ear}) &
 wait
 """
-PATIENCE_S: Final = {"container": 3.0, "gvisor": 5.0, "microvm": 20.0}
+PATIENCE_S: Final = {"container": 20.0, "gvisor": 20.0, "microvm": 30.0}
 """How long the prober waits for an answer, in each tier: a machine that is emulated takes its time for TLS."""
 DEATH_S: Final = 60.0
 """By when what has been struck must have ended. It takes a second or two; a test that waits so long has failed."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.ledger import Status, create_run, load_or_make_key, verify
@@ -217,7 +217,7 @@ def _assert_found(run: Path, tamper: Tamper, where: str, what: str) -> None:
     assert what in result.problem.what
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_flipped_byte_of_any_file_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """There is no byte in a finished run directory that can be changed unnoticed."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import HostError, PolicyError
@@ -305,7 +305,6 @@ RESOURCES = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(resources=RESOURCES, hardware=st.booleans())
 def test_every_bound_lies_within_the_one_around_it(
     resources: Resources, hardware: bool, facts: HostFacts, image: ImageFacts
@@ -328,7 +327,6 @@ def test_every_bound_lies_within_the_one_around_it(
     assert plan.limits == resources
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(resources=RESOURCES, tier=st.sampled_from([Tier.CONTAINER, Tier.GVISOR]))
 def test_a_containers_bounds_are_all_the_hosts(
     resources: Resources, tier: Tier, facts: HostFacts, image: ImageFacts

@@ -170,7 +170,7 @@ def test_what_a_killed_owner_left_is_swept(tmp_path: Path, monkeypatch: pytest.M
     with watch([Witness.CANARY]) as living:
         canary = Path(living.parameters["canary"])
         assert not left.exists()  # a watch sweeps first
-        assert sweep_watches(canary.parents[1]) == []
+        assert str(canary.parent) not in sweep_watches(canary.parents[1])  # others' dead may lie there too
         assert canary.exists()
 
 

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import ar_of, make_deb, tar_of
 
@@ -93,7 +93,6 @@ def test_an_archive_that_wants_gigabytes_to_be_unpacked(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=400), st.sampled_from(["raw", "ar", "tar", "control"]))
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_are_read_or_refused(tmp_path: Path, content: bytes, place: str) -> None:
     """At every layer, nothing but `DebError`."""
     whole = {

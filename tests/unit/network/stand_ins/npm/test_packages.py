@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.fakes.registries import make_tar
 
@@ -100,7 +100,6 @@ def test_a_manifest_is_utf_8(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300), st.booleans())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_is_read_or_refused(tmp_path: Path, content: bytes, as_manifest: bool) -> None:
     """Broken archives and broken manifests are `PackageError`, nothing else."""
     path = tmp_path / "a.tgz"

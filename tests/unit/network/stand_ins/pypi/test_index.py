@@ -6,7 +6,7 @@ import asyncio
 import zipfile
 from pathlib import Path
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.registries import make_tar, make_wheel
 
@@ -33,7 +33,6 @@ def test_metadata_that_is_too_large_is_left_out(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=500), st.sampled_from(["whl", "tar.gz", "zip"]), st.booleans())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_file_has_metadata_or_none(tmp_path: Path, content: bytes, ending: str, like_one: bool) -> None:
     """A broken package is one without metadata, never an exception."""
     path = tmp_path / f"a-1.{ending}"
