@@ -28,6 +28,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall, ToolChoice, ToolFunction, ToolInfo, ToolParams
 
+from belljar.network.stand_ins.web import parse_json
 from belljar.units import printable
 
 logger = logging.getLogger(__name__)
@@ -73,10 +74,17 @@ class ModelBridge:
 
 def read_request(body: bytes) -> dict[str, Any]:
     """A chat request as JSON. Raises `ValueError`."""
-    request = json.loads(body)
+    request = _json(body)
     if not isinstance(request, dict) or not isinstance(request.get("messages"), list):
         raise ValueError("no chat request: it has no messages")
     return request
+
+
+def _json(data: bytes | str) -> Any:  # noqa: ANN401 - a guest's JSON
+    """Raises `ValueError`, also for what Inspect's log could not hold: it ends the whole evaluation when it can't write nesting of 250 levels or a lone surrogate."""
+    value = parse_json(data)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 async def _generate(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +140,7 @@ def _tool_call(call: Any) -> ToolCall:  # noqa: ANN401 - a guest's JSON
     function = call["function"] if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping) else None
     if function is None:
         raise ValueError("a tool call names a function")
-    arguments = json.loads(str(function.get("arguments") or "{}"))
+    arguments = _json(str(function.get("arguments") or "{}"))
     if not isinstance(arguments, dict):
         raise ValueError("a tool call's arguments are an object")
     return ToolCall(id=str(call.get("id", "")), function=str(function.get("name", "")), arguments=arguments)

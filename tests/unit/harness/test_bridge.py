@@ -11,6 +11,8 @@ import anyio.to_thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inspect_ai._util.json import to_json_safe
+from inspect_ai.log import EvalSample
 from inspect_ai.model import ChatMessageTool, GenerateConfig, ModelOutput, ModelUsage, get_model
 from inspect_ai.model._model import init_active_model
 from inspect_ai.util._concurrency import init_concurrency
@@ -93,6 +95,28 @@ def test_what_is_not_passed_on_is_refused(message: Any) -> None:  # noqa: ANN401
     """An address in a request would have the host fetch it: only text goes on."""
     with pytest.raises(ValueError, match=r"."):
         messages_of([message])
+
+
+def _nested(depth: int) -> str:
+    return '{"a":' * depth + "1" + "}" * depth
+
+
+@pytest.mark.parametrize("arguments", [_nested(300), '{"a": "\\ud800"}', '{"\\udfff": 1}', '{"a": NaN}'])
+def test_what_inspects_log_could_not_hold_is_refused(arguments: str) -> None:
+    """A program in a cell could end the whole evaluation with one made-up call of a tool, and no sample would be written."""
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+    request = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    with pytest.raises(ValueError, match=r"."):
+        messages_of(read_request(json.dumps(request).encode())["messages"])
+    with pytest.raises(ValueError, match=r"."):
+        read_request(b'{"messages": [], "x": ' + arguments.encode() + b"}")
+
+
+def test_what_is_taken_can_be_written() -> None:
+    """At the greatest depth that is taken."""
+    call = {"id": "1", "function": {"name": "f", "arguments": _nested(127)}}
+    messages = messages_of([{"role": "assistant", "tool_calls": [call]}])
+    assert to_json_safe(EvalSample(id=1, epoch=1, input="", target="", messages=messages))
 
 
 _JSON = st.recursive(
