@@ -12,6 +12,8 @@ from typing import Any
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, StandInContext, StreamApp
 from belljar.network.gateway.serve import run
+from belljar.network.gateway.standstill import watched_loop
+from belljar.network.stand_ins.schemas import Schemas
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
@@ -53,7 +55,7 @@ def echo(context: StandInContext) -> App:
             await talk(receive, send)
             return
         path = scope["path"]
-        answers = {"/early": early, "/crash": crash, "/stream": stream, "/big": big, "/never": never}
+        answers = {"/early": early, "/crash": crash, "/spin": spin, "/stream": stream, "/big": big, "/never": never}
         if path in answers:
             await answers[path](receive, send)
             return
@@ -87,6 +89,16 @@ async def early(_receive: Receive, send: Send) -> None:
 async def crash(_receive: Receive, _send: Send) -> None:
     """Fails."""
     raise RuntimeError("a stand-in's fault")
+
+
+async def spin(_receive: Receive, send: Send) -> None:
+    """Compares a value with a schema that goes round in itself three times a level: years."""
+    value: dict[str, Any] = {}
+    for _ in range(60):
+        value = {"a": value}
+    again = {"properties": {"a": {"$ref": "#/components/schemas/x"}}, "required": ["b"]}
+    schemas = Schemas({"openapi": "3.1.0", "components": {"schemas": {"x": {"oneOf": [again] * 3}}}}, "request")
+    await respond(send, json.dumps(schemas.errors(("components", "schemas", "x"), value)).encode())
 
 
 async def stream(_receive: Receive, send: Send) -> None:
@@ -134,7 +146,8 @@ def main() -> None:
     for sock in taken.values():
         sock.setblocking(False)
     listeners = Listeners(dns_udp=taken["dns_udp"], dns_tcp=taken["dns_tcp"], tcp=tcp, sink=taken["sink"])
-    asyncio.run(run(config, listeners, taken["events"], make))
+    loop = watched_loop(config.bounds.standstill_s)
+    loop.run_until_complete(run(config, listeners, taken["events"], make))
     os._exit(1)
 
 

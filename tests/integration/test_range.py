@@ -204,7 +204,7 @@ def test_rights_are_what_is_needed(who: Who) -> None:
 def test_a_gateway_is_shut_in(who: Who) -> None:
     """From inside: no connection, no socket, no file but its own (read-only), no process, no other process, no way up, no memory without end."""
     tried = who.run("shut_in")["tried"]
-    could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid"}
+    could = {"list /", "list up", "read own file", "scratch", "descriptors", "uid", "whoever ends a standstill"}
     assert {name for name, outcome in tried.items() if not re.fullmatch(r"E[A-Z]+|MemoryError", outcome)} == could
     refused = {"socket inet", "socket unix", "socket netlink", "socket packet"}
     refused |= {"pair of sockets", "pipe", "epoll", "whether there is a process"}
@@ -218,6 +218,7 @@ def test_a_gateway_is_shut_in(who: Who) -> None:
     held = sorted(words.split()[1] for words in json.loads(tried["descriptors"].replace("'", '"')))
     assert held == [*["other"] * 2, *["pipe"] * 2, *["socket"] * 8]
     assert tried["uid"] == "(True, False)"
+    assert tried["whoever ends a standstill"] == "'belljar.network.gateway.standstill'"
 
 
 def test_the_sink_answers_for_every_address(who: Who) -> None:

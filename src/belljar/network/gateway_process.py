@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from belljar.network import datagrams
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.standstill import watched_loop
 
 Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
 SPARE_DESCRIPTORS = 256
@@ -31,7 +32,7 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     config = GatewayConfig.from_json(document["config"])
     random.seed()
     # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel is within no limit of a process.
-    asyncio.set_event_loop(asyncio.new_event_loop())
+    asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
     confine(_confinement(document, config), parent=parent)
     listeners = receive_listeners(keeper)
     keeper.close()
