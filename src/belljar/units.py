@@ -89,11 +89,32 @@ def printable(text: str | bytes, *, max_chars: int = 4096) -> str:
     return shown if len(text) <= max_chars else f"{shown}… (+{len(text) - max_chars} characters)"
 
 
+# Marks and letters that nothing is drawn for (Unicode's Default_Ignorable_Code_Point beyond the format characters), and a pattern without a point.
+_UNSEEN: Final = frozenset(
+    map(
+        chr,
+        (
+            0x034F,
+            0x115F,
+            0x1160,
+            0x17B4,
+            0x17B5,
+            0x2800,
+            0x3164,
+            0xFFA0,
+            *range(0x180B, 0x1810),
+            *range(0xFE00, 0xFE10),
+            *range(0xE0100, 0xE01F0),
+        ),
+    )
+)
+
+
 def _visible(char: str) -> str:
     if char in "\n\t\r":
         return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}[char]
     category = unicodedata.category(char)
-    if category[0] == "C" or category in {"Zl", "Zp"}:
+    if category[0] == "C" or category in {"Zl", "Zp"} or char in _UNSEEN:
         code = ord(char)
         return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     return char

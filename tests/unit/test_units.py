@@ -80,6 +80,7 @@ def test_a_shown_duration_reads_back(seconds: int) -> None:
         ("line\u2028paragraph\u2029", "line\\u2028paragraph\\u2029"),
         ("\ud800lone", "\\ud800lone"),
         ("tag\U000e0041", "tag\\U000e0041"),
+        ("filler\u3164 selector\ufe01\U000e0100 blank\u2800", "filler\\u3164 selector\\ufe01\\U000e0100 blank\\u2800"),
         (b"bytes \xff\x00", "bytes \\xff\\x00"),
         ("plain – ünï ✓", "plain – ünï ✓"),
     ],

@@ -17,13 +17,13 @@ from typing import Final
 import h11
 
 from belljar.events import JsonValue, Kind
-from belljar.network.decide import split_target
-from belljar.network.gateway.context import Receive, Scope, Send
+from belljar.network.decide import MAX_NAME_BYTES, split_target
+from belljar.network.gateway.context import Receive, Scope, Send, kept_body
 from belljar.network.gateway.middleware import Refused, refuse
 from belljar.network.gateway.pipe import Pipe, TlsPipe
 from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.tally import shown
+from belljar.network.gateway.tally import MAX_SHOWN_HEADER_CHARS, MAX_SHOWN_URL_CHARS, shown, shown_headers
 from belljar.plan.network import StandInPlan
 
 PIECE_BYTES: Final = 16 << 10
@@ -49,6 +49,8 @@ HOP_BY_HOP: Final = frozenset(
     }
 )
 _OURS: Final = frozenset({b"host", b"content-length"})
+METHOD_OVERRIDES: Final = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-override"})
+"""By which frameworks let a request have another method than its own, which is the one that was judged."""
 Fields = Iterable[tuple[bytes, bytes]]
 
 
@@ -161,8 +163,10 @@ class Upstream:
         if body is None:
             return
         try:
+            request = self._request(scope, body)
+            await self._record_long(scope, request)
             async with self._open, self._connected(int(scope["server"][1])) as pipe:
-                await _talk(pipe, self._request(scope, body), body, send)
+                await _talk(pipe, request, body, send)
         except SpentError:
             self._tell_spent()
             raise Refused(SPENT, 502) from None
@@ -203,7 +207,7 @@ class Upstream:
     def _request(self, scope: Scope, body: bytes) -> h11.Request:
         query = scope["query_string"]
         _, path, query = split_target(scope["raw_path"] + (b"?" + query if query else b""))
-        headers = [pair for pair in end_to_end(scope["headers"]) if pair[0] not in _OURS]
+        headers = [pair for pair in end_to_end(scope["headers"]) if pair[0] not in _OURS | METHOD_OVERRIDES]
         has_length = body or any(name == b"content-length" for name, _ in scope["headers"])
         host = self._host.encode() + (b"" if scope["server"][1] in (80, 443) else b":%d" % scope["server"][1])
         return h11.Request(
@@ -215,6 +219,21 @@ class Upstream:
                 *([(b"content-length", b"%d" % len(body))] if has_length else []),
                 (b"connection", b"close"),
             ],
+        )
+
+    async def _record_long(self, scope: Scope, request: h11.Request) -> None:
+        """A head of which `network.http` shows a part alone is on record whole: it is what really leaves."""
+        said = h11.Connection(h11.CLIENT).send(request) or b""
+        if is_shown_whole(request.headers, len(request.target)):
+            return
+        data: dict[str, JsonValue] = {
+            "what": "long head",
+            "stand_in": self._id,
+            "cell": scope["state"]["cell"],
+            "bytes": len(said),
+        }
+        await self._site.reporter.record(
+            Item(Kind.NETWORK_ATTEMPT, data, (kept_body("head", said, 2 * MAX_HEAD_BYTES),))
         )
 
     def _tell_spent(self) -> None:
@@ -241,6 +260,17 @@ def end_to_end(headers: Fields) -> list[tuple[bytes, bytes]]:
     lower = [(name.lower(), value) for name, value in headers]
     named = {word.strip().lower() for name, value in lower if name == b"connection" for word in value.split(b",")}
     return [(name, value) for name, value in lower if name not in HOP_BY_HOP and name not in named]
+
+
+def is_shown_whole(headers: Fields, target_bytes: int) -> bool:
+    """Whether a request's event has all of its head: no field more, none cut, nor the address. What stands there escaped takes up to four times its bytes."""
+    fields = list(headers)
+    _, dropped = shown_headers(fields)
+    parts = [part for pair in fields for part in pair]
+    longest = max((len(part) * (1 if part.isascii() else 4) for part in parts), default=0)
+    return (
+        not dropped and longest <= MAX_SHOWN_HEADER_CHARS and target_bytes + MAX_NAME_BYTES + 16 <= MAX_SHOWN_URL_CHARS
+    )
 
 
 async def _nothing() -> None:

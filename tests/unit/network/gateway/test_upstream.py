@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.real_world import LARGE_BYTES, Authority, WebServer, web_server
 
+from belljar.events import Kind
+from belljar.ledger.schema import check_data
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import as_stand_in
 from belljar.network.gateway.middleware import Refused
 from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.upstream import HOP_BY_HOP, Trust, Upstream, end_to_end, make
+from belljar.network.gateway.upstream import HOP_BY_HOP, METHOD_OVERRIDES, Trust, Upstream, end_to_end, make
 from belljar.plan.network import UpstreamPlan
 
 HOST = "real.example"
@@ -47,7 +49,11 @@ class Asker:
             return sock
 
         bounds = Bounds(upstream_wait_s=wait_s)
-        reporter = SimpleNamespace(dial=dial, post=self.items.append)
+
+        async def record(item: Item) -> None:
+            self.items.append(item)
+
+        reporter = SimpleNamespace(dial=dial, post=self.items.append, record=record)
         plan = UpstreamPlan(host=HOST, ports=(port,), methods=("GET",), budget_bytes=budget, reason="for a test")
         site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
         self.app: Upstream = make(as_stand_in(plan), site, Trust(trust))
@@ -71,6 +77,7 @@ class Asker:
             "query_string": query,
             "headers": [(b"host", b"Real.Example:1"), *headers],
             "server": ("10.1.2.3", self.port),
+            "state": {"cell": "agent"},
         }
         await self.app(scope, receive, send)
         assert sent[-1] == {"type": "http.response.body", "body": b""}
@@ -110,6 +117,37 @@ def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
     assert b"x-own" in names
     assert not {b"alt-svc", b"connection", b"x-hop"} & set(names)
     assert asker.dialled == [(HOST, 80, "upstream:real.example")]
+
+
+def test_no_field_leads_to_another_method_than_the_judged_one() -> None:
+    """Frameworks take `DELETE` from a field of a request that says GET."""
+    with web_server() as server:
+        run(lambda: Asker(server).ask(headers=[(name, b"DELETE") for name in sorted(METHOD_OVERRIDES)]))
+    assert server.requests[0]["headers"] == [("host", HOST), ("connection", "close")]
+
+
+LONG = [
+    ("/", [(b"x-long", b"s" * 513)]),
+    ("/", [(b"x-long", b"\xff" * 129)]),
+    ("/", [(b"x-%d" % number, b"1") for number in range(65)]),
+    ("/" + "p" * 2000, []),
+]
+
+
+@pytest.mark.parametrize(("path", "headers"), LONG)
+def test_a_head_that_its_event_cuts_is_on_record_whole(path: str, headers: list[tuple[bytes, bytes]]) -> None:
+    """Every byte of it, as it leaves for something real; that of a usual request is in its event."""
+    with web_server() as server:
+        asker = Asker(server)
+        run(asker.ask)
+        assert asker.items == []
+        run(lambda: asker.ask(path, headers=headers))
+    (item,) = asker.items
+    (head,) = item.bodies
+    assert item.data["what"] == "long head"
+    check_data(Kind(item.kind), {"range": "r-000000000000", **item.data})
+    assert path.encode() in head.content
+    assert all(name + b": " + value + b"\r\n" in head.content for name, value in headers)
 
 
 def test_too_many_dials_are_refused_at_once() -> None:
