@@ -33,6 +33,8 @@ from belljar.units import printable
 
 logger = logging.getLogger(__name__)
 CHAT: Final = "chat"
+MAX_ASKED_BYTES: Final = 256 << 20
+"""Of all questions of a sample's programs together: each stands on the transcript, in the host's memory and its log, also where the model refuses it."""
 _NUMBERS: Final = {
     "max_tokens": "max_tokens",
     "max_completion_tokens": "max_tokens",
@@ -57,11 +59,17 @@ class ModelBridge:
     def __init__(self) -> None:
         self._context = copy_context()
         self._token = anyio.lowlevel.current_token()
+        self._asked_bytes = 0
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """From a thread of the range's. Raises `ValueError` for what is no chat request, and when the evaluation has ended."""
+        """From a thread of the range's. Raises `ValueError` for what is no chat request, beyond `MAX_ASKED_BYTES`, and when the evaluation has ended."""
         if kind != CHAT:
             raise ValueError(f"there is no answer to questions of the kind {printable(kind)}")
+        self._asked_bytes += len(body)
+        if self._asked_bytes > MAX_ASKED_BYTES:
+            raise ValueError(
+                f"the programs of this sample have asked {MAX_ASKED_BYTES} bytes, which is all that they may"
+            )
         request = read_request(body)
         try:
             answer = self._context.copy().run(

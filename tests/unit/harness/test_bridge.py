@@ -64,6 +64,16 @@ async def test_only_chat_is_answered() -> None:
             bridge(kind, body)
 
 
+async def test_a_sample_asks_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program asks fills the transcript: beyond the bound of all its questions the model is not asked."""
+    use(ModelOutput.from_content("mockllm/model", "yes"))
+    bridge, request = ModelBridge(), {"messages": [{"role": "user", "content": "?"}]}
+    monkeypatch.setattr("belljar.harness.bridge.MAX_ASKED_BYTES", len(json.dumps(request)))
+    await anyio.to_thread.run_sync(partial(ask, bridge, **request))
+    with pytest.raises(ValueError, match="all that they may"):
+        await anyio.to_thread.run_sync(partial(ask, bridge, **request))
+
+
 def test_a_conversation_in_inspects_words() -> None:
     """Every role, text in parts, calls and their results."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
