@@ -48,19 +48,19 @@ def user(prepared_home: Path, ordinary_user: tuple[int, int]) -> Iterator[UsersB
         yield replace(installed, groups=groups)
 
 
-@pytest.fixture(scope="module")
-def world(user: UsersBelljar) -> World:
-    """What the host saw of a user's three ranges in the tier `container`; nothing of his is left."""
+@pytest.fixture(scope="module", params=["container", "gvisor"])
+def world(request: pytest.FixtureRequest, user: UsersBelljar) -> World:
+    """What the host saw of a user's three ranges in a tier; nothing of his is left."""
 
     def start() -> subprocess.Popen[bytes]:
         argv = [user.python, "-m", "tests.security.egress.play"]
         return user._start(argv, subprocess.PIPE, {"PATH": _SEARCH})
 
-    folder = user.home.parent / "policies"
+    folder = user.home.parent / f"policies-{request.param}"
     folder.mkdir()
     os.chown(folder, user.uid, user.gid)
     with leaves_nothing(user):
-        made = look_as_user("container", user.home, folder, start)
+        made = look_as_user(request.param, user.home, folder, start)
     assert {run.stat().st_uid for run in user.runs()} == {user.uid}
     return made
 

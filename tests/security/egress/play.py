@@ -10,6 +10,7 @@ import os
 import selectors
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -145,8 +146,11 @@ class Opened:
 
 @dataclass(kw_only=True)
 class Death:
-    """What followed on a blow to a range: what its own cell's command raised, what leaving it raised, and whether its cells' processes had ended by then."""
+    """What followed on a blow to a range, which came at `struck_s` (seconds since the epoch): what its own cell's command raised, what leaving it raised, and whether its
+    cells' processes had ended by then.
+    """
 
+    struck_s: float
     raised: str
     why: str
     cells_ended: bool
@@ -312,11 +316,15 @@ class Play:
             group.start_soon(send)
             with anyio.fail_after(DEATH_S):
                 await begun.wait()
+            struck_s = time.time()
             await anyio.to_thread.run_sync(blow, made)
         ended = [await anyio.to_thread.run_sync(_has_ended, fd) for fd in watched]
         error = raised[0] if raised else None
         self._deaths[name] = Death(
-            raised=type(error).__name__, why="" if error is None else error.what, cells_ended=bool(ended) and all(ended)
+            struck_s=struck_s,
+            raised=type(error).__name__,
+            why="" if error is None else error.what,
+            cells_ended=bool(ended) and all(ended),
         )
 
     def _victims(self, name: str) -> list[str]:
