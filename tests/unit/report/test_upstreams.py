@@ -8,45 +8,30 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.report.stories import HOSTILE, line
 
 from belljar.cli.run import remarks, show
-from belljar.events import Actor, Kind, Trust
+from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
 from belljar.ledger import Line
 from belljar.report.samples import RunFindings, as_json
 from belljar.report.upstreams import UpstreamUse, gather_upstreams
 
-HOSTILE = "\x1b]0;owned\x07[bold]x[/]\u202e"
 
-
-def line(kind: Kind = Kind.NETWORK_UPSTREAM, **data: Any) -> Line:  # noqa: ANN401 - JSON values
-    """A ledger line."""
+def dial(**data: Any) -> Line:  # noqa: ANN401 - JSON values
+    """A ledger line of one."""
     said = {"host": "real.example", "port": 443, "address": "93.184.215.1", "reason": "why", "problem": "", **data}
-    return Line.model_validate(
-        {
-            "v": 1,
-            "seq": 0,
-            "prev": "0" * 64,
-            "time": "2026-11-20T22:00:00.000000Z",
-            "mono_ns": "1",
-            "kind": kind,
-            "cell": None,
-            "actor": Actor.HARNESS,
-            "trust": Trust.HOST_OBSERVED,
-            "data": said,
-            "bodies": [],
-        }
-    )
+    return line(Kind.NETWORK_UPSTREAM, **said)
 
 
 def test_uses_are_gathered_by_host() -> None:
     """Connections, failures and refusals are counted; addresses and reasons are told once; other events are none."""
     uses = gather_upstreams(
         [
-            line(verdict="dialled"),
-            line(verdict="dialled"),
-            line(verdict="failed", problem="no"),
-            line(verdict="refused", host="other.example", address=""),
+            dial(verdict="dialled"),
+            dial(verdict="dialled"),
+            dial(verdict="failed", problem="no"),
+            dial(verdict="refused", host="other.example", address=""),
             line(Kind.NETWORK_ATTEMPT, stand_in="s", what="push"),
         ]
     )
@@ -67,7 +52,7 @@ def test_uses_are_gathered_by_host() -> None:
 
 def test_the_report_shows_them_in_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each on a line of its own, on a terminal in red, in the JSON too; a run that reached nothing real has no such line."""
-    findings = RunFindings(rows=(), strays=(), upstreams=gather_upstreams([line(verdict="dialled")]))
+    findings = RunFindings(rows=(), strays=(), upstreams=gather_upstreams([dial(verdict="dialled")]))
     outcome = RunOutcome(findings=findings, run_id="r", path=Path("/runs/r"), exit_code=2)
     show(outcome)
     plain = capsys.readouterr().out
