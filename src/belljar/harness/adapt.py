@@ -21,7 +21,6 @@ from belljar.harness.compose_file import (
     is_dockerfile_name,
     read_document,
 )
-from belljar.harness.compose_words import CannotKeepError
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
 from belljar.units import printable
 
@@ -88,13 +87,13 @@ def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> Bel
     try:
         compose = None if spec is None else _description(spec, directory)[0]
         closed = compose is not None and _wants_no_network(compose)
-    except (PolicyError, CannotKeepError):
+    except (PolicyError, ValueError):
         closed = True
     return BelljarConfig(network=NO_NETWORK if closed else "")
 
 
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:
-    """By this one word, whatever else of the file a cell can't keep; what can't be told is taken for it. Raises `CannotKeepError`."""
+    """By this one word, whatever else of the file a cell can't keep; what can't be told is taken for it. Raises `ValueError`."""
     services = compose.get("services")
     if not isinstance(services, Mapping) or not all(isinstance(each, Mapping) for each in services.values()):
         return True

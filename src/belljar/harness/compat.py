@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.harness.compose import CannotKeepError, Composed, read_compose
+from belljar.harness.compose import CannotKeepError, Composed, check_services, read_compose
 from belljar.harness.interpolate import interpolate, literal, references
 from belljar.policy.network import OWN_CELL
 from belljar.units import printable
@@ -74,6 +74,7 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, doc
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
     """Decide about a compose file as it is written. One that asks for a sample's metadata is kept whole, until a sample is known (`judge_for_sample`)."""
     try:
+        check_services(compose)
         if references(compose):
             return Honoured(changes={"compose": json.dumps(compose, default=str)})
     except (TypeError, ValueError, RecursionError) as error:

@@ -13,16 +13,17 @@ from typing import Any, Final
 
 from belljar.harness.compose_health import read_health
 from belljar.harness.compose_networks import names_of, read_networks
-from belljar.harness.compose_order import Wait, awaited_by, check_waits, completed_of, in_order, waits_of
+from belljar.harness.compose_order import Wait, awaited_by, check_waits, completed_of, in_order, restart_notes, waits_of
 from belljar.harness.compose_service import Taken, program_of, read_service
-from belljar.harness.compose_volumes import directories_of
+from belljar.harness.compose_volumes import directories_of, tmpfs_of
 from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch
 from belljar.harness.programs import is_idle
 from belljar.units import printable
 
-__all__ = ["CannotKeepError", "Composed", "default_service", "read_compose"]
+__all__ = ["CannotKeepError", "Composed", "check_services", "default_service", "read_compose"]
 _TOP: Final = frozenset({"services", "version", "name", "networks", "volumes"})
 """The keys of a file that are read; others are refused. (`version` and `name` mean nothing to Compose either.)"""
+MAX_SERVICES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,15 @@ def read_compose(compose: Mapping[str, Any]) -> Composed:
         raise CannotKeepError(f"its compose file can't be read: {printable(str(error), max_chars=200)}") from error
 
 
+def check_services(compose: Mapping[str, Any]) -> None:
+    """Raises `CannotKeepError` for more than `MAX_SERVICES`."""
+    services = compose.get("services")
+    if isinstance(services, Mapping) and len(services) > MAX_SERVICES:
+        raise CannotKeepError(f"its compose file has {len(services):,} services; at most {MAX_SERVICES}")
+
+
 def _read(compose: Mapping[str, Any]) -> Composed:
+    check_services(compose)
     extra = sorted(str(key) for key in compose if key not in _TOP and not str(key).startswith("x-"))
     if extra:
         raise CannotKeepError(f"its compose file has {printable(', '.join(extra))}")
@@ -70,6 +79,7 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
     joined = read_networks(services, compose.get("networks"))
     own = read[default]
+    notes += restart_notes(services)
     notes += [note for service in read.values() for note in service.taken.notes]
     network = _network(read, names_of(services, default), joined, waits, own=default) if len(order) > 1 else None
     return Composed(
@@ -98,6 +108,7 @@ class _Service:
 
 def _read_one(name: str, service: Mapping[str, Any], directories: list[str]) -> _Service:
     taken = read_service(name, service)
+    directories = [*directories, *tmpfs_of(service.get("tmpfs"))]
     made = [taken.words["workdir"], *directories] if "workdir" in taken.words else directories  # as Docker makes both
     program = program_of(name, service) | ({"directories": made} if made else {})
     return _Service(taken, program, read_health(service.get("healthcheck"), name=name))

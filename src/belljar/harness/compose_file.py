@@ -9,11 +9,12 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from belljar.errors import PolicyError
-from belljar.units import printable
+from belljar.policy.regular import read_regular
+from belljar.units import format_size, printable
 
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
-_MAX_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 128 << 10
 
 
 def is_compose_name(config: str) -> bool:
@@ -39,19 +40,23 @@ def as_document(config: BaseModel) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A compose file, parsed. Raises `PolicyError` for one that is none, and for more than 1 MiB."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    """A compose file, parsed. Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or what `compose_yaml` refuses."""
+    from belljar.harness.compose_yaml import NotReadError, read_yaml
 
+    where = printable(str(path))
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        parsed = YAML(typ="safe", pure=True).load(content) if len(content) <= _MAX_BYTES else None
-    except (OSError, YAMLError, ValueError, RecursionError) as error:
-        raise PolicyError(
-            f"can't be read: {printable(str(error), max_chars=300)}", where=str(path), mend="mend the compose file"
-        ) from error
+        content = read_regular(path, MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise _refused(f"is larger than {format_size(MAX_BYTES)}, the most that a compose file may have", where)
+        parsed = read_yaml(content.decode("utf-8-sig"))
+    except NotReadError as error:
+        raise _refused(f"can't be read: {error}", f"{where}:{error.line}" if error.line else where) from error
+    except (OSError, ValueError) as error:
+        raise _refused(f"can't be read: {printable(str(error), max_chars=300)}", where) from error
     if not isinstance(parsed, dict):
-        what = "is too large for" if len(content) > _MAX_BYTES else "is not"
-        raise PolicyError(f"{what} a compose file", where=str(path), mend="mend the compose file")
+        raise _refused("is not a compose file", where)
     return parsed
+
+
+def _refused(what: str, where: str) -> PolicyError:
+    return PolicyError(what, where=where, mend="mend the compose file")

@@ -66,6 +66,22 @@ def _wait(name: str, what: str, settings: Mapping[str, Any]) -> Wait:
     return Wait(name, what, Condition(condition))
 
 
+def restart_notes(services: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence where one is to be started again with another. Raises `ValueError` for what is no mapping or no switch."""
+    asked = sorted(
+        name
+        for name, service in services.items()
+        if isinstance(needed := service.get("depends_on"), Mapping)
+        and any(switch(mapping(of, "depends_on").get("restart") or False) for of in needed.values())
+    )
+    listed = printable(", ".join(asked))
+    return (
+        [f"no service is started again with another, whatever `restart` in its `depends_on` says ({listed})"]
+        if asked
+        else []
+    )
+
+
 def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
     """The services whose program must have ended well before others start."""
     return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
@@ -99,14 +115,16 @@ def awaited_by(name: str, waits: tuple[Wait, ...]) -> list[str]:
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
     """Services so that each comes after those it waits for, `default` last, else as in the file. Raises `CannotKeepError` for a circle."""
-    needs = {name: {wait.what for wait in waits if wait.who == name} - {default} for name in services}
-    done: list[str] = []
+    needs: dict[str, set[str]] = {name: set() for name in services}
+    for wait in waits:
+        needs[wait.who] |= {wait.what} - {default}
+    done: dict[str, None] = {}
     waiting = [name for name in services if name != default]
     while waiting:
-        ready = next((name for name in waiting if needs[name] <= set(done)), None)
+        ready = next((name for name in waiting if needs[name] <= done.keys()), None)
         if ready is None:
             circle = printable(", ".join(waiting))
             raise CannotKeepError(f"its compose file's services depend on each other in a circle: {circle}")
-        done.append(ready)
+        done[ready] = None
         waiting.remove(ready)
     return [*done, default]

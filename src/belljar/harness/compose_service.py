@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.harness.compose_volumes import tmpfs_of
 from belljar.harness.compose_words import (
     CannotKeepError,
     count,
@@ -28,6 +29,7 @@ from belljar.units import printable
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
 """Images that only mean *some ordinary Linux with the usual tools*: the default image is one."""
+_NO_NEW_PRIVILEGES: Final = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
 _MEND_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
 
 
@@ -153,6 +155,36 @@ def _deploy(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     return all(key in _DEPLOYED and TAKEN[_DEPLOYED[key]](limit, taken) for key, limit in limits.items())
 
 
+def _read_only(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    if switch(value):
+        taken.notes.append(
+            "a cell's root can be written, whatever `read_only` says: it is one cell's, and gone with it"
+        )
+    return True
+
+
+def _tmpfs(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    if tmpfs_of(value):
+        taken.notes.append(
+            "a `tmpfs` is a directory of the cell, made where the image has none: all of a cell is gone with it; options of it are not kept"
+        )
+    return True
+
+
+def _shm_size(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    size(value)
+    taken.notes.append("shared memory may take at least half of a cell's memory, whatever `shm_size` says")
+    return True
+
+
+def _ulimits(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    if not isinstance(value, Mapping):
+        return False
+    if value:
+        taken.notes.append("a cell has its own limits of open files, processes and core dumps, whatever `ulimits` says")
+    return True
+
+
 def _ports(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     taken.notes.append(
         "no port of a cell is published on this host, whatever `ports` says; the cells of the range reach it"
@@ -174,6 +206,11 @@ def _platform(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
 
 def _one(value: Any) -> bool:  # noqa: ANN401 - YAML
     return text(value) == "1"
+
+
+def _only_no_new_privileges(value: Any) -> bool:  # noqa: ANN401 - YAML
+    """A process of a cell never has new ones."""
+    return isinstance(value, list) and all(text(item) in _NO_NEW_PRIVILEGES for item in value)
 
 
 def _is(*allowed: object) -> Callable[[Any], bool]:
@@ -203,6 +240,10 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "ports": _ports,
     "restart": _restart,
     "platform": _platform,
+    "read_only": _read_only,
+    "tmpfs": _tmpfs,
+    "shm_size": _shm_size,
+    "ulimits": _ulimits,
 }
 ELSEWHERE: Final = frozenset(
     {"depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
@@ -212,13 +253,13 @@ TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "expose": lambda value: isinstance(value, Sequence),
     "network_mode": _is("none"),
     "privileged": _off,
-    "read_only": _off,
     "use_api_socket": _off,
     "oom_kill_disable": _off,
     "scale": _one,
     "ipc": _is("private", "shareable", "none"),
     "cgroup": _is("private"),
-    **dict.fromkeys(("cap_add", "devices", "security_opt", "extra_hosts", "secrets", "configs"), _empty),
+    "security_opt": _only_no_new_privileges,
+    **dict.fromkeys(("cap_add", "devices", "extra_hosts", "secrets", "configs"), _empty),
 }
 """Which values are true of a cell; with any other the key is refused."""
 WITHOUT_EFFECT: Final = frozenset(
@@ -245,8 +286,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("extra_hosts", "dns", "dns_opt", "dns_search", "domainname", "mac_address"), _ADDRESS),
     "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
     **dict.fromkeys(("cpu_count", "cpu_percent", "cpu_quota", "cpu_period", "cpu_rt_period", "cpu_rt_runtime"), _LIMIT),
-    **dict.fromkeys(("cpuset", "blkio_config", "ulimits", "shm_size", "oom_kill_disable"), _LIMIT),
-    **dict.fromkeys(("read_only", "tmpfs"), "a cell's root is one file system, thrown away with it"),
+    **dict.fromkeys(("cpuset", "blkio_config", "oom_kill_disable"), _LIMIT),
     "group_add": "put the groups into the image",
     **dict.fromkeys(("post_start", "pre_stop"), "put it into the service's command"),
     **dict.fromkeys(("extends", "provider", "models"), "write the service out"),

@@ -27,6 +27,21 @@ def directories_of(services: Mapping[str, Mapping[str, Any]], volumes: object) -
     return {name: _directories(name, service.get("volumes"), declared, owner) for name, service in services.items()}
 
 
+def tmpfs_of(tmpfs: object) -> list[str]:
+    """The directories that a service's `tmpfs` are in its cell, without their options. Raises `ValueError` for what is none."""
+    listed = [] if tmpfs is None else [tmpfs] if isinstance(tmpfs, str) else tmpfs
+    if not isinstance(listed, list):
+        raise ValueError("no list of directories")
+    return [_place(text(item).partition(":")[0]) for item in listed]
+
+
+def _place(target: str) -> str:
+    found = posixpath.normpath(target)
+    if not target.startswith("/") or found in ("/", "//"):
+        raise ValueError("its place is no directory below /")
+    return found
+
+
 def _check_plain(name: str, settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
         is_usual = key == "driver" and value in (None, "local")
@@ -56,11 +71,13 @@ def _directory(name: str, mount: object, declared: Mapping[str, Any], owner: dic
         raise _refused(name, mount, f"there is no volume {source} in the file")
     if source and source in owner:
         raise _refused(name, mount, f"{source} is {owner[source]}'s already, and cells share no directory")
-    if not target.startswith("/") or posixpath.normpath(target) in ("/", "//"):
-        raise _refused(name, mount, "its place is no directory below /")
+    try:
+        place = _place(target)
+    except ValueError as error:
+        raise _refused(name, mount, str(error)) from error
     if source:
         owner[source] = name
-    return posixpath.normpath(target)
+    return place
 
 
 def _short(name: str, mount: object) -> tuple[str, str]:

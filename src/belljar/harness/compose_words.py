@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -26,6 +25,14 @@ _SECONDS: Final = {
     "w": 604800.0,
 }
 _MAX_TIME_CHARS: Final = 40
+MAX_COMMAND_CHARS: Final = 64 << 10
+"""Of one command, whether it is a text or a list."""
+_PIECE: Final = re.compile(
+    r"""(?P<space>[ \t\r\n]+)|(?P<plain>[^ \t\r\n'"\\]+)|\\(?P<escaped>.)"""
+    r"""|'(?P<single>[^']*)'|["](?P<double>[^"\\]*(?:\\.[^"\\]*)*)["]""",
+    re.DOTALL,
+)
+_ESCAPED: Final = re.compile(r"""\\(["\\])""")
 
 
 class CannotKeepError(ValueError):
@@ -75,12 +82,36 @@ def text(value: object) -> str:
 
 
 def words(value: object) -> list[str]:
-    """A command: a list as it is, text split as a shell would."""
-    if isinstance(value, str):
-        return shlex.split(value)
+    """A command of at most `MAX_COMMAND_CHARS`: a list as it is, text split as a shell would."""
     if not isinstance(value, Sequence):
         raise ValueError("no command")
-    return [text(word) for word in value]
+    parts = [value] if isinstance(value, str) else [text(word) for word in value]
+    if sum(map(len, parts)) > MAX_COMMAND_CHARS:
+        raise CannotKeepError(f"its compose file has a command of more than {MAX_COMMAND_CHARS:,} characters")
+    return split(value) if isinstance(value, str) else parts
+
+
+def split(command: str) -> list[str]:
+    """As `shlex.split`, which copies a word for each of its characters. Raises `ValueError` for an open quote, and for a backslash at the end."""
+    found: list[str] = []
+    word: list[str] = []
+    at = 0
+    while at < len(command):
+        piece = _PIECE.match(command, at)
+        if piece is None:
+            raise ValueError("an open quote, or a backslash at the end")
+        at = piece.end()
+        if piece.lastgroup == "space":
+            found += _whole(word)
+            word = []
+        else:
+            word.append(_ESCAPED.sub(r"\1", piece["double"]) if piece["double"] else piece[piece.lastgroup or 0])
+    return [*found, *_whole(word)]
+
+
+def _whole(pieces: list[str]) -> list[str]:
+    """The word that they are; nothing where none began. (`''` is an empty word.)"""
+    return ["".join(pieces)] if pieces else []
 
 
 def size(value: object) -> str:

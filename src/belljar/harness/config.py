@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from belljar.errors import PolicyError
 from belljar.harness.compat import DOCKERFILE, NO_NETWORK, Refused, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.compose_file import as_document, is_compose_name, is_dockerfile_name, read_document
-from belljar.harness.interpolate import METADATA_PREFIX
+from belljar.harness.interpolate import MAX_CHARACTERS, METADATA_PREFIX
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 DEFAULT_POLICY: Final = "high"
 POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 _TAKEN_AWAY: Final = "the task's compose file has `network_mode: none`: the network of the policy is taken away"
+_REPLACED: Final = "the task's compose file has several services: they take the place of the policy's network, whose stand-ins and upstreams are not there"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
 """What a policy beside a task is called."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
@@ -152,9 +153,10 @@ def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, 
     written, notes = described(config)
     ours, more = settled(written, None)
     said = () if isinstance(config, BelljarConfig) else (*notes, *more)
-    if ours.network != NO_NETWORK or resolve_policy(choose_policy(ours, forced=forced)).policy.network is None:
+    used = _narrowing(ours) if forced else ours
+    if not used.network or resolve_policy(choose_policy(ours, forced=forced)).policy.network is None:
         return said
-    return (*said, _TAKEN_AWAY)
+    return (*said, _TAKEN_AWAY if used.network == NO_NETWORK else _REPLACED)
 
 
 def _defined() -> dict[str, str]:
@@ -276,22 +278,44 @@ def _for_sample(name: str, stand_in: StandIn, variables: Mapping[str, str]) -> S
 
 
 def _expanded(env: Mapping[str, str], variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    return {name: expand(value, variables, where=f"{where}.{name}") for name, value in env.items()}
+    """Raises `PolicyError` for more than `MAX_CHARACTERS` in all."""
+    expanded: dict[str, str] = {}
+    room = MAX_CHARACTERS
+    for name, value in env.items():
+        expanded[name] = expand(value, variables, where=f"{where}.{name}")
+        room -= len(expanded[name])
+        if room < 0:
+            raise _too_long(where)
+    return expanded
+
+
+def _too_long(where: str) -> PolicyError:
+    return PolicyError(
+        f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it",
+        where=where,
+        mend="give large data as a file of the sample",
+    )
 
 
 def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
     """Replace `$NAME`, `${NAME}` and `${NAME:-default}` where NAME begins with `SAMPLE_METADATA_`; `$$` before such a
     name keeps it literally.
 
-    Any other dollar sign is left as it is: a policy's values are not a shell's.
+    Any other dollar sign is left as it is: a policy's values are not a shell's. Raises `PolicyError` for metadata that is missing, and beyond
+    `MAX_CHARACTERS` of it.
     """
+    room = MAX_CHARACTERS
 
     def put(match: re.Match[str]) -> str:
+        nonlocal room
         if match[0] == "$$":
             return "$"
         name, operator, default = match[1] or match[4], match[2], match[3]
         found = variables.get(name)
         if found or (found is not None and operator != ":-"):
+            room -= len(found)
+            if room < 0:
+                raise _too_long(where)
             return found
         if operator:
             return default

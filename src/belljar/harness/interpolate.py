@@ -19,9 +19,12 @@ from belljar.units import printable
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
-_METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX})")
-_MAX_NODES: Final = 100_000
-_MAX_DEPTH: Final = 64
+_METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
+MAX_NODES: Final = 20_000
+"""Values of a file, each counted as often as it stands there: an alias of YAML is all that it names."""
+MAX_CHARACTERS: Final = 1 << 20
+"""Of all its texts together, counted likewise; and once more of all that is put in for references."""
+MAX_DEPTH: Final = 64
 _MAX_NESTED: Final = 16
 
 
@@ -36,6 +39,26 @@ class _Reading:
     shaping: set[str] = field(default_factory=set)
     defaulted: set[str] = field(default_factory=set)
     nodes: int = 0
+    read_chars: int = 0
+    put_chars: int = 0
+
+    def count(self, value: object, depth: int) -> None:
+        """One more value. Raises `CannotKeepError` beyond the bounds."""
+        self.nodes += 1
+        self.read_chars += len(value) if isinstance(value, str) else 0
+        if self.nodes > MAX_NODES:
+            raise CannotKeepError(f"its compose file has more than {MAX_NODES:,} values")
+        if self.read_chars > MAX_CHARACTERS:
+            raise CannotKeepError(f"its compose file has more than {MAX_CHARACTERS:,} characters")
+        if depth > MAX_DEPTH:
+            raise CannotKeepError(f"its compose file is nested deeper than {MAX_DEPTH} levels")
+
+    def putting(self, text: str) -> str:
+        """The same text, counted before it is put in. Raises `CannotKeepError` beyond the bound."""
+        self.put_chars += len(text)
+        if self.put_chars > MAX_CHARACTERS:
+            raise CannotKeepError(f"its compose file's references stand for more than {MAX_CHARACTERS:,} characters")
+        return text
 
     def value_of(self, name: str) -> str | None:
         """None: unset."""
@@ -107,14 +130,8 @@ def _notes(reading: _Reading) -> Iterator[str]:
         yield f"this host's environment is not read: a compose file's variables have their defaults ({names})"
 
 
-def _count(reading: _Reading, depth: int) -> None:
-    reading.nodes += 1
-    if reading.nodes > _MAX_NODES or depth > _MAX_DEPTH:
-        raise CannotKeepError("its compose file is too large or too deep")
-
-
 def _texts(value: object, reading: _Reading, depth: int) -> Iterator[str]:
-    _count(reading, depth)
+    reading.count(value, depth)
     if isinstance(value, str):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
@@ -123,7 +140,7 @@ def _texts(value: object, reading: _Reading, depth: int) -> Iterator[str]:
 
 
 def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa: ANN401 - YAML
-    _count(reading, len(path))
+    reading.count(value, len(path))
     if isinstance(value, str):
         reading.is_environment = path[:1] == ("services",) and path[2:3] == ("environment",)
         return expand(value, reading)
@@ -143,7 +160,7 @@ def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:
     done, at = [], 0
     while (dollar := text.find("$", at)) >= 0:
         put, end = _reference(text, dollar, reading, nested)
-        done += [text[at:dollar], put]
+        done += [text[at:dollar], reading.putting(put)]
         at = end
     return "".join((*done, text[at:]))
 

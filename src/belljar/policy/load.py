@@ -7,7 +7,6 @@ of the host.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -22,6 +21,7 @@ from belljar.policy import yaml_tree
 from belljar.policy.files import FileCopy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, locate
+from belljar.policy.regular import open_regular, read_regular
 from belljar.policy.resources import ResourcesText
 from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, CellStandIn, StandIn
@@ -83,7 +83,7 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
 def read_policy_file(file: Path) -> bytes:
     """The bytes of a policy file, at most one more than allowed (so that too large is seen). Raises `PolicyError` when it can't be read."""
     try:
-        return _read_bounded(file, yaml_tree.MAX_BYTES + 1)
+        return read_regular(file, yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
         raise PolicyError(
             f"the policy can't be read: {_reason(exc)}",
@@ -290,8 +290,8 @@ def _check_own(base: Path | None, item: StandIn, own_field: str, own: str) -> No
         if not found.is_dir():
             raise ValueError("it is no directory")
     else:
-        with _open_regular(found) as opened:
-            size_bytes = os.fstat(opened.fd).st_size
+        with open_regular(found) as fd:
+            size_bytes = os.fstat(fd).st_size
         if size_bytes > MAX_FILE_BYTES:
             raise ValueError(f"it has {format_size(size_bytes)}")
         found = found.parent
@@ -317,36 +317,15 @@ def _inside(base: Path | None, source: str) -> Path:
 
 def _source_size(base: Path | None, file: FileCopy) -> int:
     found = _inside(base, file.source)
-    with _open_regular(found) as descriptor:
-        size_bytes = os.fstat(descriptor.fd).st_size
+    with open_regular(found) as fd:
+        size_bytes = os.fstat(fd).st_size
     if size_bytes > MAX_FILE_BYTES:
         raise ValueError(f"it has {format_size(size_bytes)}")
     return size_bytes
 
 
 def _read_source(base: Path | None, file: FileCopy) -> bytes:
-    content = _read_bounded(_inside(base, file.source), MAX_FILE_BYTES + 1)
+    content = read_regular(_inside(base, file.source), MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
     return content
-
-
-class _open_regular:  # noqa: N801 - used as a function
-    """Opens a regular file for reading and nothing else: a pipe or a device is refused without waiting for it."""
-
-    def __init__(self, path: Path) -> None:
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-
-    def __enter__(self) -> _open_regular:
-        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
-            os.close(self.fd)
-            raise ValueError("it is no regular file")
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        os.close(self.fd)
-
-
-def _read_bounded(path: Path, max_bytes: int) -> bytes:
-    with _open_regular(path) as opened, open(opened.fd, "rb", closefd=False) as stream:
-        return stream.read(max_bytes)

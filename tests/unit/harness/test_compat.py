@@ -197,7 +197,15 @@ def test_the_operators_policy_loses_its_network_where_the_task_has_none(tmp_path
 
 
 @pytest.mark.parametrize(
-    "rest", ["environment: {X: $SAMPLE_METADATA_Q}", "shm_size: 1g", "image: $IMG", "build: .", "network_mode: $MODE"]
+    "rest",
+    [
+        "environment: {X: $SAMPLE_METADATA_Q}",
+        "shm_size: 1g",
+        "image: $IMG",
+        "build: .",
+        "network_mode: $MODE",
+        "x-default: 7",
+    ],
 )
 def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path) -> None:
     """One word decides, also in a file that no cell could keep; where it can't be told there is no network."""

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.harness.compose import CannotKeepError, Composed, read_compose
+from belljar.harness.compat import Refused, judge_compose
+from belljar.harness.compose import MAX_SERVICES, CannotKeepError, Composed, read_compose
 
 
 def two(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
@@ -113,6 +114,16 @@ def test_what_has_no_effect_is_said_once() -> None:
     file = two(labels={"a": "b"}, stop_grace_period="1s")
     file["services"]["default"]["labels"] = ["c=d"]
     assert read_compose(file).notes == ("of the compose file, without effect in a cell: labels, stop_grace_period",)
+
+
+def test_the_most_services() -> None:
+    """They are counted before anything of them is looked at."""
+    services: dict[str, Any] = {f"s{number}": {"made_up": 1} for number in range(MAX_SERVICES + 1)}
+    with pytest.raises(CannotKeepError, match="65 services; at most 64"):
+        read_compose({"services": services})
+    judged = judge_compose({"services": {**services, "s0": {"image": "$SAMPLE_METADATA_A"}}})
+    assert isinstance(judged, Refused)
+    assert "65 services" in judged.reason
 
 
 def test_a_file_without_a_service() -> None:

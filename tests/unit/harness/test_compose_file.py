@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from inspect_ai.util._sandbox.compose import is_compose_yaml, is_dockerfile
 
 from belljar.errors import PolicyError
-from belljar.harness.compose_file import COMPOSE_NAMES, beside, is_compose_name, is_dockerfile_name, read_document
+from belljar.harness.compose_file import (
+    COMPOSE_NAMES,
+    MAX_BYTES,
+    beside,
+    is_compose_name,
+    is_dockerfile_name,
+    read_document,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,18 +53,37 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "said", "line"),
     [
-        (b"[1]", "is not"),
-        (b"a: [", "can't be read"),
-        (b"a: !reset x", "can't be read"),
-        (b"#" * (1 << 20) + b"\na: 1", "too large"),
+        (b"[1]", "is not a compose file", ""),
+        (b"", "is not a compose file", ""),
+        (b"a: [", "can't be read: it is no YAML", ":1"),
+        (b"a: 1\nb: !reset x", "can't be read: the tag `!reset` is not read", ":2"),
+        (b"a: \xff", "can't be read: 'utf-8' codec", ""),
+        (b"a: 1\n#" + b"#" * MAX_BYTES, "is larger than 128 KiB", ""),
     ],
+    ids=["list", "empty", "open", "tag", "bytes", "large"],
 )
-def test_what_is_none(content: bytes, said: str, tmp_path: Path) -> None:
-    """Is refused with its path; one that is too long is not read in part."""
+def test_what_is_none(content: bytes, said: str, line: str, tmp_path: Path) -> None:
+    """Is refused with its path, and the line where it is of one; one that is too long is not read in part."""
     path = tmp_path / "compose.yaml"
     path.write_bytes(content)
     with pytest.raises(PolicyError, match=said) as caught:
         read_document(path)
-    assert caught.value.where == str(path)
+    assert caught.value.where == f"{path}{line}"
+
+
+def test_the_most_that_is_read(tmp_path: Path) -> None:
+    """A file of exactly the bound is one."""
+    (tmp_path / "c.yaml").write_bytes(b"a: 1\n".ljust(MAX_BYTES, b"#"))
+    assert read_document(tmp_path / "c.yaml") == {"a": 1}
+
+
+def test_no_pipe_and_no_device_is_waited_for(tmp_path: Path) -> None:
+    """Nobody ever writes into this pipe, and the device never ends."""
+    os.mkfifo(tmp_path / "compose.yaml")
+    for path in (tmp_path / "compose.yaml", Path("/dev/zero"), tmp_path):
+        with pytest.raises(PolicyError, match="no regular file"):
+            read_document(path)
+    with pytest.raises(PolicyError, match="No such file"):
+        read_document(tmp_path / "none.yaml")

@@ -97,3 +97,12 @@ def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int
     assert sorted(order) == [f"s{i}" for i in range(8)]
     assert order[-1] == "s7"
     assert all(order.index(wait.what) < order.index(wait.who) for wait in waits)
+
+
+def test_many_waits_take_few_steps() -> None:
+    """Twenty thousand waits of as many services as a file may have: each set of names is asked for once a turn, and none is made anew."""
+    names = [f"s{number}" for number in range(64)]
+    waits = tuple(
+        Wait(names[who], names[what], Condition.STARTED) for who in range(64) for what in range(who) for _ in range(10)
+    )
+    assert in_order(dict.fromkeys(reversed(names)), waits, default="s63") == names

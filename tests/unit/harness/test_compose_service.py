@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -58,6 +59,9 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("devices", ["/dev/kvm"]),
         ("cap_add", ["SYS_ADMIN"]),
         ("security_opt", ["seccomp:unconfined"]),
+        ("security_opt", ["no-new-privileges:true", "apparmor=unconfined"]),
+        ("security_opt", ["no-new-privileges:false"]),
+        ("security_opt", "no-new-privileges"),
         ("pid", "host"),
         ("ipc", "host"),
         ("cgroup", "host"),
@@ -66,7 +70,13 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("env_file", ".env"),
         ("extra_hosts", ["host.docker.internal:host-gateway"]),
         ("sysctls", {"net.ipv4.ip_forward": 1}),
-        ("read_only", True),
+        ("read_only", "perhaps"),
+        ("tmpfs", "/"),
+        ("tmpfs", ["run"]),
+        ("tmpfs", {"/run": ""}),
+        ("shm_size", "much"),
+        ("ulimits", 7),
+        ("extra_hosts", ["shop.local:10.0.0.7"]),
         ("secrets", ["key"]),
         ("scale", 2),
         ("deploy", {"replicas": 3}),
@@ -87,6 +97,7 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
     "fields",
     [
         {"privileged": False, "read_only": "false", "init": True, "network_mode": None, "volumes": []},
+        {"security_opt": ["no-new-privileges:true", "no-new-privileges"], "tmpfs": [], "ulimits": {}},
         {"ipc": "private", "cgroup": "private", "scale": 1, "expose": [80], "pid": None, "x-local": True},
         {"deploy": {"replicas": 1, "resources": {"reservations": {"memory": "1g"}}}},
     ],
@@ -94,6 +105,30 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
 def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
     """Is taken without a word."""
     assert read_compose(two(**fields)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"read_only": True}, "a cell's root can be written"),
+        ({"tmpfs": "/run:size=64m"}, "a `tmpfs` is a directory of the cell"),
+        ({"shm_size": "2gb"}, "at least half of a cell's memory"),
+        ({"ulimits": {"nofile": {"soft": 1, "hard": 2}, "core": 0}}, "its own limits"),
+        ({"restart": "always"}, "not started again"),
+        ({"ports": ["80:80"]}, "no port of a cell is published"),
+        ({"depends_on": {"default": {"condition": "service_started", "restart": True}}}, r"with another.*\(shop\)"),
+    ],
+)
+def test_what_only_narrows_or_tunes_is_taken_with_a_word(fields: dict[str, Any], said: str) -> None:
+    """It runs, and the operator is told what is not kept."""
+    (note,) = read_compose(two(**fields)).notes
+    assert re.search(said, note)
+
+
+def test_a_tmpfs_is_a_directory() -> None:
+    """Of the cell, without its options."""
+    assert shop(tmpfs=["/run:size=64m,mode=1777", "/var/../tmp"])["directories"] == ["/run", "/tmp"]
+    assert shop(tmpfs="/cache", working_dir="/w", volumes=["/v"])["directories"] == ["/w", "/v", "/cache"]
 
 
 def test_an_image_is_never_built() -> None:

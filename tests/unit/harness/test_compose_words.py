@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 
 import pytest
@@ -10,12 +11,14 @@ from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import parse_duration
 
 from belljar.harness.compose_words import (
+    MAX_COMMAND_CHARS,
     CannotKeepError,
     count,
     mapping,
     processors,
     seconds,
     size,
+    split,
     switch,
     text,
     words,
@@ -63,6 +66,28 @@ def test_text_and_words() -> None:
     assert [text(value) for value in (True, False, 1, 1.0, 1.5, "x")] == ["true", "false", "1", "1", "1.5", "x"]
     assert words("a 'b c' $d") == ["a", "b c", "$d"]
     assert words(["a b", 1]) == ["a b", "1"]
+
+
+@given(st.text(alphabet="ab'\"\\ \n\t#é\v", max_size=16) | st.text())
+def test_a_text_is_split_as_pythons_shlex_does(command: str) -> None:
+    """And refused where it refuses; that one copies a word for each of its characters."""
+    try:
+        expected = shlex.split(command)
+    except ValueError:
+        with pytest.raises(ValueError, match="an open quote"):
+            split(command)
+    else:
+        assert split(command) == expected
+
+
+@pytest.mark.parametrize("unit", ["a", "a ", "'a'", '"', "\\a", "''", '"\\a"'])
+def test_a_command_is_bounded(unit: str) -> None:
+    """As text and as a list; up to the bound it is split in as many steps as it has pieces."""
+    longest = unit * (MAX_COMMAND_CHARS // len(unit))
+    assert split(longest) == words(longest)
+    for command in (longest + unit, [unit] * (MAX_COMMAND_CHARS // len(unit) + 1)):
+        with pytest.raises(CannotKeepError, match="a command of more than 65,536 characters"):
+            words(command)
 
 
 @given(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text()) | st.binary())

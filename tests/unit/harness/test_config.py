@@ -149,6 +149,16 @@ def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) ->
     assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
 
 
+def test_that_services_took_the_place_of_a_network_is_said(tmp_path: Path) -> None:
+    """Where the policy has one, and theirs is used: of the operator's policy nothing is replaced."""
+    (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
+    policy = str(tmp_path / "net.yaml")
+    services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
+    assert "take the place of the policy's network" in notes_on(BelljarConfig(policy=policy, network=services))[0]
+    assert notes_on(BelljarConfig(policy="high", network=services)) == ()
+    assert notes_on(BelljarConfig(policy=policy, network=services), forced=policy) == ()
+
+
 def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) -> None:
     """What a task changes goes through the policy's own rules."""
     changed = load(BelljarConfig(policy=str(policy_file), workdir="/srv", env=(("A", "1"),)))
@@ -157,6 +167,27 @@ def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) ->
     assert changed.policy.env["PLAIN"] == "$HOME"
     with pytest.raises(PolicyError, match="can't take"):
         load(BelljarConfig(policy=str(policy_file), workdir="not absolute"))
+
+
+_WORDS = st.sampled_from(
+    [
+        *("services:\n", "  a: ", "  b: ", "{", "}", "[", "]", ", ", "image: i", "command: ", "'x y'", "$SAMPLE_METADATA_A", "${B:-c}"),
+        *("depends_on: ", "healthcheck: ", "volumes: ", "networks: ", "environment: ", "deploy: ", "x-a: &a ", "*a", "<<: *a", "\n", "1", '"'),
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(_WORDS, max_size=30).map("".join) | st.binary(max_size=40))
+def test_any_compose_file_is_a_configuration_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, content: str | bytes
+) -> None:
+    """With a `PolicyError` that names it, never with an error of another kind."""
+    path = tmp_path_factory.getbasetemp() / "any-compose.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    try:
+        assert isinstance(as_config(str(path)), BelljarConfig)
+    except PolicyError as error:
+        assert error.where.startswith(str(path))  # noqa: PT017 - either is right
 
 
 def test_a_change_keeps_everything_else() -> None:
@@ -193,6 +224,17 @@ def test_a_missing_key_is_an_error_that_names_it(policy_file: Path) -> None:
 def test_expansion(value: str, expanded: str) -> None:
     """Compose's forms, for our names alone."""
     assert expand(value, {"SAMPLE_METADATA_A": "1", "SAMPLE_METADATA_E": ""}, where="env.X") == expanded
+
+
+def test_metadata_does_not_grow_beyond_a_bound(policy_file: Path) -> None:
+    """A long value that is asked for often is refused before it is put together; so are many values."""
+    often = "${SAMPLE_METADATA_FLAG}" * 20
+    with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
+        expand(often, {"SAMPLE_METADATA_FLAG": "x" * 60_000}, where="env.A")
+    many = load(BelljarConfig(policy=str(policy_file), env=tuple((f"A{number}", often) for number in range(30))))
+    for_sample(many, {"flag": "x" * 1500})
+    with pytest.raises(PolicyError, match="more than 1,048,576 characters"):
+        for_sample(many, {"flag": "x" * 2000})
 
 
 @given(st.text(), st.text())

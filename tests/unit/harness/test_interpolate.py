@@ -131,8 +131,20 @@ def test_a_file_that_grows_is_refused() -> None:
     circle.append(circle)
     for document in ({"x": bomb}, {"x": circle}):
         for read in (references, lambda it: interpolate(it, {})):
-            with pytest.raises(CannotKeepError, match="too large or too deep"):
+            with pytest.raises(CannotKeepError, match=r"more than 20,000 values|deeper than 64 levels"):
                 read(document)
+
+
+def test_texts_that_grow_are_refused() -> None:
+    """A long text that stands in many places, and metadata that is put in often, are counted before they are there."""
+    long = "$$" * 1000
+    for read in (references, lambda it: interpolate(it, {})):
+        with pytest.raises(CannotKeepError, match="more than 1,048,576 characters"):
+            read({"x": [long] * 600})
+    file = {"x": "$SAMPLE_METADATA_A" * 1000}
+    with pytest.raises(CannotKeepError, match="references stand for more than 1,048,576 characters"):
+        interpolate(file, {"SAMPLE_METADATA_A": "x" * 2000})
+    assert len(interpolate(file, {"SAMPLE_METADATA_A": "x" * 1000}).document["x"]) == 1_000_000
 
 
 @given(st.text(), st.text())
@@ -142,6 +154,20 @@ def test_metadata_is_data(before: str, value: str) -> None:
     made = interpolate({"x": before.replace("$", "$$") + "$SAMPLE_METADATA_A"}, variables).document["x"]
     assert made == before + variables["SAMPLE_METADATA_A"]
     assert expand_in_policy(literal(made), {}, where="x") == made
+
+
+@pytest.mark.parametrize(
+    "text", ["$SAMPLE_METADATA_", "${SAMPLE_METADATA_}", "$$SAMPLE_METADATA_", "$SAMPLE_METADATA_-x"]
+)
+def test_a_prefix_alone_is_no_reference_of_a_policys(text: str) -> None:
+    """So nothing is added to it that would stay."""
+    assert expand_in_policy(literal(text), {}, where="x") == text
+
+
+@given(st.lists(st.sampled_from(["$", "{", "}", "SAMPLE_METADATA_", "A", ":-", "é", "-"]), max_size=12).map("".join))
+def test_any_text_means_itself_in_a_policy(text: str) -> None:
+    """Once it was written so."""
+    assert expand_in_policy(literal(text), {}, where="x") == text
 
 
 @given(st.text(alphabet="$SAMPLE_METADATA_A{}:-?+x ", max_size=40))

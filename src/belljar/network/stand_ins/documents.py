@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest, quoted
+from belljar.policy.regular import read_regular
 from belljar.policy.yaml_tree import Mark, Problem, Reading, Tree, closest_mark, field_name, read_tree
 from belljar.units import format_size, printable
 
@@ -101,10 +102,11 @@ def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | s
     try:
         if not path.resolve().is_relative_to(directory.resolve()):
             return f"{printable(name)}: leads out of the stand-in's directory by a link"
-        if not path.is_file():
-            return f"{printable(name)}: there is no such file in the stand-in's directory"
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+        data = read_regular(path, max_bytes + 1)
+    except FileNotFoundError:
+        return f"{printable(name)}: there is no such file in the stand-in's directory"
+    except ValueError as exc:
+        return f"{printable(name)}: can't be read: {exc}"
     except OSError as exc:
         return f"{printable(name)}: can't be read: {exc.strerror or exc}"
     return f"{printable(name)}: larger than {format_size(max_bytes)}" if len(data) > max_bytes else data

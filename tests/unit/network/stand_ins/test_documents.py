@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ def test_every_value_of_json_is_found(value: object, indent: int | str | None) -
         assert json.JSONDecoder().raw_decode(rest)[0] == item
 
 
-@pytest.mark.parametrize("name", ["", "../a", "/etc/passwd", "none", "dir", "out", "a\0b", 3, None])
+@pytest.mark.parametrize("name", ["", "../a", "/etc/passwd", "none", "dir", "out", "pipe", "a\0b", 3, None])
 def test_what_cannot_be_read_says_why(tmp_path: Path, name: object) -> None:
     """A file outside, absent, or none is a sentence, not an exception."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/dir").mkdir()
+    os.mkfifo(tmp_path / "in/pipe")
     (tmp_path / "secret").write_text("x")
     (tmp_path / "in/out").symlink_to("../secret")
     assert isinstance(read_file(tmp_path / "in", name, 100), str)

@@ -1,0 +1,155 @@
+"""A compose file's text is read, or refused at its line, within a counted number of steps."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.harness.compose_yaml import NotReadError, read_yaml
+from belljar.harness.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+
+
+class Steps:
+    """Counts the steps of reading."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        """One more."""
+        self.count += 1
+
+
+def size(value: object) -> tuple[int, int]:
+    """How many values and names, and characters of texts, somebody meets who walks all of it."""
+    if isinstance(value, dict):
+        sizes = [size(item) for item in (*value.values(), *value)]
+    elif isinstance(value, list):
+        sizes = [size(item) for item in value]
+    else:
+        return 1, len(value) if isinstance(value, str) else 0
+    return 1 + sum(nodes for nodes, _ in sizes), sum(characters for _, characters in sizes)
+
+
+def calls(text: str) -> int:
+    """How many calls of functions reading takes, the parser's and the interpreter's among them; no clock is asked."""
+    counted = 0
+
+    def count(_frame: FrameType, _event: str, _argument: object) -> None:
+        nonlocal counted
+        counted += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        with suppress(NotReadError):
+            read_yaml(text)
+    finally:
+        sys.setprofile(before)
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", None),
+        ("a: [1, 0o17, 1.5, yes, true, null, ~, 22:22, 2024-01-01, '1', x]", {"a": [1, 15, 1.5, "yes", True, None, None, "22:22", "2024-01-01", "1", "x"]}),
+        ("1: a\nno: b\n2.0: c", {"1": "a", "no": "b", "2.0": "c"}),
+        ("a: !!str 5\nb: ! true", {"a": "5", "b": "true"}),
+        ("a: &n x\nb: *n\n*n : c", {"a": "x", "b": "x", "x": "c"}),
+        ("a: &l [1]\nb: [*l, *l]", {"a": [1], "b": [[1], [1]]}),
+        ("a: &m {k: 1, l: 2}\nb: {<<: *m, l: 3}", {"a": {"k": 1, "l": 2}, "b": {"k": 1, "l": 3}}),
+        ("a: &m {k: 1}\nb: &o {k: 2, l: 2}\nc: {<<: [*m, *o]}", {"a": {"k": 1}, "b": {"k": 2, "l": 2}, "c": {"k": 1, "l": 2}}),
+        ("a: &m {k: 1}\nb: &n {<<: *m}\nc: {<<: *n}", {"a": {"k": 1}, "b": {"k": 1}, "c": {"k": 1}}),
+        ("b: {<<: {k: 1}, '<<': 2}", {"b": {"k": 1, "<<": 2}}),
+        ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
+    ],
+)  # fmt: skip
+def test_what_a_text_means(text: str, value: object) -> None:
+    """By YAML 1.2, with anchors, aliases and merge keys: an own name counts, else the first merged one."""
+    assert read_yaml(text) == value
+
+
+def doubling(levels: int) -> str:
+    """Each list has the one before it twice."""
+    return "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, levels))
+
+
+def merging(levels: int) -> str:
+    """Each mapping is merged out of the one before it twice."""
+    merged = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, levels))
+    return "a0: &a0 {x: 1, y: 2}\n" + merged
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "line"),
+    [
+        (doubling(40), f"more than {MAX_NODES:,} values", 13),
+        (merging(40), f"more than {MAX_NODES:,} values", 12),
+        ("a: &a '" + "$$" * 1000 + "'\nb: [" + "*a, " * 600 + "]", f"more than {MAX_CHARACTERS:,} characters", 2),
+        ("[" + "1," * MAX_NODES + "]", f"more than {MAX_NODES:,} values", 1),
+        ("[" * 65 + "]" * 65, f"nested deeper than {MAX_DEPTH} levels", 1),
+        ("a: 1\nb: &b [*b]", "`*b` stands for nothing that ends before it", 2),
+        ("a: &m {<<: *m}", "`*m` stands for nothing", 1),
+        ("a: *none", "`*none` stands for nothing", 1),
+        ("a: 1\nb: {<<: 1}", "a merge key", 2),
+        ("a: 1\nb: {<<: [{}, 1]}", "a merge key", 2),
+        ("a: 1\n\na: 2", "`a` is written twice", 3),
+        ("a: 1\n? [b]\n: 2", "a name is text", 2),
+        ("a: &l [b]\n*l : 2", "a name is text", 2),
+        ("a: !!python/object:os.system x", "the tag", 1),
+        ("a: !!binary x", "the tag", 1),
+        ("a: 1\nb: !!map {}", "the tag", 2),
+        ("--- 1\n--- 2", "a second document", 2),
+        ("a: {", "it is no YAML", 1),
+        ("a: \x07", "it is no YAML", 0),
+    ],
+)  # fmt: skip
+def test_what_is_refused(text: str, said: str, line: int) -> None:
+    """With the bound, at its line."""
+    with pytest.raises(NotReadError, match=said.replace("*", r"\*")) as caught:
+        read_yaml(text)
+    assert caught.value.line == line
+
+
+_PIECES = st.sampled_from(
+    ["a: ", "b: ", "<<: ", "&x ", "*x", "*y", "&y ", "[", "]", "{", "}", ", ", "\n", "  ", "- ", "1", "'", '"', "$$", "!!str "]
+)  # fmt: skip
+
+
+@given(st.lists(_PIECES, max_size=60).map("".join) | st.text(max_size=60))
+def test_any_text_is_read_or_refused_in_few_steps(text: str) -> None:
+    """The steps are not more than the text's own and the bound's; and what is read is no more than the bound, however it is walked."""
+    steps = Steps()
+    value: Any = None
+    with suppress(NotReadError):
+        value = read_yaml(text, step=steps)
+    nodes, characters = size(value)
+    assert nodes <= MAX_NODES
+    assert characters <= MAX_CHARACTERS
+    assert steps.count <= 4 * len(text) + 8 + MAX_NODES
+
+
+@pytest.mark.parametrize("make", [doubling, merging])
+def test_what_doubles_takes_no_more_steps_than_the_bound(make: Any) -> None:  # noqa: ANN401 - a maker of texts
+    """Forty levels would be 2⁴⁰ values."""
+    steps = Steps()
+    with pytest.raises(NotReadError):
+        read_yaml(make(40), step=steps)
+    assert steps.count < 2 * MAX_NODES
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["- ", "[1],",  "k: v\n", "&a x ", "- &a x\n", "? ", "'", "'' ", '"\\n', "x ", "#\n", " ", "\n", "a:", "%A ", "--- x\n", "| \n", "\t", ": ", ", "],
+)  # fmt: skip
+def test_reading_takes_a_bounded_number_of_calls_for_each_character(unit: str) -> None:
+    """The parser's own among them: no text of twice the length takes four times as many. (It looks 1,024 characters ahead for a name's end, and no further.)"""
+    short, long = ((unit * 4000)[:length] for length in (1500, 3000))
+    assert calls(long) <= max(3 * calls(short), 3000)
