@@ -98,11 +98,13 @@ def apart() -> Task:
         (None, CURL + "http://web:8000/"),
         ("web", CURL + "http://store:8000/"),
         (None, CURL + "http://store:8000/"),
+        (None, CURL + "http://$(" + CURL + "http://web:8000/store):8000/"),
         ("store", CURL + "http://default:8000/"),
+        ("store", CURL + "http://$(" + CURL + "http://web:8000/default):8000/"),
         ("store", CURL + "http://web:8000/"),
     ]
     return Task(
-        dataset=[Sample(id="apart", input="x", target="web|store|7|7|web")], solver=run(*commands), scorer=said(), sandbox="docker")
+        dataset=[Sample(id="apart", input="x", target="web|store|6|7|6|7|web")], solver=run(*commands), scorer=said(), sandbox="docker")
 
 @task
 def shop() -> Task:
@@ -218,12 +220,12 @@ x-serve: &serve
   healthcheck: {test: "curl -fs http://127.0.0.1:8000/", interval: 200ms, retries: 100}
   command:
     - |
-      import http.server, os
+      import http.server, os, socket
       class Name(http.server.BaseHTTPRequestHandler):
           def do_GET(self):
               self.send_response(200)
               self.end_headers()
-              self.wfile.write(os.environ["NAME"].encode())
+              self.wfile.write((socket.gethostbyname(self.path[1:]) if self.path[1:] else os.environ["NAME"]).encode())
       http.server.ThreadingHTTPServer(("0.0.0.0", 8000), Name).serve_forever()
 services:
   default: {<<: *serve, environment: {NAME: agent}, networks: [front]}
@@ -284,7 +286,8 @@ def test_a_compose_task_runs_unchanged(home: Path, tasks: Path) -> None:
 
 
 def test_cells_of_other_networks_do_not_reach_each_other(home: Path, tasks: Path) -> None:
-    """The agent gets through to the web server alone, which reaches the store; both ways between agent and store are refused at once and on record.
+    """The agent gets through to the web server alone, which reaches the store; agent and store have no name for each other, and who knows the address is refused at
+    once, both ways, and on record.
 
     A service that is awaited by nobody's start is waited for at the end only.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Final
 
@@ -105,6 +105,13 @@ def find(name: str, layout: RangeLayout) -> NameAddress | None:
         if item.pattern == wildcard:
             found = item
     return found
+
+
+def known_to(cell: str, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> RangeLayout:
+    """The layout as a cell knows it: a cell that it shares no network with has no name for it, as it has no route. A cell that names no network knows all."""
+    own = next((item for item in stand_ins if item.id == cell), None)
+    hidden = {item.id for item in stand_ins if own is not None and own.is_apart_from(item)}
+    return replace(layout, names=tuple(name for name in layout.names if name.stand_in not in hidden))
 
 
 def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:

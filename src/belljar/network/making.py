@@ -17,7 +17,7 @@ from belljar.network import datagrams
 from belljar.network.confine import FILES_ROOT
 from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, as_stand_in
+from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, as_neighbour, as_stand_in
 from belljar.network.processes import SERVE, Zygote
 from belljar.network.watch import Lines
 from belljar.plan.addresses import RangeLayout
@@ -155,7 +155,7 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
     )
     config = GatewayConfig(
         layout=spec.layout,
-        stand_ins=(*inside, *map(as_stand_in, spec.network.upstreams)),
+        stand_ins=(*inside, *map(as_neighbour, spec.network.reached_cells), *map(as_stand_in, spec.network.upstreams)),
         authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
         bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,3 +187,79 @@ def test_what_is_not_kept_but_harmless_is_said() -> None:
     assert read_compose(two(restart="no")).notes == read_compose(two(restart=False)).notes == ()
     said = read_compose(two(**dict.fromkeys(sorted(compose_service.WITHOUT_EFFECT), "x"))).notes
     assert said == (f"of the compose file, without effect in a cell: {', '.join(sorted(WITHOUT_EFFECT))}",)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "inspect.md"
+_KEPT: dict[str, Any] = {
+    "image": "x",
+    "environment": {"A": "b"},
+    "working_dir": "/w",
+    "user": "root",
+    "hostname": "h",
+    "container_name": "c",
+    "links": ["default"],
+    "depends_on": ["default"],
+    "networks": ["default"],
+    "expose": [80],
+    "init": True,
+    "command": "run",
+    "entrypoint": "run",
+    "healthcheck": {"test": "true"},
+    "cpus": "1.5",
+    "mem_limit": "1g",
+    "pids_limit": 90,
+    "deploy": {"resources": {"limits": {"cpus": "1", "memory": "1g", "pids": 90}}},
+    "volumes": ["/data"],
+    "network_mode": "none",
+    "security_opt": ["no-new-privileges:true"],
+    "privileged": False,
+    "use_api_socket": False,
+    "oom_kill_disable": False,
+    "scale": 1,
+    "ipc": "private",
+    "cgroup": "private",
+}
+_SAID: dict[str, Any] = {
+    **dict.fromkeys(WITHOUT_EFFECT, "x"),
+    "build": ".",
+    "platform": "linux/amd64",
+    "read_only": True,
+    "tmpfs": "/run",
+    "shm_size": "1g",
+    "ulimits": {"nofile": 1024},
+    "ports": ["80:80"],
+    "restart": "always",
+}
+_WIDER: dict[str, dict[str, Any]] = {"build": {"build": ".", "image": None}, "deploy": {"deploy": {"replicas": 2}}}
+
+
+def fates_on_the_page() -> dict[str, set[str]]:
+    """What the table says of each key; a key in two rows would be said twice."""
+    rows = re.findall(
+        r"^\| (`[^|]*`) \| (kept|said|refused|kept or refused|said or refused) \|", PAGE.read_text(), re.M
+    )
+    said = [(key, set(fate.split(" or "))) for keys, fate in rows for key in re.findall(r"`([a-z_]+)`", keys)]
+    assert len({key for key, _ in said}) == len(said)
+    return dict(said)
+
+
+def fate(service: dict[str, Any]) -> str:
+    """What becomes of a service with these fields."""
+    alone = {"services": {"shop": {"image": "x", **service}}}
+    try:
+        return "said" if read_compose(alone if "network_mode" in service else two(**service)).notes else "kept"
+    except CannotKeepError as error:
+        return "refused" if f"asks for {next(iter(service))}" in str(error) else str(error)
+
+
+def test_the_page_says_what_becomes_of_each_key() -> None:
+    """The table has every key of Compose's, once, and is true of each: of a value that is kept or said, and of one that is refused."""
+    page = fates_on_the_page()
+    assert sorted(page) == sorted(COMPOSE.split())
+    for key, said in page.items():
+        found = {fate({key: value}) for values in (_KEPT, _SAID) for name, value in values.items() if name == key}
+        if "refused" in said:
+            found.add(fate(_WIDER.get(key, {key: "anything"})))
+        if key == "profiles":
+            found = {"said"} if "left out" in read_compose(two(profiles=["p"])).notes[0] else set()
+        assert found == said, key

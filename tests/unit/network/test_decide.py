@@ -18,6 +18,7 @@ from belljar.network.decide import (
     canonical_name,
     decide,
     find,
+    known_to,
     split_target,
 )
 from belljar.plan.addresses import NameAddress, RangeLayout
@@ -281,3 +282,34 @@ def test_something_real_gets_the_named_methods_only(method: str) -> None:
     assert verdict.allowed or verdict.reason in {NO_METHOD, "CONNECT"}
     assert decide(flow, LAYOUT, STAND_INS).allowed == (method.upper() != "CONNECT")
     assert decide(web("mail.example", method="GET"), LAYOUT, (real,)).reason == "the name has another address"
+
+
+def cells_in(*of: tuple[str, str | None]) -> tuple[StandInPlan, ...]:
+    """Cells in networks, each named by its first letters; None: in every one."""
+    settings = [(name, {} if networks is None else {"networks": networks.split()}) for name, networks in of]
+    return tuple(StandInPlan(id=name, kind="cell", names=(), ports=(), settings=held) for name, held in settings)
+
+
+def test_a_cell_knows_no_name_of_one_that_it_is_kept_apart_from() -> None:
+    """Nobody's without a shared network; those of stand-ins, of cells in every network, and its own, always."""
+    stand_ins = cells_in(("shop", "front"), ("mail", "front back"), ("db", "back"), ("cloud", None))
+
+    def known(cell: str) -> set[str]:
+        return {name.stand_in for name in known_to(cell, LAYOUT, stand_ins).names}
+
+    everybody = {name.stand_in for name in LAYOUT.names}
+    assert known("shop") == everybody - {"db"}
+    assert known("db") == everybody - {"shop"}
+    assert known("mail") == known("cloud") == known("none") == everybody
+    assert known_to("shop", SIMULATED, stand_ins).catch_all == SIMULATED.catch_all
+
+
+@given(st.lists(st.sampled_from([None, "", "a", "b", "a b", "b c", "c"]), min_size=2, max_size=5), st.data())
+def test_a_name_is_known_exactly_where_the_cell_is_reached(networks: list[str | None], data: st.DataObject) -> None:
+    """By the same rule as the packets': what resolves is not kept apart, and what does not is."""
+    cells = cells_in(*((f"c{at}", of) for at, of in enumerate(networks)))
+    layout = replace(
+        LAYOUT, names=tuple(NameAddress(pattern=cell.id, stand_in=cell.id, address="10.9.8.9") for cell in cells)
+    )
+    one, other = data.draw(st.sampled_from(cells)), data.draw(st.sampled_from(cells))
+    assert (find(other.id, known_to(one.id, layout, cells)) is None) == (one.is_apart_from(other) and one != other)

@@ -23,7 +23,7 @@ class GatewayConfig:
 
     Args:
         layout: addresses and names.
-        stand_ins: with `directory` as seen in the gateway's own root.
+        stand_ins: with `directory` as seen in the gateway's own root; cells as `as_neighbour` makes them.
         range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are never made from it.
         scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is there for as long as OpenSSL takes to read it.
         bounds: see its type.
@@ -62,6 +62,11 @@ class GatewayConfig:
             bounds=Bounds.from_json(data["bounds"]),
             authorities=str(data["authorities"]),
         )
+
+
+def as_neighbour(cell: StandInPlan) -> StandInPlan:
+    """A cell as the gateway is told of it: in which networks it is, and nothing of what runs there."""
+    return StandInPlan(id=cell.id, kind=cell.kind, names=(), ports=(), settings={"networks": sorted(cell.networks)})
 
 
 def as_stand_in(upstream: UpstreamPlan) -> StandInPlan:

@@ -137,8 +137,9 @@ class DnsServer:
 
     async def _reply(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
         try:
-            said = answer(query, self._site.layout, udp=True)
-            await self._record.record(self._site.cell(peer[0]), said, "udp", query)
+            cell = self._site.cell(peer[0])
+            said = answer(query, self._site.known_to(cell), udp=True)
+            await self._record.record(cell, said, "udp", query)
             if said.wire is not None:
                 source = (socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)))
                 sock.sendmsg([said.wire], [source], 0, peer)
@@ -159,7 +160,7 @@ class DnsServer:
                     query = await _framed(pipe)
                 if query is None:
                     break
-                said = answer(query, self._site.layout, udp=False)
+                said = answer(query, self._site.known_to(cell), udp=False)
                 await self._record.record(cell, said, "tcp", query)
                 if said.wire is None:
                     break

@@ -8,10 +8,10 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from belljar.events import Kind
-from belljar.network.decide import Asked, Flow, Verdict, decide
+from belljar.network.decide import Asked, Flow, Verdict, decide, known_to
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.reporter import Item, Reporter
@@ -48,21 +48,27 @@ class Site:
     bodies_bytes: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _cells: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
     _limits_due: bool = False
     _reserve: bytes = bytes(_RESERVE_BYTES)
 
     def __post_init__(self) -> None:
         self._cells = {port.address: port.name for port in self.layout.cells}
+        self._known = {name: known_to(name, self.layout, self.stand_ins) for name in self._cells.values()}
 
     def cell(self, address: str) -> str:
         """The name of the cell at an address; empty when there is none."""
         return self._cells.get(address, "")
 
+    def known_to(self, cell: str) -> RangeLayout:
+        """The names that there are for the cell of this name; for one that there is not, none."""
+        return self._known.get(cell) or replace(self.layout, names=(), catch_all=None)
+
     def judge(self, peer: Peer, asked: Asked | None = None) -> Verdict:
         """The verdict on what is known of a connection, and of a request on it."""
         flow = Flow(address=peer.address, port=peer.port, sni=peer.sni, hello=peer.hello, asked=asked)
-        return decide(flow, self.layout, self.stand_ins)
+        return decide(flow, self.known_to(peer.cell), self.stand_ins)
 
     def hit(self, limit: str) -> None:
         """Counts that a limit was hit; the counts go on record together, at most once a second."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.fakes.gateway import layout
 
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig, as_stand_in
+from belljar.network.gateway.config import GatewayConfig, as_neighbour, as_stand_in
 from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
 
 
@@ -26,6 +27,16 @@ def test_json_both_ways() -> None:
         layout=layout(), stand_ins=(plan,), range_seed="ab" * 16, bounds=Bounds(connections=3), authorities="PEM"
     )
     assert GatewayConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_a_cell_is_known_by_its_networks_alone() -> None:
+    """Nothing of its environment, command or files is in the gateway; who names no network is in every one there too."""
+    settings = {"networks": ["front", "back"], "env": {"FLAG": "secret"}, "command": ["run"]}
+    cell = StandInPlan(id="db", kind="cell", names=("db",), ports=(), settings=settings, directory=Path("/files"))
+    assert as_neighbour(cell) == StandInPlan(
+        id="db", kind="cell", names=(), ports=(), settings={"networks": ["back", "front"]}
+    )
+    assert as_neighbour(replace(cell, settings={})).networks == frozenset()
 
 
 def test_an_upstream_looks_like_a_stand_in() -> None:
