@@ -84,7 +84,7 @@ async def main(home: Path) -> dict[str, Any]:
                 server.kill()
                 server.wait()
     with made.pcap.open("rb") as record:
-        events = list(seen_exchanges(record, scene.layout, scene.network, range_id=made.id))
+        events = list(seen_exchanges([record], scene.layout, scene.network, range_id=made.id))
     told = [{"kind": str(event.kind), **event.data} for event in events]
     return {**scene.summary(made), "up": is_up, "got": got.strip(), "lie": lie, "told": told}
 

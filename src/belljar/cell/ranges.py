@@ -315,7 +315,7 @@ def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> 
     counters = network.counters()
     lost = sum(counters.get(name, 0) for name in ("packets_recorded_and_dropped", "packets_not_recorded"))
     with _READING, network.pcap.open("rb") as record:
-        for event in seen_exchanges(record, network.layout, plan, range_id=network.id, lost_packets=lost):
+        for event in seen_exchanges([record], network.layout, plan, range_id=network.id, lost_packets=lost):
             recorder.record(event)
 
 

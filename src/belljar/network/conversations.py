@@ -11,9 +11,9 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from ipaddress import IPv4Address
-from typing import Final, TypeAlias
+from dataclasses import dataclass, field
+from socket import inet_ntoa
+from typing import Final, NamedTuple, TypeAlias
 
 MAX_CONVERSATIONS: Final = 20_000
 """In which anything was said: what is said in a further one is not looked at, and counted."""
@@ -36,8 +36,7 @@ End: TypeAlias = tuple[str, int]
 """Address and port."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(NamedTuple):
     """One TCP segment. `at_s`: seconds since the epoch. `length_bytes`: the packet's. `is_sound`: its checksum is right, or left to a device as between cells."""
 
     at_s: float
@@ -208,7 +207,7 @@ class Listener:
         """TCP Fast Open (RFC 7413): it counts if it is answered; which of two is meant nobody knows."""
         first = self._asked.setdefault(pair, segment)
         if (first.sequence, first.payload) != (segment.sequence, segment.payload):
-            self._asked[pair] = replace(first, flags=first.flags | _URG)
+            self._asked[pair] = first._replace(flags=first.flags | _URG)
 
     def _begin(self, segment: Segment, pair: tuple[End, End]) -> None:
         if (spoken := self._found.get((pair[1], pair[0]))) is not None:
@@ -231,7 +230,7 @@ class Listener:
         streams = _Stream(first), _Stream((numbers[0] + 1) % _WHOLE)
         said = self._found[pair] = _Open(numbers, *pair, segment.at_s, segment.at_s, *streams)
         if asked is not None and is_taken:
-            self._hear(said, said.sent, replace(asked, sequence=first))
+            self._hear(said, said.sent, asked._replace(sequence=first))
 
     def _put_away(self, pair: tuple[End, End], known: _Open) -> None:
         del self._found[pair]
@@ -300,8 +299,8 @@ def _tcp(segment: bytes, addresses: bytes, at_s: float, length: int) -> Segment 
         return None
     return Segment(
         at_s=at_s,
-        source=(str(IPv4Address(addresses[:4])), source_port),
-        target=(str(IPv4Address(addresses[4:])), target_port),
+        source=(inet_ntoa(addresses[:4]), source_port),
+        target=(inet_ntoa(addresses[4:]), target_port),
         sequence=sequence,
         acknowledged=acknowledged,
         flags=segment[13],

@@ -1,21 +1,21 @@
 """What one cell asked of another, as events, out of the packet record of a range that has ended. Pure.
 
-The gateway records what is asked of it before it answers. Cells speak to each other directly: the packets are on record as they pass, and read here afterwards. What is
-left out is said: an event for each bound that was reached.
+The gateway records what is asked of it before it answers. Cells speak to each other directly: the packets are on record as they pass, and read here afterwards, in a
+process of its own (`reading`). What is left out is said: an event for each bound that was reached.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import BinaryIO, Final
 
 from belljar.events import Body, Event, JsonValue, Kind
 from belljar.network import conversations
 from belljar.network.budget import Budget
 from belljar.network.conversations import Conversation, End, Listener, read_segments
-from belljar.network.exchanges import Exchange, SeenBody, exchanges
+from belljar.network.exchanges import NO_HTTP, NOT_FURTHER, Exchange, Rest, SeenBody, exchanges
 from belljar.network.packets import sent_frames
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -25,36 +25,47 @@ MAX_EVENTS: Final = 40_000
 """Of a range: what comes after is in the packet record alone, and counted."""
 MAX_FRAMES: Final = 10_000_000
 """Read of a packet record: the rest is not looked at, which is said."""
+MAX_STEPS: Final = 1_000_000
+"""Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is said in further ones is told by its first bytes."""
 _WEB: Final = frozenset({"http", "tcp"})
 _MAX_URL_CHARS: Final = 2048
 _MAX_HEADERS: Final = 64
 _MAX_HEADER_CHARS: Final = 512
-_UNREAD: Final = "no HTTP/1.1 from here on"
+_MAX_HEADERS_CHARS: Final = 16 << 10
+_TOO_LONG: Final = f"{NOT_FURTHER}: more bytes than are kept of a connection"
 _MISSING: Final = "bytes are missing from the packet record"
+_NO_END: Final = "it has no end, or none that was read"
 _STRAY: Final = "segment"
 _IN_PACKETS: Final = "it is in the packet record alone"
 _NOWHERE: Final = "what they said is not on record"
 
 
 def seen_exchanges(
-    record: BinaryIO, layout: RangeLayout, plan: NetworkPlan, *, range_id: str, lost_packets: int = 0
+    records: Sequence[BinaryIO],
+    layout: RangeLayout,
+    plan: NetworkPlan,
+    *,
+    range_id: str,
+    budget: Budget | None = None,
+    lost_packets: int = 0,
 ) -> Iterator[Event]:
-    """What cells said to target cells' ports, in the order of the connections.
+    """What cells said to target cells' ports, in the order of the connections. `records`: the files of the packet record, in the order of time.
 
     Two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments
     outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). `hindsight` in their data says that they were recorded afterwards,
-    `at_s` when it happened. `lost_packets`: how many are not in the record (overwritten, or never written). Raises `ValueError` when it is no packet record.
+    `at_s` when it happened. `budget`: what the range has spent of its own so far; what is told here is taken from the same. `lost_packets`: how many are not in the
+    record (overwritten, or never written). Raises `ValueError` when it is no packet record.
     """
     reader = _Reader(layout, plan)
-    budget = Budget.of(plan.bounds.recorded_bytes)
-    for event in reader.read(record):
+    before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
+    for event in reader.read(records):
         named = Event(kind=event.kind, data={"range": range_id, **event.data, "hindsight": True}, bodies=event.bodies)
-        budget, taken = budget.take(named) if budget.events < MAX_EVENTS else (budget, None)
+        budget, taken = budget.take(named) if budget.events - before.events < MAX_EVENTS else (budget, None)
         reader.left_out["events"] += taken is None
         reader.is_full |= taken is None
         if taken is not None:
             yield taken
-    reader.left_out.update({"whole_events": budget.cut_events, "packets": lost_packets})
+    reader.left_out.update({"whole_events": budget.cut_events - before.cut_events, "packets": lost_packets})
     for name, count in sorted(reader.left_out.items()):
         if count:
             yield _limit(range_id, name, count, plan)
@@ -66,6 +77,7 @@ def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
         "bytes": conversations.MAX_STREAM_BYTES,
         "events": MAX_EVENTS,
         "frames": MAX_FRAMES,
+        "steps": MAX_STEPS,
         "whole_events": plan.bounds.recorded_bytes,
         "packets": plan.bounds.packet_record_bytes,
     }
@@ -90,11 +102,12 @@ class _Reader:
             for port in target.ports
         }
         self._number = 0
+        self._steps = MAX_STEPS
 
-    def read(self, record: BinaryIO) -> Iterator[Event]:
+    def read(self, records: Sequence[BinaryIO]) -> Iterator[Event]:
         """All of it; `left_out` is right when it has ended."""
         listener = Listener(self._is_served)
-        frames = sent_frames(record)
+        frames = chain.from_iterable(map(sent_frames, records))
         for segment in read_segments(islice(frames, MAX_FRAMES)):
             listener.take(segment)
         self.left_out["frames"] += next(frames, None) is not None
@@ -116,7 +129,9 @@ class _Reader:
         return name if speaks_web else ""
 
     def _told(self, stand_in: str, conversation: Conversation) -> Iterator[Event]:
-        found, rest = exchanges(conversation)
+        found, rest = exchanges(conversation, self._steps)
+        self._steps -= rest.steps
+        self.left_out["steps"] += rest.is_out_of_steps
         tie: dict[str, JsonValue] = {"cell": self._cells.get(conversation.client[0], ""), "stand_in": stand_in}
         if conversation.ambiguous:
             tie["ambiguous"] = True
@@ -133,20 +148,20 @@ class _Reader:
             or conversation.cut_bytes
             or (conversation.ambiguous and not found)
         ):
-            yield self._unread(tie, conversation, rest.sent, rest.received)
+            yield self._unread(tie, conversation, rest)
 
-    def _unread(self, tie: Mapping[str, JsonValue], conversation: Conversation, sent: bytes, received: bytes) -> Event:
+    def _unread(self, tie: Mapping[str, JsonValue], conversation: Conversation, rest: Rest) -> Event:
         data: dict[str, JsonValue] = {
             **tie,
             "address": conversation.server[0],
             "port": conversation.server[1],
             "verdict": "allowed",
-            "reason": _MISSING if conversation.has_gap else _UNREAD,
-            "bytes": len(sent),
-            "sent_bytes": len(received),
+            "reason": _why_unread(conversation, rest),
+            "bytes": len(rest.sent),
+            "sent_bytes": len(rest.received),
             "at_s": round(conversation.began_s, 6),
         }
-        said = (("received", sent), ("sent", received))  # the server's view, as a gateway has it
+        said = (("received", rest.sent), ("sent", rest.received))  # the server's view, as a gateway has it
         bodies = tuple(_body(name, SeenBody.of(text, self._kept_bytes)) for name, text in said if text)
         return Event(kind=Kind.NETWORK_STREAM, data=data, bodies=bodies)
 
@@ -164,6 +179,14 @@ class _Reader:
                 "name": self._cells.get(target, ""),
             }
             yield Event(kind=Kind.NETWORK_FLOW, data=data)
+
+
+def _why_unread(conversation: Conversation, rest: Rest) -> str:
+    if rest.reason != NO_HTTP:
+        return rest.reason
+    if conversation.has_gap:
+        return _MISSING
+    return _TOO_LONG if conversation.cut_bytes else NO_HTTP
 
 
 def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: Exchange) -> Event:
@@ -194,15 +217,23 @@ def _answered(
         "bytes": response.total_bytes,
         "duration_ms": round((conversation.ended_s - conversation.began_s) * 1000, 3),
         **_headers(exchange.response_headers),
+        **({"reason": _NO_END} if exchange.is_cut else {}),
     }
     bodies = (_body("response", response),) if response.total_bytes else ()
     return Event(kind=Kind.NETWORK_HTTP_ANSWERED, data=data, bodies=bodies)
 
 
 def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
-    shown = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers[:_MAX_HEADERS]]
-    pairs = [[printable(name, max_chars=64), printable(value, max_chars=_MAX_HEADER_CHARS)] for name, value in shown]
-    dropped: dict[str, JsonValue] = {"dropped_headers": len(headers) - len(shown)} if len(headers) > len(shown) else {}
+    pairs: list[JsonValue] = []
+    room = _MAX_HEADERS_CHARS
+    for field in headers[:_MAX_HEADERS]:
+        name, value = (text.decode("latin-1") for text in field)
+        pair = [printable(name, max_chars=64), printable(value, max_chars=_MAX_HEADER_CHARS)]
+        room -= len(pair[0]) + len(pair[1])
+        if room < 0:
+            break
+        pairs.append([*pair])
+    dropped: dict[str, JsonValue] = {"dropped_headers": len(headers) - len(pairs)} if len(headers) > len(pairs) else {}
     return {"headers": pairs, **dropped}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,8 @@ from tests.unit.network.test_conversations import ACK, Packet, greeting, record
 from belljar.events import Event, Kind, Trust
 from belljar.ledger.schema import check_data
 from belljar.network import conversations, exchanges, hindsight
+from belljar.network.budget import Budget
+from belljar.network.gateway.reporter import MAX_DATA_BYTES
 from belljar.network.hindsight import seen_exchanges
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
@@ -55,7 +58,7 @@ def seen(*talks: list[Packet], plan: NetworkPlan = PLAN) -> list[Event]:
 
 def read(written: bytes, plan: NetworkPlan = PLAN) -> list[Event]:
     """The same of a record."""
-    events = list(seen_exchanges(io.BytesIO(written), LAYOUT, plan, range_id="r-1"))
+    events = list(seen_exchanges([io.BytesIO(written)], LAYOUT, plan, range_id="r-1"))
     for event in events:
         check_data(event.kind, dict(event.data))
         assert (event.data["range"], event.data["hindsight"]) == ("r-1", True)
@@ -126,6 +129,7 @@ def test_there_is_a_most(monkeypatch: pytest.MonkeyPatch) -> None:
         (conversations, "MAX_CONVERSATIONS", 2, {"hindsight_connections": 3}),
         (conversations, "MAX_STREAM_BYTES", len(ASKED) - 1, {"hindsight_bytes": 5}),
         (hindsight, "MAX_FRAMES", 10, {"hindsight_frames": 1}),
+        (hindsight, "MAX_STEPS", 70, {"hindsight_steps": 3}),
     ],
 )
 def test_what_is_left_out_is_said(
@@ -138,7 +142,7 @@ def test_what_is_left_out_is_said(
 
 def test_packets_that_are_not_in_the_record_are_said() -> None:
     """What they would have told is nowhere."""
-    (event,) = seen_exchanges(io.BytesIO(record([])), LAYOUT, PLAN, range_id="r-1", lost_packets=7)
+    (event,) = seen_exchanges([io.BytesIO(record([]))], LAYOUT, PLAN, range_id="r-1", lost_packets=7)
     assert (limits([event]), event.data["effect"]) == ({"hindsight_packets": 7}, "what they said is not on record")
 
 
@@ -150,6 +154,44 @@ def test_the_ledger_is_bounded() -> None:
     assert (
         limits(seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=1000))))["hindsight_connections"] == 4
     )
+
+
+def test_steps_are_those_of_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said when they are used up is told by its first bytes, and why; a request whose answer they end at is told."""
+    monkeypatch.setattr(hindsight, "MAX_STEPS", 70)
+    events = seen(*TALK)
+    assert [str(event.kind) for event in events[:5]] == ["network.http", "network.http.answered"] * 2 + ["network.http"]
+    unread = [event for event in events if event.kind == Kind.NETWORK_STREAM]
+    assert all(str(event.data["reason"]).startswith("not read further") for event in unread)
+    assert [event.bodies[-1].content for event in unread] == [ANSWERED] * 3
+
+
+def test_the_budget_is_the_rests_of_the_range() -> None:
+    """What the range has spent before is not there any more."""
+    spent = replace(Budget.of(100_000), spent_bytes=123_200, events=9, cut_events=4)
+    events = list(seen_exchanges([io.BytesIO(record(TALK[0]))], LAYOUT, PLAN, range_id="r-1", budget=spent))
+    assert limits(events) == {"hindsight_events": 1, "hindsight_whole_events": 1}
+    assert [event.data["cut"] for event in events if event.kind == Kind.NETWORK_HTTP] == [True]
+
+
+def test_two_files_are_read_one_after_the_other() -> None:
+    """As a full disk leaves them; a connection may begin in the one and end in the other."""
+    packets = TALK[0]
+    files = [io.BytesIO(record(packets[:2])), io.BytesIO(record(packets[2:]))]
+    asked, answered = seen_exchanges(files, LAYOUT, PLAN, range_id="r-1")
+    assert (asked.kind, answered.kind) == (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
+
+
+def test_headers_have_room_in_a_message() -> None:
+    """However many characters it takes to show them; how many are not shown is said."""
+    fields = b"".join(b"a: " + b"\x80" * 500 + b"\r\n" for _ in range(60))
+    (asked,) = seen(
+        spoken(OWN_CELL, ("shop", 80), b"GET /" + b'"' * 9000 + b" HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n", b"")
+    )
+    assert len(json.dumps(asked.data)) < MAX_DATA_BYTES
+    headers = asked.data["headers"]
+    assert isinstance(headers, list)
+    assert len(headers) + int(str(asked.data["dropped_headers"])) == 61
 
 
 def test_two_things_in_one_place_are_ambiguous() -> None:
