@@ -16,7 +16,17 @@ from typing import Any
 
 from belljar.events import Kind
 from belljar.ledger.schema import check_data
-from belljar.network.events_wire import Alive, Asked, Ready, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.events_wire import (
+    Alive,
+    Asked,
+    Ended,
+    Ready,
+    Said,
+    UpDecoder,
+    encode_ack,
+    encode_answer,
+    encode_end,
+)
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import GatewayConfig
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
@@ -39,6 +49,7 @@ class Owner:
         self.sock = sock
         self.events: list[Said] = []
         self.ready: Ready | None = None
+        self.ended: Ended | None = None
         self.problem = ""
         self._changed = threading.Condition()
         self._held = False
@@ -57,7 +68,7 @@ class Owner:
         with self._changed:
             self._changed.notify_all()
 
-    def _heard(self, said: Said | Asked | Ready | Alive | None) -> None:
+    def _heard(self, said: Said | Asked | Ready | Alive | Ended | None) -> None:
         if isinstance(said, Asked):
             for datagram in encode_answer(said.id, said.body[::-1], ok=said.what != "refuse"):
                 self.sock.send(datagram)
@@ -70,6 +81,10 @@ class Owner:
         with self._changed:
             if isinstance(said, Ready):
                 self.ready = said
+            elif isinstance(said, Ended):
+                self.ended = said
+                self._changed.notify_all()
+                return
             else:
                 check_data(said.kind, dict(said.data))
                 self.events.append(said)
@@ -96,6 +111,13 @@ class Owner:
             for number in self._unacknowledged:
                 self.sock.send(encode_ack(number))
             self._unacknowledged.clear()
+
+    def end(self, within_s: float = DEADLINE_S) -> Ended:
+        """Says that the range ends, and returns the gateway's last word."""
+        self.sock.send(encode_end(within_s))
+        self.wait(lambda: self.ended is not None)
+        assert self.ended is not None
+        return self.ended
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Returns when `until` is true of what was heard. Fails after a while."""
@@ -256,7 +278,7 @@ def running(
         authority = directory / "authority.pem"
         authority.write_text(str(owner.ready.data["certificate"]))
         yield Gateway(owner, process, ports, authority)
-        assert process.poll() is None, "the gateway has died"
+        assert owner.ended is not None or process.poll() is None, "the gateway has died"
         assert not owner.problem, owner.problem
     finally:
         process.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -148,7 +147,7 @@ def main() -> None:
     listeners = Listeners(dns_udp=taken["dns_udp"], dns_tcp=taken["dns_tcp"], tcp=tcp, sink=taken["sink"])
     loop = watched_loop(config.bounds.standstill_s)
     loop.run_until_complete(run(config, listeners, taken["events"], make))
-    os._exit(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -78,9 +78,10 @@ def turn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
     }
     tried = {name: _tried(action) for name, action in tries.items()}
     _say(events, 3, "network.attempt", {"stand_in": "", "what": "everything", "tried": tried})
-    while events.recv(1 << 16):
-        pass
-    os._exit(1)
+    for _ in ("its record", "the range's end"):
+        events.recv(1 << 16)
+    _say(events, 4, "ended", {"untold": 0})
+    os._exit(0)
 
 
 def _connect_nowhere(end: socket.socket) -> None:

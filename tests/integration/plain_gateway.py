@@ -19,7 +19,7 @@ from typing import NoReturn, cast
 from belljar.events import Kind
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import GatewayConfig, Listeners
-from belljar.network.gateway.reporter import READY, Item, Reporter
+from belljar.network.gateway.reporter import ENDED, READY, Item, Reporter
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
@@ -55,7 +55,9 @@ async def _serve(config: GatewayConfig, listeners: Listeners, events: socket.soc
     for listener in (listeners.dns_tcp, *listeners.tcp.values(), *((listeners.sink,) if listeners.sink else ())):
         await asyncio.start_server(answer, sock=listener)
     await reporter.record(Item(READY, {"certificate": "-----BEGIN CERTIFICATE-----"}))
-    await asyncio.Event().wait()
+    await reporter.told_to_end.wait()
+    await reporter.end(0, loop.time() + reporter.end_within_s)
+    os._exit(0)
 
 
 def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
@@ -65,6 +67,29 @@ def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) ->
     events.send(json.dumps(ready).encode())
     events.recv(1 << 16)
     events.send(json.dumps({"id": 2, "kind": "cell.destroyed", "data": {}, "bodies": []}).encode())
+    while events.recv(1 << 16):
+        pass
+    os._exit(1)
+
+
+def _ready(events: socket.socket) -> None:
+    events.setblocking(True)
+    events.send(json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode())
+    events.recv(1 << 16)
+
+
+def end_short(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Ends when it is told to, without a last word."""
+    _ready(events)
+    events.recv(1 << 16)
+    os._exit(0)
+
+
+def end_unasked(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Says its last word at once."""
+    _ready(events)
+    last = {"id": 2, "kind": ENDED, "data": {"untold": 0}, "bodies": []}
+    events.send(json.dumps(last).encode())
     while events.recv(1 << 16):
         pass
     os._exit(1)
@@ -99,9 +124,9 @@ def probe(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -
     events.send(json.dumps({"id": 2, "kind": "network.attempt", "data": data, "bodies": []}).encode())
     events.recv(1 << 16)
     connection.close()
-    while events.recv(1 << 16):
-        pass
-    os._exit(1)
+    events.recv(1 << 16)  # the range's end
+    events.send(json.dumps({"id": 3, "kind": ENDED, "data": {"untold": 0}, "bodies": []}).encode())
+    os._exit(0)
 
 
 def tried(action: Callable[[], object]) -> str:

@@ -176,12 +176,14 @@ async def deaf(home: Path) -> dict[str, Any]:
     return {**scene.summary(made), "stuck": stuck, "ended": ended, "up": up, "told": told}
 
 
-async def end(home: Path, strike: Callable[[Scene, ProcessId, Cell], object]) -> dict[str, Any]:
+async def end(
+    home: Path, strike: Callable[[Scene, ProcessId, Cell], object], patience_s: float = PATIENCE_S
+) -> dict[str, Any]:
     """A blow to the keeper, and then the end in order."""
     scene = Scene(home)
     small = home / "small"
     scene.directory = small if small.exists() else scene.directory
-    with mock.patch("belljar.network.range._ANSWER_DEADLINE_S", 2.0):
+    with mock.patch("belljar.network.range._ANSWER_DEADLINE_S", patience_s):
         async with scene.open() as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
@@ -268,7 +270,7 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
     "late": late,
-    "end_unheard": lambda home: end(home, lambda _, keeper, __: os.kill(keeper.pid, signal.SIGSTOP)),
+    "end_unheard": lambda home: end(home, lambda _, keeper, __: os.kill(keeper.pid, signal.SIGSTOP), 2.0),
     "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,
     "last_words": last_words,

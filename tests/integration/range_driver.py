@@ -61,7 +61,7 @@ class Cell:
         words = ["unshare", *nested, "--net", "sh", "-c", "echo up; exec sleep 600"]
         fds = [] if made.user_namespace is None else [made.user_namespace]
         self._process = subprocess.Popen(
-            [*_enter_user(fds), *words],
+            [*enter_user(fds), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=fds,
@@ -71,18 +71,18 @@ class Cell:
         assert self._process.stdout.readline() == b"up\n"
         self.pid = self._process.pid
         self.namespace = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY)
-        self._fds = [os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)] if nested else []
+        self.fds = [os.open(f"/proc/{self.pid}/ns/user", os.O_RDONLY)] if nested else []
 
     def run(self, *argv: str) -> str:
         """What a command prints that runs in the cell's network."""
         net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
         done = subprocess.run(
-            [*_enter_user(self._fds), *net, *argv],
+            [*enter_user(self.fds), *net, *argv],
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
-            pass_fds=[*self._fds, self.namespace],
+            pass_fds=[*self.fds, self.namespace],
         )
         return done.stdout if done.returncode == 0 else f"failed: {done.stderr}"
 
@@ -103,13 +103,14 @@ class Cell:
 
     def end(self) -> None:
         """Kill it."""
-        for fd in (self.namespace, *self._fds):
+        for fd in (self.namespace, *self.fds):
             os.close(fd)
         self._process.kill()
         self._process.communicate()
 
 
-def _enter_user(fds: list[int]) -> list[str]:
+def enter_user(fds: list[int]) -> list[str]:
+    """What stands before a command that is to run in the user namespace of this descriptor, if there is one."""
     return [word for fd in fds for word in ("nsenter", f"--user=/proc/self/fd/{fd}", "--preserve-credentials")]
 
 
@@ -515,9 +516,10 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
 
 def main(scenario: str, home: str) -> None:
     """Run one."""
-    from tests.integration import range_blows  # imports this module
+    from tests.integration import range_blows, range_ends  # import this module
 
-    print(json.dumps(anyio.run({**SCENARIOS, **range_blows.SCENARIOS}[scenario], Path(home))))
+    scenarios = {**SCENARIOS, **range_blows.SCENARIOS, **range_ends.SCENARIOS}
+    print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 
 
 if __name__ == "__main__":

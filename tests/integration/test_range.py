@@ -83,7 +83,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
         libraries = copy_package(base / "lib")
         copy_distributions(["dnspython", "h11", "hypercorn", "cryptography"], libraries)
         (libraries / "tests/integration").mkdir(parents=True)
-        for name in ("range_driver.py", "range_blows.py", "plain_gateway.py"):
+        for name in ("range_driver.py", "range_blows.py", "range_ends.py", "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
         (base / "home").mkdir()
         own(base / "home", uid, gid)
@@ -442,6 +442,53 @@ def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None
     assert_gone(seen)
     assert seen["deaths"] == [["CellError", "the range's keeper does not answer"]]
     assert seen["kinds"][-3:] == ["range.destroying", "range.failed", "range.destroyed"]
+
+
+def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: Who) -> None:
+    """Half a request in either version, a head, a mail, a message of a WebSocket, a sink's first bytes, a handshake, a question: each once, and that the range ended."""
+    seen = who.run("in_progress")
+    assert_gone(seen)
+    assert (seen["said"], seen["untold"]) == ("begun\n", 0)
+    told = [(kind, data, bodies) for kind, data, bodies in seen["after"]]
+    ended = "the range ended"
+
+    def of(kind: str, **wanted: object) -> tuple[dict[str, Any], dict[str, str]]:
+        found = [
+            item
+            for item in told
+            if item[0] == kind and all(item[1].get(name) == value for name, value in wanted.items())
+        ]
+        ((_, data, bodies),) = found
+        return data, bodies
+
+    for version, body in (("1.1", "half of it"), ("2", "half of another")):
+        asked, bodies = of("network.http", version=version, complete=False)
+        assert bodies == {"request": body}
+        assert of("network.http.answered", exchange=asked["exchange"], status=0, request_bytes=len(body), reason=ended)
+    assert of("network.http", reason=ended)[1] == {"request": "GET /what?is=said HTTP/1.1\r\nHost: si"}
+    assert of("network.http.answered", status=101, reason=ended)
+    assert of("network.websocket", complete=False)[1] == {"message": "ha"}
+    assert of("network.stream", stand_in="", reason=f"sink; {ended}")[1] == {"received": "fifteen bytes.\n"}
+    assert of("network.stream", stand_in="mail", phase="closed", reason=ended)[1]["received"].endswith("\r\nhalf a li")
+    assert of("network.attempt", what="mail", complete=False)[1] == {"message": "Subject: x\r\n\r\nhalf a li"}
+    assert of("network.tls", sni=None, reason=ended)
+    assert of("network.dns", transport="tcp")[1] == {"query": "\0 half"}
+    assert len(told) == 12
+
+
+@pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
+def test_a_gateway_that_does_not_tell_ends_its_range_no_later(tmp_path: Path, scenario: str) -> None:
+    """One that is stopped, and one that ends without a last word: waited for no longer than the bound, and counted as evidence that is missing."""
+    seen = Who(None, tmp_path).run(scenario)
+    assert_gone(seen)
+    assert (seen["untold"], seen["deaths"]) == (1, [])
+
+
+def test_a_last_word_unasked_is_a_violation(tmp_path: Path) -> None:
+    """A gateway that stops telling before its range ends is not ours any more."""
+    assert Who(None, tmp_path).run("end_unasked")["deaths"] == [
+        ["ProtocolViolation", "the gateway broke its protocol: it has ended unasked"]
+    ]
 
 
 def test_a_disk_that_is_full_at_the_end_is_told_too(small_disk: Path) -> None:

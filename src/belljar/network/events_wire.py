@@ -3,8 +3,9 @@ is the other). Pure: no I/O.
 
 Up: a head, one JSON object `{"id", "kind", "data", "bodies": [{"name", "kept_bytes", "total_bytes", "sha256"}]}`, and then the kept bytes of each body in turn,
 in as many datagrams as it takes, none with bytes of two bodies. A question has the kind `ask`, `data` `{"what"}` and one body.
-The first word of all is `ready`: it serves. From then on `alive`, without data, every few seconds.
-Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question.
+The first word of all is `ready`: it serves. From then on `alive`, without data, every few seconds. The last is `ended`, `data` `{"untold"}`.
+Down: `{"ack": id}` when an event is on record; `{"answer": id, "ok", "bytes"}` and so many bytes, to a question; `{"end": seconds}`: the range ends, and so soon
+the gateway has to have told what is in progress.
 The question `dial` (body: `{"host", "port", "stand_in"}`) is answered by a socket: a descriptor that comes with the head.
 
 The decoder reads what a gateway wrote that may have been taken over: every field, length and order is checked, and anything else is a violation.
@@ -30,6 +31,7 @@ DIAL: Final = "dial"
 """What is asked for a connected socket to a real upstream."""
 READY: Final = "ready"
 ALIVE: Final = "alive"
+ENDED: Final = "ended"
 _MAX_ID: Final = (1 << 53) - 1
 _MAX_DEPTH: Final = 16
 _MAX_INT: Final = (1 << 53) - 1
@@ -81,6 +83,14 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """Nothing comes any more; so much that was in progress is in no event."""
+
+    id: int
+    untold: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A question of the gateway, whole."""
 
@@ -92,6 +102,11 @@ class Asked:
 def encode_ack(id: int) -> bytes:  # noqa: A002 - the wire's word
     """The datagram that says: on record."""
     return _head({"ack": id})
+
+
+def encode_end(within_s: float) -> bytes:
+    """The datagram that says: the range ends."""
+    return _head({"end": within_s})
 
 
 def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # noqa: A002 - the wire's word
@@ -110,9 +125,9 @@ class UpDecoder:
         self._wanted: list[int] = []
         self._parts: list[bytearray] = []
         self._last_id = -1
-        self._is_ready = False
+        self._is_ready = self._is_over = False
 
-    def feed(self, datagram: bytes) -> Said | Asked | Ready | Alive | None:
+    def feed(self, datagram: bytes) -> Said | Asked | Ready | Alive | Ended | None:
         """The event that this datagram completes. Raises `WireViolation`; after that nothing more may be fed."""
         if not datagram or len(datagram) > MAX_DATAGRAM_BYTES:
             raise WireViolation(f"a datagram of {len(datagram)} bytes")
@@ -128,6 +143,9 @@ class UpDecoder:
             raise WireViolation("ids must grow")
         _exactly(head, {"id", "kind", "data", "bodies"})
         _check_event(head)
+        if self._is_over:
+            raise WireViolation("a word after the last")
+        self._is_over = head["kind"] == ENDED
         if head["kind"] == READY and self._is_ready:
             raise WireViolation("`ready` is said once")
         self._is_ready |= head["kind"] == READY
@@ -144,7 +162,7 @@ class UpDecoder:
                 return
         raise WireViolation("bytes that belong to no body")
 
-    def _finish(self) -> Said | Asked | Ready | Alive | None:
+    def _finish(self) -> Said | Asked | Ready | Alive | Ended | None:
         head = self._head
         if head is None or any(len(part) < wanted for part, wanted in zip(self._parts, self._wanted, strict=True)):
             return None
@@ -156,6 +174,8 @@ class UpDecoder:
             return Ready(id=head["id"], data=head["data"])
         if head["kind"] == ALIVE:
             return Alive(id=head["id"])
+        if head["kind"] == ENDED:
+            return Ended(id=head["id"], untold=head["data"]["untold"])
         bodies = (
             Body(name=ref["name"], content=content, total_bytes=ref["total_bytes"], sha256=ref["sha256"])
             for ref, content in zip(head["bodies"], contents, strict=True)
@@ -217,7 +237,7 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
 
 def _check_event(head: Mapping[str, Any]) -> None:
     kind = head["kind"]
-    if not isinstance(kind, str) or kind not in {*KINDS, ASK, READY, ALIVE}:
+    if not isinstance(kind, str) or kind not in {*KINDS, ASK, READY, ALIVE, ENDED}:
         raise WireViolation("a kind that a gateway can't record")
     if not isinstance(head["data"], dict):
         raise WireViolation("data is no object")
@@ -230,6 +250,11 @@ def _check_event(head: Mapping[str, Any]) -> None:
         _check_question(head["data"], refs)
     if kind == ALIVE and (head["data"] or refs):
         raise WireViolation("a sign of life that says more")
+    if kind == ENDED:
+        _exactly(head["data"], {"untold"})
+        _count(head["data"]["untold"], _MAX_INT, "untold")
+        if refs:
+            raise WireViolation("a last word that says more")
     if len({ref["name"] for ref in refs}) != len(refs):
         raise WireViolation("a body's name twice")
 

@@ -406,21 +406,26 @@ class Range:
             return
         if watch is not None:
             watch.closing = True
-        lines.gateway.kill()
         if watch is not None and watch.error is None and self._entry is not None and self._entry.namespaces:
             self._end_in_order(watch)
-        lines.keeper.kill()
+        for child in (lines.gateway, lines.keeper):
+            child.kill()
         for child in (lines.gateway, lines.keeper):
             child.wait_ended(_END_DEADLINE_S)
         if watch is not None:
             watch.join()
 
     def _end_in_order(self, watch: Watch) -> None:
-        """The last packets, logs and counts. Without them evidence is missing: then it has died, whatever it did before."""
+        """The last packets, logs and counts. Without them evidence is missing: then it has died, whatever it did before.
+
+        With every port down nothing new can reach the gateway: then it tells what it was in the midst of.
+        """
         try:
             self._request({"do": "end"})
         except BelljarError as exc:
             watch.die(exc)
+        else:
+            watch.end_gateway()
 
     def _look(self, started: float) -> Destruction:
         """Ids and namespaces stay this range's until the look is over: another could have their numbers at once."""

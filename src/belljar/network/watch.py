@@ -29,12 +29,14 @@ from belljar.network.events_wire import (
     MAX_DATAGRAM_BYTES,
     Alive,
     Asked,
+    Ended,
     Ready,
     Said,
     UpDecoder,
     WireViolation,
     encode_ack,
     encode_answer,
+    encode_end,
 )
 from belljar.network.processes import Child, Zygote, wait_readable
 from belljar.network.silence import Silence
@@ -43,6 +45,9 @@ from belljar.units import format_size, printable
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _SEND_PATIENCE_S: Final = 10
 _LISTEN_S: Final = 1.0
+_TELL_S: Final = 1.0
+_LAST_WORD_S: Final = 2.0
+"""How long an owner waits at a range's end, and how much of it a gateway has to tell what is in progress."""
 _MAX_QUESTIONS: Final = 64
 """Of dials, and of all others: a gateway of ours has fewer unanswered (`gateway.bounds`)."""
 _QUESTIONS_AT_ONCE: Final = 8
@@ -116,6 +121,9 @@ class Watch:
         self._on_death, self._answer, self._dialler = on_death, answer, dialler
         self._decoder = UpDecoder()
         self._open = {lines.control, lines.events}
+        self._is_ending = self._has_ended = False
+        self._untold = 0
+        self._last_word = threading.Event()
         self._said = b""
         self._budget = budget
         self._send_lock, self._dying, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
@@ -143,12 +151,30 @@ class Watch:
         """The keeper's, as of its last word, and what was put on record until now."""
         budget = self._budget
         mine = {"events_recorded": budget.events, "events_cut": budget.cut_events, "recorded_bytes": budget.spent_bytes}
-        return {**self.heard.counters, **mine}
+        return {**self.heard.counters, **mine, "untold_at_end": self._untold}
 
     def diagnosis(self) -> str:
         """What keeper and gateway wrote on standard error, escaped and bounded."""
         self._drain_words()
         return printable(self._said.strip(), max_chars=2000)
+
+    def end_gateway(self) -> None:
+        """Have the gateway tell what is in progress, and wait for its last word: for two seconds at most, and not at all for one that is gone.
+
+        What is in no event is counted (`untold_at_end`): what it says, what the record has no room for, and at least one where it says nothing in time.
+        """
+        give_up = time.monotonic() + _LAST_WORD_S
+        self._is_ending = True
+        if self._send_lock.acquire(timeout=_LAST_WORD_S):
+            try:
+                self._lines.events.send(encode_end(_TELL_S), socket.MSG_DONTWAIT)
+            except OSError:
+                self._last_word.set()  # it is gone, or reads nothing
+            finally:
+                self._send_lock.release()
+        self._last_word.wait(max(0.0, give_up - time.monotonic()))
+        if not self._has_ended:
+            self._untold += 1
 
     def die(self, error: BelljarError) -> None:
         """End the range, once: its processes are killed, and then it is told. From any thread."""
@@ -157,6 +183,7 @@ class Watch:
                 return
             self.error = error
         self._kill()
+        self._last_word.set()
         try:
             data = {
                 "range": self._range,
@@ -210,6 +237,8 @@ class Watch:
                 self._hear_gateway()
         except (datagrams.Closed, ConnectionError):
             self._open.discard(source)
+            if source is self._lines.events:
+                self._last_word.set()
         except BelljarError as exc:
             self.die(exc)
         except (ValueError, KeyError, TypeError) as exc:
@@ -266,8 +295,17 @@ class Watch:
                 self.heard.milestones.put("ready")
             case Alive():
                 self._send(encode_ack(said.id))
+            case Ended():
+                self._take_last_word(said)
             case Asked():
                 self._ask(said)
+
+    def _take_last_word(self, said: Ended) -> None:
+        if not self._is_ending:
+            raise ProtocolViolation("the gateway broke its protocol: it has ended unasked", where=self._where())
+        self._has_ended = True
+        self._untold += said.untold
+        self._last_word.set()
 
     def _record(self, kind: Kind, data: Mapping[str, Any], bodies: tuple[Any, ...] = ()) -> None:
         # The range's name stands first: what is cut down keeps the first fields.
@@ -285,6 +323,9 @@ class Watch:
         """Records it, as much of it as the range's budget has room for. Raises `CellError` when there is none."""
         before = self._budget
         after, taken = before.take(event)
+        if taken is None and self._is_ending:
+            self._untold += 1
+            return
         if taken is None:
             what = f"the range has put {format_size(before.most_bytes)} on record, which is all that it may"
             raise CellError(what, where=self._where(), mend=_RECORD_MEND)

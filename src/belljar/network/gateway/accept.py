@@ -25,6 +25,8 @@ from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 
 _PAUSE_S: Final = 0.05
+CUT_AT_ONCE: Final = 64
+"""Connections between two looks at the time."""
 _TRANSIENT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DEAD_LISTENER: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP})
 
@@ -41,6 +43,7 @@ class Front:
         self._dns = DnsServer(site, group)
         self._open: Counter[str] = Counter()
         self._of_cell: Counter[str] = Counter()
+        self._connections: set[asyncio.Task[None]] = set()
 
     def listen_dns(self, udp: socket.socket, tcp: socket.socket) -> None:
         """Answers DNS on these sockets."""
@@ -87,7 +90,9 @@ class Front:
             self._of_cell[address] += 1
             connection = self._one(sock, address, kind, handler)
             try:
-                self._group.create_task(connection)
+                task = self._group.create_task(connection)
+                self._connections.add(task)
+                task.add_done_callback(self._connections.discard)
             except MemoryError:
                 connection.close()
                 self._release(sock, address, kind)
@@ -124,6 +129,23 @@ class Front:
         self._of_cell[address] -= 1
         if not self._of_cell[address]:
             del self._of_cell[address]
+
+    async def end(self, until: float) -> int:
+        """Cuts all connections that are not idle, each on record. Returns how many had not come to their end by `until` (the loop's time)."""
+        loop = asyncio.get_running_loop()
+        self._site.is_ending = True
+        self._dns.flush()
+        self._site.tell_limits()
+        connections = [task for task in self._connections if task not in self._site.idle]
+        for at in range(0, len(connections), CUT_AT_ONCE):
+            if loop.time() >= until:
+                break
+            for task in connections[at : at + CUT_AT_ONCE]:
+                task.cancel()
+            await asyncio.sleep(0)
+        if connections:
+            await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
+        return sum(not task.done() for task in connections)
 
     async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
         if peer.address == self._site.layout.resolver:

@@ -70,8 +70,15 @@ class QueryRecord:
             batch.names.append(said.name[:MAX_BATCH_NAME_CHARS])
         await asyncio.shield(batch.recorded)
 
+    def flush_all(self) -> None:
+        """Those that are counted together go on record now."""
+        for cell in list(self._batches):
+            self._flush(cell)
+
     def _flush(self, cell: str) -> None:
-        batch = self._batches.pop(cell)
+        batch = self._batches.pop(cell, None)
+        if batch is None:
+            return
         data: dict[str, JsonValue] = {
             "cell": cell,
             "name": "",
@@ -82,8 +89,12 @@ class QueryRecord:
             "entropy": batch.entropy,
             "names": batch.names,
         }
-        posted = self._site.reporter.post(Item(Kind.NETWORK_DNS, data))
-        posted.add_done_callback(lambda _: batch.recorded.set_result(None))
+        try:
+            posted = self._site.reporter.post(Item(Kind.NETWORK_DNS, data))
+        except MemoryError as error:
+            batch.recorded.set_exception(error)  # each that waits is cut, and counted
+        else:
+            posted.add_done_callback(lambda _: batch.recorded.set_result(None))
 
 
 def _item(cell: str, said: Answer, transport: str, query: bytes) -> Item:
@@ -112,6 +123,10 @@ class DnsServer:
         sock.setblocking(False)  # noqa: FBT003 - the library's signature
         sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
         asyncio.get_running_loop().add_reader(sock.fileno(), self._readable, sock)
+
+    def flush(self) -> None:
+        """Those of the queries that are counted together go on record now."""
+        self._record.flush_all()
 
     def _readable(self, sock: socket.socket) -> None:
         for _ in range(DATAGRAMS_A_TURN):
@@ -154,10 +169,12 @@ class DnsServer:
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
         """One TCP connection (RFC 7766): length, query; length, answer; in order."""
         bounds = self._site.bounds
+        begun = bytearray()
         try:
             for _ in range(bounds.dns_tcp_queries):
                 async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                    query = await _framed(pipe)
+                    query = await _framed(pipe, begun)
+                begun.clear()
                 if query is None:
                     break
                 said = answer(query, self._site.known_to(cell), udp=False)
@@ -169,22 +186,27 @@ class DnsServer:
         except (OSError, TimeoutError):
             pass
         finally:
+            if begun:
+                self._site.tell(lambda: _item(cell, Answer(wire=None, answer="NOT A QUERY"), "tcp", bytes(begun)))
             await pipe.close()
 
 
-async def _framed(pipe: TcpPipe) -> bytes | None:
-    """The next message; None at the end, and for one that is longer than a query can be."""
-    head = await _exactly(pipe, 2)
-    length = int.from_bytes(head, "big")
-    return None if len(head) < 2 or not 0 < length <= MAX_QUERY_BYTES else await _exactly(pipe, length)
+async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
+    """The next message; None at the end, and for one that is longer than a query can be. `begun` is what of it has come."""
+    if not await _fill(begun, pipe, 2):
+        return None
+    length = int.from_bytes(begun, "big")
+    if not 0 < length <= MAX_QUERY_BYTES:
+        return None
+    await _fill(begun, pipe, 2 + length)
+    return bytes(begun[2:])
 
 
-async def _exactly(pipe: TcpPipe, count: int) -> bytes:
-    """So many bytes; fewer at the end."""
-    got = b""
-    while len(got) < count and (data := await pipe.receive(count - len(got))):
-        got += data
-    return got
+async def _fill(begun: bytearray, pipe: TcpPipe, count: int) -> bool:
+    """Until there are so many bytes; False when the end comes before."""
+    while len(begun) < count and (data := await pipe.receive(count - len(begun))):
+        begun += data
+    return len(begun) >= count
 
 
 def _dialled(info: list[tuple[int, int, bytes]]) -> str:

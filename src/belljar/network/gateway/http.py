@@ -11,6 +11,7 @@ import contextlib
 import importlib.metadata
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final, cast
 
 import h2.errors
@@ -25,18 +26,20 @@ from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h2 import H2Protocol
 from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.typing import ConnectionState
 
 from belljar.errors import HostError
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.context import App
+from belljar.network.gateway.context import App, kept_body
 from belljar.network.gateway.h2_guard import FloodGuard
-from belljar.network.gateway.middleware import PEER
+from belljar.network.gateway.middleware import PEER, WEBSOCKET
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.site import Peer, Site
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
 from belljar.network.gateway.tally import shown
+from belljar.network.gateway.websocket import WebSocketRecord
 
 HYPERCORN: Final = "0.18."
 APP_QUEUE: Final = 2
@@ -85,6 +88,7 @@ class HttpConnection:
         self._app, self._config = app, config
         self._protocol: Http1 | Http2
         self._reader: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self._deadline: asyncio.Timeout | None = None
         self._in_head = False
         self._held_bytes = 0
@@ -94,6 +98,8 @@ class HttpConnection:
     async def run(self) -> None:
         """Raises nothing but what cancels it. The pipe is closed."""
         bounds = self._site.bounds
+        self._task = asyncio.current_task()
+        self._rest()
         try:
             async with asyncio.timeout(bounds.connection_timeout_s), asyncio.timeout(None) as self._deadline:
                 self._set_deadline(bounds.idle_timeout_s)
@@ -105,12 +111,13 @@ class HttpConnection:
             if not isinstance(_first(error), OSError):
                 await self.on_refused(f"protocol error: {type(_first(error)).__name__}")
         finally:
+            self._stir()
             self._release()
             await self._pipe.close()
 
     async def _serve(self) -> None:
         # Nothing is made for a connection that says nothing.
-        first = b"" if self._pipe.alpn == "h2" else await self._pipe.receive()
+        first = b"" if self._pipe.alpn == "h2" else await self._receive()
         if not first and self._pipe.alpn != "h2":
             return
         try:
@@ -118,17 +125,29 @@ class HttpConnection:
                 self._protocol = self._spoken(group)
                 await self._protocol.initiate()
                 self._reader = group._task_group.create_task(self._read(first))
-                await asyncio.wait([self._reader])
+                try:
+                    await asyncio.wait([self._reader])
+                finally:
+                    self._tell_unfinished()
                 await self._protocol.handle(Closed())
                 # Nobody is left to answer: what still runs for this connection is cancelled.
                 raise _Over
         except* _Over:
             pass
 
+    def _tell_unfinished(self) -> None:
+        """A message, a head or a frame of which the rest does not come. What a connection's own end leaves of a head is told by its protocol."""
+        self._protocol.break_off()
+        if not self._site.is_ending:
+            return
+        self._protocol.abandon()
+        if not self._refused and (unparsed := self._protocol.unparsed):
+            self._refused = True
+            self._site.tell(partial(self._refusal, RANGE_ENDED, unparsed))
+
     def _spoken(self, group: TaskGroup) -> Http1 | Http2:
         spoken = Http2 if self._pipe.alpn == "h2" else Http1
         is_tls = self._peer.hello
-        state = cast("ConnectionState", {PEER: self._peer})
         there = (self._peer.address, self._peer.port)
         wrapped = ASGIWrapper(cast("Any", self._app))
         context = WorkerContext(None)
@@ -137,7 +156,7 @@ class HttpConnection:
             self._config,
             context,
             group,
-            ConnectionState(state),
+            ConnectionState({PEER: self._peer}),
             is_tls,
             (self._peer.cell, 0),
             there,
@@ -147,7 +166,7 @@ class HttpConnection:
         return made
 
     async def _read(self, first: bytes) -> None:
-        data = first or await self._pipe.receive()
+        data = first or await self._receive()
         while True:
             try:
                 if data:
@@ -158,10 +177,25 @@ class HttpConnection:
                 return
             if not data or self._ended:
                 return
-            data = await self._pipe.receive()
+            data = await self._receive()
+
+    async def _receive(self) -> bytes:
+        data = await self._pipe.receive()
+        self._stir()
+        return data
+
+    def _rest(self) -> None:
+        if self._task is not None:
+            self._site.idle.add(self._task)
+
+    def _stir(self) -> None:
+        if self._task is not None:
+            self._site.idle.discard(self._task)
 
     async def _say(self, event: Event) -> None:
-        if isinstance(event, RawData):
+        if self._site.is_ending:
+            self._end()
+        elif isinstance(event, RawData):
             with contextlib.suppress(OSError):
                 await self._pipe.send(event.data)
                 self._protocol.sent(len(event.data))
@@ -172,6 +206,8 @@ class HttpConnection:
         elif isinstance(event, Updated):
             self._in_head = False
             self._release()
+            if event.idle and not self._protocol.unparsed:
+                self._rest()
             self._set_deadline(self._site.bounds.idle_timeout_s if event.idle else None)
 
     def _end(self) -> None:
@@ -206,6 +242,9 @@ class HttpConnection:
         if self._refused:
             return
         self._refused = True
+        await self._site.reporter.record(self._refusal(reason))
+
+    def _refusal(self, reason: str, said: bytes = b"") -> Item:
         peer = self._peer
         data: dict[str, JsonValue] = {
             "cell": peer.cell,
@@ -217,7 +256,9 @@ class HttpConnection:
             "reason": shown(reason, 200),
             "bytes": 0,
         }
-        await self._site.reporter.record(Item(Kind.NETWORK_HTTP, data))
+        return Item(
+            Kind.NETWORK_HTTP, data, (kept_body("request", said, self._site.bounds.kept_body_bytes),) if said else ()
+        )
 
 
 class Http1(H11Protocol):
@@ -234,6 +275,23 @@ class Http1(H11Protocol):
     def awaits_head(self) -> bool:
         """Whether bytes that come now are those of a request's head."""
         return self.stream is None
+
+    @property
+    def unparsed(self) -> bytes:
+        """What has come and is nothing whole."""
+        return bytes(self.connection.trailing_data[0]) if isinstance(self.connection, h11.Connection) else b""
+
+    def abandon(self) -> None:
+        """Takes no more of an answer."""
+        if self.stream is not None:
+            self.stream.closed = True
+
+    def break_off(self) -> None:
+        """Has the beginning of a WebSocket's message put on record of which the rest does not come."""
+        if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
+            record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
+            if record is not None and (begun := self.stream.buffer.value.getvalue()):
+                record.broke_off(begun)
 
     def sent(self, size: int) -> None:
         """Counts what was sent."""
@@ -295,6 +353,20 @@ class Http2(H2Protocol):
 
     awaits_head = False
     """Its frames are not a head's bytes alone; a head that never ends is ended with the idle connection."""
+
+    def abandon(self) -> None:
+        """Takes no more of any answer: nobody is left who would send it, for which each would wait."""
+        for stream in self.streams.values():
+            stream.closed = True
+
+    def break_off(self) -> None:
+        """There is no WebSocket within it."""
+
+    @property
+    def unparsed(self) -> bytes:
+        """What has come and is no whole frame, or no whole head."""
+        frames = self.connection.incoming_buffer
+        return b"".join(frame.serialize() for frame in frames._headers_buffer) + bytes(frames._data)
 
     def sent(self, size: int) -> None:
         """Counts what was sent."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
@@ -15,12 +16,14 @@ from belljar.events import JsonValue, Kind
 from belljar.network.decide import NO_METHOD, Asked, Verdict, split_target
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.site import Peer, Site, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, Tally, shown, shown_headers
 from belljar.network.gateway.websocket import WebSocketRecord
 
 PEER: Final = "peer"
 """Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and `name` in its place."""
+WEBSOCKET: Final = "websocket"
+"""Where its `WebSocketRecord` is then, if it has become one."""
 _STATUS: Final = {
     "CONNECT": 405,
     "no Host": 400,
@@ -54,7 +57,7 @@ class Middleware:
         except TimeoutError:
             await exchange.fail("took too long", 504)
         except asyncio.CancelledError:
-            exchange.cut("the connection ended")
+            exchange.cut(RANGE_ENDED if site.is_ending else "the connection ended")
             raise
         except Exception as error:  # noqa: BLE001 - a stand-in's fault ends its exchange, not the gateway
             await exchange.fail(f"the stand-in failed: {type(error).__name__}", 500)
@@ -83,6 +86,7 @@ class Exchange:
         self._reason = self.verdict.reason
         self._refused: Refused | None = None
         self._has_begun = False
+        self._websocket: WebSocketRecord | None = None
 
     def app(self) -> App:
         """Who answers: the stand-in, or a refusal."""
@@ -96,7 +100,8 @@ class Exchange:
         self._upstream, self._downstream = receive, send
         scope = self._inner_scope()
         if scope["type"] == "websocket":
-            record = WebSocketRecord(self._site, self._tie(), receive, send)
+            record = self._websocket = WebSocketRecord(self._site, self._tie(), receive, send)
+            self._scope["state"][WEBSOCKET] = record
             await record.run(app, scope, self._websocket_opens)
             await self._close("", status=record.status)
             return
@@ -132,9 +137,17 @@ class Exchange:
             return
         self._answered = True
         self._reason = reason
+        self._take_unread()
         if self._recorded_bytes is None:
-            self._site.reporter.post(self._request_item())
-        self._site.reporter.post(self._answer_item(status=None))
+            self._site.tell(self._request_item)
+        status = None if self._websocket is None else self._websocket.status
+        self._site.tell(partial(self._answer_item, status=status))
+
+    def _take_unread(self) -> None:
+        """What has come and waits for the stand-in to read it."""
+        queue = getattr(self._upstream, "__self__", None)
+        while self._websocket is None and isinstance(queue, asyncio.Queue) and not queue.empty():
+            self._request.add(queue.get_nowait().get("body", b""))
 
     async def _receive_for_app(self) -> Message:
         """To the stand-in, a request that is refused while it is read has broken off, as it may want to have on record; its answer goes nowhere."""

@@ -3,13 +3,15 @@
 The wire (`belljar.network.events_wire` has the owner's end): one JSON object a datagram, at most 64 KiB, `{"id", "kind", "data", "bodies"}`, where `bodies` are
 `{"name", "kept_bytes", "total_bytes", "sha256"}`; each body's kept bytes follow in order in datagrams of at most 60 KiB, none for an empty one. Down comes
 `{"ack": id}`, or for a question (kind `ask`, `data` `{"what"}`, one body) `{"answer": id, "ok": bool, "bytes": N}` and N bytes likewise; to the question `dial`
-the answer is a descriptor beside the head.
+the answer is a descriptor beside the head. `{"end": seconds}` comes once, and is answered, so soon, by the last word of all: kind `ended`, `data` `{"untold": N}`.
 """
 
 from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import socket
@@ -30,6 +32,7 @@ OWNER_GONE: Final = 70
 """The gateway's exit status when nobody records any more."""
 READY: Final = "ready"
 ALIVE: Final = "alive"
+ENDED: Final = "ended"
 ASK: Final = "ask"
 DIAL: Final = "dial"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
@@ -73,6 +76,8 @@ class Reporter:
     """Sends events and waits for their acknowledgements; thousands may wait at once. Use `run` as a task for as long as it lives.
 
     Events go up in the order in which they were given. When the owner is gone, or says what it can't mean, `on_lost` is called, which does not return.
+
+    `told_to_end`: the owner has said that the range ends, and `end_within_s` how soon the last word (`end`) is due. `posted` counts events and questions.
     """
 
     def __init__(self, sock: socket.socket, bounds: Bounds, on_lost: Callable[[], NoReturn] = die) -> None:
@@ -80,8 +85,13 @@ class Reporter:
         self._sock = sock
         self._bounds = bounds
         self._on_lost = on_lost
+        self.told_to_end = asyncio.Event()
+        self.end_within_s = 0.0
+        self.posted = 0
         self._next = 1
-        self._queue: deque[bytes] = deque()
+        self._queue: deque[tuple[bool, bytes]] = deque()
+        self._all_sent = asyncio.Event()
+        self._is_over = False
         self._waiting: dict[int, tuple[asyncio.Future[Any], int]] = {}
         self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
@@ -118,19 +128,45 @@ class Reporter:
             await future
 
     def post(self, item: Item) -> asyncio.Future[Any]:
-        """Sends one without waiting: for what nothing depends on (the end of a connection that is already cut). The future is done when it is on record."""
+        """Sends one without waiting: for what nothing depends on (the end of a connection that is already cut). The future is done when it is on record.
+
+        After the last word nothing is sent.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._is_over:
+            return future
         item = self._within_budget(item)
         number = self._next
         sent = datagrams(number, item)
         self._next += 1
         size = sum(map(len, sent))
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (future, size)
         self._unrecorded += size
-        self._queue.extend(sent)
+        self.posted += item.kind != ALIVE
+        self._queue.extend((at == 0, piece) for at, piece in enumerate(sent))
+        self._all_sent.clear()
         if not self._writing:
             self._writable()
         return future
+
+    async def flush(self) -> None:
+        """Returns when all that was posted until now is on record: the owner takes things in one after the other."""
+        await self.post(Item(ALIVE, {}))
+
+    async def end(self, untold: int, until: float) -> None:
+        """The last word, behind all that was posted; it has left when this returns. `untold`: how much that was in progress is in no event.
+
+        What has not left by `until` (the loop's time) is left out, and counted among it.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._all_sent.wait()
+        begun = list(itertools.takewhile(lambda queued: not queued[0], self._queue))
+        untold += sum(begins for begins, _ in self._queue)
+        self._queue = deque(begun)
+        self.post(Item(ENDED, {"untold": untold}))
+        self._is_over = True
+        await self._all_sent.wait()
 
     async def ask(self, kind: str, body: bytes) -> Any:  # noqa: ANN401 - bytes; a socket, to `dial`
         """Asks the owner. Raises `ValueError` with its reason when it refuses, `TooManyQuestions` when it has not answered too many."""
@@ -180,13 +216,14 @@ class Reporter:
     def _writable(self) -> None:
         while self._queue:
             try:
-                self._sock.send(self._queue[0])
+                self._sock.send(self._queue[0][1])
             except BlockingIOError:
                 self._watch(writing=True)
                 return
             except OSError:
                 self._on_lost()
             self._queue.popleft()
+        self._all_sent.set()
         self._watch(writing=False)
 
     def _watch(self, *, writing: bool) -> None:
@@ -220,6 +257,10 @@ class Reporter:
         word: dict[str, Any] = json.loads(said)
         if "ack" in word:
             self._done(word["ack"], b"")
+            return
+        if "end" in word:
+            self.end_within_s = float(word["end"])
+            self.told_to_end.set()
             return
         if fds:
             self._hand_over(int(word["answer"]), socket.socket(fileno=fds[0]))

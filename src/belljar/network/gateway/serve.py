@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import hashlib
 import itertools
@@ -11,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from belljar.events import Body, JsonValue, Kind
 from belljar.network import stand_ins
@@ -26,22 +27,27 @@ from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Terminator
 from belljar.plan.network import StandInPlan
 
+SETTLING: Final = 0.25
+"""Of the time for the end: the most that what has arrived may take."""
+TURNS: Final = 16
+"""Of the loop, from bytes in a socket to an event of them."""
 Make = Callable[[str, StandInContext], Any]
 """`stand_ins.make`: what answers for a kind."""
 
 
 def serve(config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves until the process ends: by the owner's going (status 70, at once) or by an error of its own (status 1, said on standard error).
+    """Serves until the process ends: by the owner's word (status 0, when it has told what was in progress), by its going (status 70, at once), or by an error
+    of its own (status 1, said on standard error).
 
     Call it in the gateway's own process, after its confinement, in the event loop that was made before. When it answers it says `ready`, with the certificate
     of the range's authority (PEM).
     """
     asyncio.get_event_loop_policy().get_event_loop().run_until_complete(run(config, listeners, events))
-    os._exit(1)
+    os._exit(0)
 
 
 async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket, make: Make = stand_ins.make) -> None:
-    """Serves until cancelled."""
+    """Serves until cancelled, or until the owner says that the range ends and all that was in progress is told."""
     reporter = Reporter(events, config.bounds)
     reporter.start()
     site = Site(layout=config.layout, stand_ins=config.stand_ins, bounds=config.bounds, reporter=reporter)
@@ -56,9 +62,39 @@ async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket
             if listeners.sink is not None:
                 front.listen_sink(listeners.sink)
             await reporter.record(Item(READY, {"certificate": authority.certificate.decode()}))
+            await reporter.told_to_end.wait()
+            await end(site, front)
+            raise _Ended
+    except* _Ended:
+        pass
     finally:
         asyncio.get_running_loop().remove_reader(listeners.dns_udp.fileno())
         reporter.stop()
+
+
+async def end(site: Site, front: Front) -> None:
+    """The range's end, within what the owner allows: what has arrived is taken in, what is open is cut, each on record, and the last word is said."""
+    reporter, loop = site.reporter, asyncio.get_running_loop()
+    until = loop.time() + reporter.end_within_s
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(reporter.end_within_s * SETTLING):
+            await settle(reporter)
+    unended = await front.end(until)
+    await reporter.end(unended + site.untold, until)
+
+
+async def settle(reporter: Reporter) -> None:
+    """Returns when nothing more comes of what the sockets hold."""
+    before = -1
+    while before != reporter.posted:
+        before = reporter.posted
+        await reporter.flush()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+
+class _Ended(Exception):  # noqa: N818 - no error
+    """The range has."""
 
 
 def made(config: GatewayConfig, site: Site, make: Make) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,8 +7,9 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from belljar.events import Kind
 from belljar.network.decide import Asked, Flow, Verdict, decide, known_to
@@ -19,6 +20,8 @@ from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
 
 LIMIT_EVENTS_EVERY_S = 1.0
+RANGE_ENDED = "the range ended"
+"""Why something was cut off, when the range's end did it."""
 _RESERVE_BYTES = 1 << 20
 
 
@@ -35,7 +38,11 @@ class Peer:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """The gateway's own state: one a process. `apps` and `streams` are the stand-ins, by id."""
+    """The gateway's own state: one a process. `apps` and `streams` are the stand-ins, by id.
+
+    `idle`: the tasks of connections that are in the midst of nothing. `is_ending`: the range ends, and nothing is said to a cell any more. `untold`: how much
+    could not be told for want of memory.
+    """
 
     layout: RangeLayout
     stand_ins: tuple[StandInPlan, ...]
@@ -46,6 +53,9 @@ class Site:
     exchanges: int = 0
     heads_bytes: int = 0
     bodies_bytes: int = 0
+    idle: set[asyncio.Task[Any]] = field(default_factory=set)
+    is_ending: bool = False
+    untold: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _cells: dict[str, str] = field(default_factory=dict)
     _known: dict[str, RangeLayout] = field(default_factory=dict)
@@ -75,7 +85,7 @@ class Site:
         self._limits[limit] += 1
         if not self._limits_due:
             self._limits_due = True
-            asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self._post_limits)
+            asyncio.get_running_loop().call_later(LIMIT_EVENTS_EVERY_S, self.tell_limits)
 
     def starve(self) -> None:
         """Counts that there was no memory for something. What is held back for that is given up until the count is on record."""
@@ -83,7 +93,16 @@ class Site:
         with contextlib.suppress(MemoryError):
             self.hit("memory_bytes")
 
-    def _post_limits(self) -> None:
+    def tell(self, *made: Callable[[], Item]) -> None:
+        """Posts what is cut off, item by item as each is made; one that there is no memory for is counted."""
+        for make in made:
+            try:
+                self.reporter.post(make())
+            except MemoryError:
+                self.untold += 1
+
+    def tell_limits(self) -> None:
+        """Posts the counts of limits that were hit."""
         self._limits_due = False
         with contextlib.suppress(MemoryError):
             self._reserve = self._reserve or bytes(_RESERVE_BYTES)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any, Final
 
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import StreamApp
 from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.site import Peer, Site, since_ms
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.tally import Tally, shown
 
 HIGH_WATER_BYTES: Final = 64 << 10
@@ -38,10 +39,13 @@ class Stream:
                 asyncio.timeout(bounds.idle_timeout_s) as self._idle,
             ):
                 await self._talk(app)
+        except asyncio.CancelledError:
+            reason = RANGE_ENDED
+            raise
         except Exception as error:  # noqa: BLE001 - a stand-in's fault, or the peer's, ends its connection, not the gateway
             reason = _why(error)
         finally:
-            self._post_end(reason)
+            self._site.tell(partial(self._end_item, reason))
             await self._pipe.close()
 
     async def _talk(self, app: StreamApp) -> None:
@@ -84,35 +88,41 @@ class Stream:
     def _data(self, reason: str) -> dict[str, JsonValue]:
         return {**stream_data(self._peer, self._stand_in, "allowed", reason), "bytes": self._received.total_bytes}
 
-    def _post_end(self, reason: str) -> None:
+    def _end_item(self, reason: str) -> Item:
         data: dict[str, JsonValue] = {
             **self._data(reason),
             "phase": "closed",
             "sent_bytes": self._sent.total_bytes,
             "duration_ms": since_ms(self._start),
         }
-        bodies = self._received.bodies("received") + self._sent.bodies("sent")
-        self._site.reporter.post(Item(Kind.NETWORK_STREAM, data, bodies))
+        return Item(Kind.NETWORK_STREAM, data, self._received.bodies("received") + self._sent.bodies("sent"))
 
 
 async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
     """Takes the first bytes of a connection that nobody answers, puts them on record, and closes it. Sends nothing."""
     start = time.monotonic()
     received = Tally(site.bounds.kept_stream_bytes)
+    reason = "sink"
+
+    def item() -> Item:
+        data: dict[str, JsonValue] = {
+            **stream_data(peer, "", "allowed", reason),
+            "bytes": received.total_bytes,
+            "duration_ms": since_ms(start),
+        }
+        return Item(Kind.NETWORK_STREAM, data, received.bodies("received"))
+
     try:
         async with asyncio.timeout(site.bounds.sink_wait_s):
             while received.total_bytes < site.bounds.kept_stream_bytes and (data := await pipe.receive()):
                 received.add(data)
+    except asyncio.CancelledError:
+        reason = f"sink; {RANGE_ENDED}"
+        site.tell(item)
+        raise
     except (TimeoutError, OSError):
         pass
-    finally:
-        data_: dict[str, JsonValue] = {
-            **stream_data(peer, "", "allowed", "sink"),
-            "bytes": received.total_bytes,
-            "duration_ms": since_ms(start),
-        }
-        recorded = site.reporter.post(Item(Kind.NETWORK_STREAM, data_, received.bodies("received")))
-    await recorded
+    await site.reporter.post(item())
     await pipe.close()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from dataclasses import replace
+from functools import partial
 
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import HTTP, Verdict
 from belljar.network.gateway.ca import Authority, server_context
 from belljar.network.gateway.pipe import Pipe, TlsPipe
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.site import Peer, Site
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
 from belljar.network.gateway.tally import shown
 
 MAX_SHOWN_SNI_CHARS = 300
@@ -34,6 +35,9 @@ class Terminator:
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
                 await secure.handshake(hello.before_words, bounds.handshake_bytes)
+        except asyncio.CancelledError:
+            hello.cut(RANGE_ENDED)
+            raise
         except TimeoutError:
             await hello.failed("the handshake took too long")
         except ssl.SSLError as error:
@@ -97,8 +101,16 @@ class _Hello:
         if self._verdict is None or self._verdict.allowed:
             await self._record(problem)
 
+    def cut(self, reason: str) -> None:
+        """Puts on record that the range has ended it."""
+        if self._verdict is None or self._verdict.allowed:
+            self._site.tell(partial(self._item, reason))
+
     async def _record(self, reason: str) -> None:
         self._recorded = True
+        await self._site.reporter.record(self._item(reason))
+
+    def _item(self, reason: str) -> Item:
         peer = self.peer
         data: dict[str, JsonValue] = {
             "cell": peer.cell,
@@ -109,4 +121,4 @@ class _Hello:
             "reason": shown(reason, 200),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,
         }
-        await self._site.reporter.record(Item(Kind.NETWORK_TLS, data))
+        return Item(Kind.NETWORK_TLS, data)

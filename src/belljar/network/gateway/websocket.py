@@ -42,11 +42,20 @@ class WebSocketRecord:
             await self._record("received", message)
         await self._downstream(message)
 
+    def broke_off(self, begun: str | bytes) -> None:
+        """Puts on record what there is of the cell's message that will not be whole any more."""
+        is_text = isinstance(begun, str)
+        message: Message = {"type": "websocket.receive", "text" if is_text else "bytes": begun}
+        self._site.tell(lambda: self._item("sent", message, {"complete": False}))
+
     def _stirred(self) -> None:
         if self._idle is not None and not self._idle.expired():
             self._idle.reschedule(asyncio.get_running_loop().time() + self._site.bounds.idle_timeout_s)
 
     async def _record(self, direction: str, message: Message) -> None:
+        await self._site.reporter.record(self._item(direction, message, {}))
+
+    def _item(self, direction: str, message: Message, more: Mapping[str, JsonValue]) -> Item:
         text = message.get("text")
         content = text.encode("utf-8", "surrogatepass") if text is not None else bytes(message.get("bytes") or b"")
         data: dict[str, JsonValue] = {
@@ -55,9 +64,10 @@ class WebSocketRecord:
             "bytes": len(content),
             "text": text is not None,
             **({"close": int(message.get("code", 1000))} if message["type"] == "websocket.close" else {}),
+            **more,
         }
         bodies = (kept_body("message", content, self._site.bounds.kept_body_bytes),) if content else ()
-        await self._site.reporter.record(Item(Kind.NETWORK_WEBSOCKET, data, bodies))
+        return Item(Kind.NETWORK_WEBSOCKET, data, bodies)
 
 
 def _status(message: Message) -> int:

@@ -1,0 +1,144 @@
+"""Scenarios of `range_driver` in which a range ends: what its cells are in the midst of, and gateways that don't tell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import anyio
+from tests.integration.range_driver import PATIENCE_S, Cell, Scene, cell, enter_user, processes
+
+from belljar.errors import ProtocolViolation
+from belljar.network.processes import SERVE
+from belljar.plan.network import PortPlan, StandInPlan
+
+SITE = StandInPlan(
+    id="site",
+    kind="http",
+    names=("site.example",),
+    ports=(PortPlan(number=80, protocol="http"), PortPlan(number=443, protocol="tls")),
+    settings={
+        "routes": [
+            {"path": "/", "method": "POST", "json": {"got": "{{ json.word }}"}},
+            {"path": "/live", "websocket": "echo"},
+        ]
+    },
+)
+MAIL = StandInPlan(id="mail", kind="smtp", names=("mail.example",), ports=(PortPlan(number=25, protocol="smtp"),))
+BEGIN = r"""
+import socket, ssl, sys, time
+import h2.connection
+site, mail = sys.argv[1:3]
+KEY = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+def connect(address, port):
+    sock = socket.create_connection((address, port), 20)
+    sock.settimeout(20)
+    return sock
+post = connect(site, 80)
+post.sendall(b"POST / HTTP/1.1\r\nHost: site.example\r\nContent-Length: 50\r\n\r\nhalf of it")
+head = connect(site, 80)
+head.sendall(b"GET /what?is=said HTTP/1.1\r\nHost: si")
+context = ssl._create_unverified_context()
+context.set_alpn_protocols(["h2"])
+tls = context.wrap_socket(connect(site, 443), server_hostname="site.example")
+http = h2.connection.H2Connection()
+http.initiate_connection()
+fields = {":method": "POST", ":path": "/", ":scheme": "https", ":authority": "site.example"}
+http.send_headers(1, list(fields.items()))
+http.send_data(1, b"half of another")
+tls.sendall(http.data_to_send())
+hello = connect(site, 443)
+hello.sendall(b"\x16\x03\x01\x02\x00\x01")
+smtp = connect(mail, 25)
+for said, expected in ((b"", b"220"), (b"EHLO x\r\n", b"250"), (b"MAIL FROM:<a@b.example>\r\n", b"250"), (b"RCPT TO:<c@d.example>\r\n", b"250"), (b"DATA\r\n", b"354")):
+    smtp.sendall(said)
+    got = b""
+    while not (got.endswith(b"\r\n") and got.splitlines()[-1][:4] == expected + b" "):
+        got += smtp.recv(1000)
+smtp.sendall(b"Subject: x\r\n\r\nhalf a li")
+web = connect(site, 80)
+web.sendall(b"GET /live HTTP/1.1\r\nHost: site.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" + KEY)
+while not web.recv(1000).endswith(b"\r\n\r\n"):
+    pass
+web.sendall(b"\x81\x85\0\0\0\0whole")
+while not web.recv(1000).endswith(b"whole"):
+    pass
+web.sendall(b"\x81\x85\0\0\0\0ha")
+idle = connect(site, 80)
+question = connect(sys.argv[3], 53)
+question.sendall(b"\x00\x20half")
+sink = connect("203.0.113.7", 4444)
+sink.sendall(b"fifteen bytes.\n")
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def beside(agent: Cell, *argv: str) -> Iterator[str]:
+    """A program in the cell's network: its first line; it goes on as long as the block."""
+    words = [*enter_user(agent.fds), "nsenter", f"--net=/proc/self/fd/{agent.namespace}", *argv]
+    fds = [*agent.fds, agent.namespace]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, pass_fds=fds, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline()
+        finally:
+            process.kill()
+
+
+async def in_progress(home: Path) -> dict[str, Any]:
+    """A range ends while its cell, which lives, is in the midst of everything."""
+    scene = Scene(home, stand_ins=(SITE, MAIL), sink=True)
+    async with scene.open(serve=SERVE) as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            names = scene.address("site.example"), scene.address("mail.example"), scene.layout.resolver
+            program = f"import sys; sys.path[:] = {sys.path!r}\n{BEGIN}"
+            with beside(agent, sys.executable, "-I", "-c", program, *names) as said:
+                await made.destroy()
+    events = [event for event in scene.recorder.events if event.kind != "network.flow"]
+    at = [str(event.kind) for event in events].index("range.destroying")
+    return {
+        **scene.summary(made),
+        "said": said,
+        "after": [
+            [str(event.kind), dict(event.data), {body.name: body.content.decode("latin-1") for body in event.bodies}]
+            for event in events[at + 1 : -1]
+        ],
+        "untold": made.counters()["untold_at_end"],
+    }
+
+
+async def untold(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any]:
+    """A gateway that does not say that it has told everything."""
+    scene = Scene(home, stand_ins=(SITE,))
+    with mock.patch("belljar.network.watch._LAST_WORD_S", 0.2):
+        async with scene.open(serve=serve) as made:
+            if stop:
+                os.kill(processes(made)[1].pid, signal.SIGSTOP)
+    return {**scene.summary(made), "untold": scene.data("range.destroyed")[0]["counters"]["untold_at_end"]}
+
+
+async def unasked(home: Path) -> dict[str, Any]:
+    """A gateway that says its last word before it is asked for."""
+    scene = Scene(home)
+    with contextlib.suppress(ProtocolViolation):  # before the range is up
+        async with scene.open(serve="tests.integration.plain_gateway:end_unasked"):
+            await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+    return {"deaths": [[type(error).__name__, error.what] for error in scene.deaths]}
+
+
+SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
+    "in_progress": in_progress,
+    "end_stopped_gateway": lambda home: untold(home, SERVE, stop=True),
+    "end_short": lambda home: untold(home, "tests.integration.plain_gateway:end_short"),
+    "end_unasked": unasked,
+}
