@@ -147,18 +147,23 @@ class _Keeper:
         _unshare(syscalls.CLONE_NEWNET, "net")
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
-        self._left = read_standing(self._kernel, ())
-        self._tap = Tap()
-        self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
-        self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
-        nft.load_rules(task.nft, task.rules)
+        self._hand_listeners(gateway)
+        with nft.Loading(task.nft, task.rules) as loading:
+            self._left = read_standing(self._kernel, ())
+            self._tap = Tap()
+            self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
+            self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
+            loading.finish()
         self._changes = nflog.open_changes()
-        listeners = open_listeners(task.layout, task.network)
+        self._check()
+        datagrams.send(self._owner, {"started": True})
+
+    def _hand_listeners(self, gateway: socket.socket) -> None:
+        """Before the rules, which it need not wait for: nothing can reach them while there is no port."""
+        listeners = open_listeners(self._task.layout, self._task.network)
         send_listeners(gateway, listeners)
         for listener in listeners.values():
             listener.close()
-        self._check()
-        datagrams.send(self._owner, {"started": True})
 
     def _enter_user_namespace(self, parent: int) -> None:
         """Its ids are the owner's to map: the programs that may are started by him."""

@@ -227,4 +227,8 @@ def switch_off_offloads(device: str) -> None:
 
 
 def _write(path: Path, value: str) -> None:
-    path.write_text(value)
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)

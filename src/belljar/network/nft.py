@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from belljar.errors import HostError
+from belljar.network import datagrams
 from belljar.units import printable
 
 _PATIENCE_S: Final = 20.0
@@ -15,18 +17,13 @@ _MAX_LISTING_BYTES: Final = 16 << 20
 _PIPES: Final[Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {"LC_ALL": "C"}, "cwd": "/"}
 
 
-def load_rules(nft: str, rules: Mapping[str, Any]) -> None:
-    """Put the rules in force, all or none. Raises `HostError` with nft's own word."""
-    _run((nft, "-j", "-f", "-"), json.dumps(rules).encode())
+class _Run:
+    """nft at work, while its caller does something else. Ended by `_output`, or by leaving it as a context."""
 
-
-class Listing:
-    """Everything that is in force when this is made, or a little later; `read` waits for it. Ended by `read`, or by leaving it as a context."""
-
-    def __init__(self, nft: str) -> None:
+    def __init__(self, nft: str, *words: str, stdin: int = subprocess.DEVNULL) -> None:
         """Raises `HostError`."""
         try:
-            self._process = subprocess.Popen((nft, "-j", "list", "ruleset"), stdin=subprocess.DEVNULL, **_PIPES)
+            self._process = subprocess.Popen((nft, "-j", *words), stdin=stdin, **_PIPES)
         except OSError as exc:
             raise _not_run(nft, exc) from exc
         self._nft = nft
@@ -42,33 +39,48 @@ class Listing:
         with self._process:
             self._process.kill()
 
-    def read(self) -> dict[str, Any]:
-        """The listing. Raises `HostError`."""
+    def _output(self) -> bytes:
         try:
-            listed, said = self._process.communicate(timeout=_PATIENCE_S)
+            output, said = self._process.communicate(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired as exc:
             raise _not_run(self._nft, exc) from exc
+        return _checked(self._nft, self._process.returncode, output, said)
+
+
+class Loading(_Run):
+    """The rules on their way into force, all or none; `finish` waits for it."""
+
+    def __init__(self, nft: str, rules: Mapping[str, Any]) -> None:
+        """Raises `HostError`."""
+        document = datagrams.as_file(rules)
         try:
-            document = json.loads(_checked(self._nft, self._process.returncode, listed, said))
+            os.lseek(document, 0, os.SEEK_SET)
+            super().__init__(nft, "-f", "-", stdin=document)
+        finally:
+            os.close(document)
+
+    def finish(self) -> None:
+        """They are in force. Raises `HostError` with nft's own word: then none is."""
+        self._output()
+
+
+class Listing(_Run):
+    """Everything that is in force when this is made, or a little later; `read` waits for it."""
+
+    def __init__(self, nft: str) -> None:
+        """Raises `HostError`."""
+        super().__init__(nft, "list", "ruleset")
+
+    def read(self) -> dict[str, Any]:
+        """The listing. Raises `HostError`."""
+        output = self._output()
+        try:
+            document = json.loads(output)
         except ValueError as exc:
             raise HostError("nft's listing can't be read", where=self._nft) from exc
         if not isinstance(document, dict) or not isinstance(document.get("nftables"), list):
             raise HostError("nft's listing is none", where=self._nft)
         return document
-
-
-def list_rules(nft: str) -> dict[str, Any]:
-    """Everything that is in force. Raises `HostError`."""
-    with Listing(nft) as listing:
-        return listing.read()
-
-
-def _run(argv: tuple[str, ...], given: bytes) -> bytes:
-    try:
-        done = subprocess.run(argv, input=given, check=False, timeout=_PATIENCE_S, **_PIPES)
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise _not_run(argv[0], exc) from exc
-    return _checked(argv[0], done.returncode, done.stdout, done.stderr)
 
 
 def _checked(nft: str, status: int, output: bytes, errors: bytes) -> bytes:

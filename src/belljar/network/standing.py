@@ -6,6 +6,7 @@ Whoever changes one by hand could lead packets past what the rules were written 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ _OF_DEVICE: Final = (
 _ALWAYS: Final = ("all", "default", "lo")
 _MULTICAST6: Final = ip_network("ff00::/8")
 _TOLD: Final = 8
+_MOST_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,16 @@ def read_settings(devices: Collection[str]) -> dict[str, str]:
 def _read(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in names:
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6, an older one, a device that has gone
-            yield name, (SETTINGS / name).read_text().strip()
+            yield name, _content(f"{SETTINGS}/{name}")
+
+
+def _content(path: str) -> str:
+    """What the file says. (Dozens at each look, and `Path.read_text` takes five times as long.)"""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _MOST_BYTES).decode().strip()
+    finally:
+        os.close(fd)
 
 
 def differences(left: Standing, found: Standing, ports: Mapping[int, str]) -> tuple[str, ...]:

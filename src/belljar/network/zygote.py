@@ -74,6 +74,8 @@ def preload() -> None:
     for name in names:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("belljar.network.gateway.ca").warm_up()
 
 
 class _Nursery:

@@ -33,6 +33,18 @@ def test_an_end_is_told() -> None:
             datagrams.send(ours, {})
 
 
+def test_last_words_are_heard() -> None:
+    """Also of one that ended before it had read what it was told."""
+    ours, theirs = datagrams.pair()
+    with ours:
+        datagrams.send(theirs, {"failed": "the disk is full"})
+        datagrams.send(ours, {"do": "end"})
+        theirs.close()
+        assert datagrams.receive(ours) == ({"failed": "the disk is full"}, [])
+        with pytest.raises(datagrams.Closed):
+            datagrams.receive(ours)
+
+
 def test_what_is_no_message_is_refused() -> None:
     """Another's bytes, and more than fits."""
     ours, theirs = datagrams.pair()

@@ -102,6 +102,15 @@ class Authority:
         )
 
 
+def warm_up() -> None:
+    """What OpenSSL and `cryptography` set up at their first use, before a gateway is forked. The keys are thrown away.
+
+    No two forks draw the same keys: OpenSSL seeds its generators anew when the process id is another (RAND(7), `ossl_rand_drbg`).
+    """
+    Authority(Path("/nonexistent"), dt.datetime.now(dt.UTC), 0)
+    server_context(http=True)
+
+
 def server_context(*, http: bool) -> ssl.SSLContext:
     """A server's context without a certificate: TLS 1.2 or 1.3, no renegotiation, no compression, no resumption (each connection says its name anew)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

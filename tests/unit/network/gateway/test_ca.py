@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 from cryptography import x509
@@ -54,6 +55,28 @@ def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
     assert (leaf.not_valid_after_utc - leaf.not_valid_before_utc).days < 398
     assert own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value == "Internal Root CA"
     assert not [word for word in ("belljar", "test", "sandbox", "gateway") if word in str(own.subject).lower()]
+
+
+_FORKS = """
+import os
+from pathlib import Path
+from belljar.network.gateway import ca
+
+ca.warm_up()
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        os.write(1, ca.Authority(Path("/"), ca.dt.datetime(2026, 5, 1), 1)._key.public_key().public_bytes(
+            ca.serialization.Encoding.X962, ca.serialization.PublicFormat.CompressedPoint).hex().encode() + b"\\n")
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_forks_of_a_warmed_up_process_draw_keys_of_their_own() -> None:
+    """What OpenSSL has drawn before it was forked is in all forks' memory: nothing of it may be in their keys."""
+    drawn = subprocess.run([sys.executable, "-c", _FORKS], check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    assert len(drawn) == len(set(drawn)) == 3
 
 
 def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
