@@ -90,8 +90,8 @@ class Cell:
     def going_on(self, *argv: str) -> Iterator[None]:
         """A command that runs in the cell's network until the block is left."""
         net = ["nsenter", f"--net=/proc/self/fd/{self.namespace}"]
-        words = [*_enter_user(self._fds), *net, *argv]
-        with subprocess.Popen(words, stderr=subprocess.DEVNULL, pass_fds=[*self._fds, self.namespace]) as process:
+        words = [*enter_user(self.fds), *net, *argv]
+        with subprocess.Popen(words, stderr=subprocess.DEVNULL, pass_fds=[*self.fds, self.namespace]) as process:
             try:
                 yield
             finally:
