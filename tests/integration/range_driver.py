@@ -516,9 +516,9 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
 
 def main(scenario: str, home: str) -> None:
     """Run one."""
-    from tests.integration import range_blows, range_ends  # import this module
+    from tests.integration import range_blows, range_ends, range_reading  # import this module
 
-    scenarios = {**SCENARIOS, **range_blows.SCENARIOS, **range_ends.SCENARIOS}
+    scenarios = {**SCENARIOS, **range_blows.SCENARIOS, **range_ends.SCENARIOS, "read": range_reading.read}
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 
 

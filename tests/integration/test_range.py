@@ -83,7 +83,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
         libraries = copy_package(base / "lib")
         copy_distributions(["dnspython", "h11", "hypercorn", "cryptography"], libraries)
         (libraries / "tests/integration").mkdir(parents=True)
-        for name in ("range_driver.py", "range_blows.py", "range_ends.py", "plain_gateway.py"):
+        for name in ("range_driver.py", "range_blows.py", "range_ends.py", "range_reading.py", "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
         (base / "home").mkdir()
         own(base / "home", uid, gid)
@@ -520,3 +520,20 @@ def test_a_full_disk_ends_the_range(small_disk: Path) -> None:
     assert error == "CellError"
     assert "No space left on device" in what
     assert_gone(seen)
+
+
+def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
+    """It tells what was asked; out of memory or time it tells no more, which is on record with the reason; it has no network, file, right or way to get one."""
+    seen = who.run("read")
+    assert [(event["kind"], event["cell"], event["stand_in"], event["hindsight"]) for event in seen["whole"]] == [
+        ("network.http", "agent", "other", True)
+    ]
+    for name, why in (("no_memory", "MemoryError"), ("no_time", "SIGXCPU")):
+        (event,) = seen[name]
+        assert (event["kind"], event["limit"]) == ("limit.hit", "hindsight_reader")
+        assert event["effect"].startswith("not read further: its reader ended")
+        assert why in event["effect"]
+    look = seen["shut_in"]
+    assert look["apart"] == {"net": True, "mnt": True}
+    assert (look["CapEff"], look["CapBnd"], look["Seccomp"], look["NoNewPrivs"]) == ("0" * 16, "0" * 16, "2", "1")
+    assert "0" not in look["uids"]

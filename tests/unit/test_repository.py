@@ -177,6 +177,7 @@ HELD_ELSEWHERE = {
             "nft",
             "processes",
             "range",
+            "reader_process",
             "syscalls",
             "watch",
             "zygote",

@@ -7,7 +7,6 @@ unless it says which); the range's own cell comes last, so that nothing of a sam
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -32,9 +31,9 @@ from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
-from belljar.network.hindsight import seen_exchanges
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
+from belljar.network.reading import Task, read_back
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, StandInPlan
@@ -46,9 +45,6 @@ from belljar.probe.routed import known_answers
 PORT_NAME: Final = "eth0"
 RANGES: Final = "ranges"
 """Where in a run directory its ranges' packet records are, each in a directory that `range.opening` names."""
-
-_READING = threading.Lock()
-"""Packet records are read one at a time: cells decide how much that takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,9 +190,7 @@ async def _open(
     if plan is None:
         raise RuntimeError("a policy with a network has a plan of it")
     cells: dict[str, Cell] = {}
-    ended: list[Network] = []
     questions = Questions()
-    stack.push_async_exit(partial(_after, ended, plan, run.recorder))
     network = await stack.enter_async_context(
         open_network(
             plan,
@@ -208,7 +202,7 @@ async def _open(
             on_death=partial(_condemn, cells),
         )
     )
-    ended.append(network)
+    stack.push_async_exit(partial(_after, network, plan, home, run.recorder))
     stand_ins = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     for member in members:
@@ -277,20 +271,21 @@ def _raise_if_dead(network: Network | None) -> None:
 
 
 async def _after(
-    ended: list[Network],
+    network: Network,
     plan: NetworkPlan,
+    home: Path,
     recorder: Recorder,
     _kind: type[BaseException] | None,
     error: BaseException | None,
     _trace: TracebackType | None,
 ) -> None:
-    """When the range is gone and its packet record whole: what its cells asked of each other; then raise what its end found, if nothing is raised already."""
-    for network in ended:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(_read_exchanges, network, plan, recorder)
-        if error is None:
-            _raise_if_dead(network)
-            _raise_if_left(network)
+    """End the range; when its packet record is whole, what its cells asked of each other; then raise what its end found, if nothing is raised already."""
+    with anyio.CancelScope(shield=True):
+        await network.destroy()
+        await anyio.to_thread.run_sync(_read_back, network, plan, home, recorder)
+    if error is None:
+        _raise_if_dead(network)
+        _raise_if_left(network)
 
 
 def _raise_if_left(network: Network) -> None:
@@ -309,14 +304,12 @@ def _raise_if_left(network: Network) -> None:
         )
 
 
-def _read_exchanges(network: Network, plan: NetworkPlan, recorder: Recorder) -> None:
-    if not plan.reached_cells or not network.pcap.is_file():
-        return
-    counters = network.counters()
-    lost = sum(counters.get(name, 0) for name in ("packets_recorded_and_dropped", "packets_not_recorded"))
-    with _READING, network.pcap.open("rb") as record:
-        for event in seen_exchanges([record], network.layout, plan, range_id=network.id, lost_packets=lost):
-            recorder.record(event)
+def _read_back(network: Network, plan: NetworkPlan, home: Path, recorder: Recorder) -> None:
+    if plan.reached_cells:
+        task = Task.of(
+            network.packet_files, network.counters(), range_id=network.id, layout=network.layout, network=plan
+        )
+        read_back(task, home=home, recorder=recorder)
 
 
 def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:

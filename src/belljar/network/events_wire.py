@@ -120,7 +120,9 @@ def encode_answer(id: int, body: bytes, *, ok: bool = True) -> list[bytes]:  # n
 class UpDecoder:
     """The owner's: datagrams in, whole events and questions out. Holds at most one event: 8 bodies of 1 MiB, or one question."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: frozenset[Kind] = KINDS) -> None:
+        """`kinds`: what the other side may put on record."""
+        self._kinds = kinds
         self._head: Mapping[str, Any] | None = None
         self._wanted: list[int] = []
         self._parts: list[bytearray] = []
@@ -142,7 +144,7 @@ class UpDecoder:
         if number <= self._last_id:
             raise WireViolation("ids must grow")
         _exactly(head, {"id", "kind", "data", "bodies"})
-        _check_event(head)
+        _check_event(head, self._kinds)
         if self._is_over:
             raise WireViolation("a word after the last")
         self._is_over = head["kind"] == ENDED
@@ -235,9 +237,9 @@ def _check_value(value: Any, depth: int) -> None:  # noqa: ANN401 - JSON values 
             _check_value(item, depth - 1)
 
 
-def _check_event(head: Mapping[str, Any]) -> None:
+def _check_event(head: Mapping[str, Any], kinds: frozenset[Kind]) -> None:
     kind = head["kind"]
-    if not isinstance(kind, str) or kind not in {*KINDS, ASK, READY, ALIVE, ENDED}:
+    if not isinstance(kind, str) or kind not in {*kinds, ASK, READY, ALIVE, ENDED}:
         raise WireViolation("a kind that a gateway can't record")
     if not isinstance(head["data"], dict):
         raise WireViolation("data is no object")

@@ -36,8 +36,7 @@ _TOO_LONG: Final = f"{NOT_FURTHER}: more bytes than are kept of a connection"
 _MISSING: Final = "bytes are missing from the packet record"
 _NO_END: Final = "it has no end, or none that was read"
 _STRAY: Final = "segment"
-_IN_PACKETS: Final = "it is in the packet record alone"
-_NOWHERE: Final = "what they said is not on record"
+IN_PACKETS: Final = "it is in the packet record alone"
 
 
 def seen_exchanges(
@@ -47,14 +46,13 @@ def seen_exchanges(
     *,
     range_id: str,
     budget: Budget | None = None,
-    lost_packets: int = 0,
 ) -> Iterator[Event]:
     """What cells said to target cells' ports, in the order of the connections. `records`: the files of the packet record, in the order of time.
 
     Two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments
     outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). `hindsight` in their data says that they were recorded afterwards,
-    `at_s` when it happened. `budget`: what the range has spent of its own so far; what is told here is taken from the same. `lost_packets`: how many are not in the
-    record (overwritten, or never written). Raises `ValueError` when it is no packet record.
+    `at_s` when it happened. `budget`: what the range has spent of its own so far; what is told here is taken from the same. Raises `ValueError` when it is no packet
+    record.
     """
     reader = _Reader(layout, plan)
     before = budget = budget or Budget.of(plan.bounds.recorded_bytes)
@@ -65,7 +63,7 @@ def seen_exchanges(
         reader.is_full |= taken is None
         if taken is not None:
             yield taken
-    reader.left_out.update({"whole_events": budget.cut_events - before.cut_events, "packets": lost_packets})
+    reader.left_out["whole_events"] += budget.cut_events - before.cut_events
     for name, count in sorted(reader.left_out.items()):
         if count:
             yield _limit(range_id, name, count, plan)
@@ -79,11 +77,9 @@ def _limit(range_id: str, name: str, count: int, plan: NetworkPlan) -> Event:
         "frames": MAX_FRAMES,
         "steps": MAX_STEPS,
         "whole_events": plan.bounds.recorded_bytes,
-        "packets": plan.bounds.packet_record_bytes,
     }
     data: dict[str, JsonValue] = {"limit": f"hindsight_{name}", "value": values[name], "count": count}
-    effect = _NOWHERE if name == "packets" else _IN_PACKETS
-    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": effect, "range": range_id, "hindsight": True})
+    return Event(kind=Kind.LIMIT_HIT, data={**data, "effect": IN_PACKETS, "range": range_id, "hindsight": True})
 
 
 class _Reader:

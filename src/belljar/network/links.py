@@ -8,11 +8,13 @@ import fcntl
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.errors import CellError
 from belljar.network import netlink, syscalls
 from belljar.network.standing import SETTINGS
 from belljar.plan.addresses import CellPort, RangeLayout
@@ -202,6 +204,28 @@ def socket_within(namespace_fd: int) -> socket.socket:
     """A socket to the kernel's tables of another namespace. This thread is elsewhere for a moment; it must be able to come back."""
     with _within(namespace_fd):
         return netlink.open_socket()
+
+
+def tables_of(namespace: int) -> socket.socket:
+    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a namespace and comes back may be seen half-way.
+
+    Raises `CellError`.
+    """
+    found: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def enter() -> None:
+        try:
+            found.append(socket_within(namespace))
+        except OSError as exc:
+            failed.append(exc)
+
+    thread = threading.Thread(target=enter, name="namespace")
+    thread.start()
+    thread.join()
+    if failed:
+        raise CellError(f"the cell's network namespace can't be entered: {failed[0].strerror}") from failed[0]
+    return found[0]
 
 
 @contextlib.contextmanager

@@ -153,17 +153,27 @@ def _time_ns(ancillary: list[tuple[int, int, bytes]]) -> int:
     return 0
 
 
+def in_order(first: Path, second: Path) -> tuple[Path, ...]:
+    """Those of the two that are there and hold a frame, in the order of time. Raises `OSError`."""
+    there = [path for path in (first, second) if path.is_file()]
+    begins = {path: next((time_ns for time_ns, _ in records(path)), None) for path in there}
+    return tuple(sorted((path for path in there if begins[path] is not None), key=lambda path: begins[path] or 0))
+
+
 def join(first: Path, second: Path) -> None:
-    """Both files in one, the first, in the order of time; the second is removed. What was written half is left out. Raises `OSError`."""
-    begins = {path: next((time_ns for time_ns, _ in records(path)), None) for path in (first, second)}
-    if begins[second] is None:
+    """Both files in one, the first, in the order of time; the second is removed. What was written half is left out.
+
+    Raises `OSError` where the disk has no room: then both are whole, as they were.
+    """
+    held = in_order(first, second)
+    if second not in held:
         _keep_whole(first)
-    elif begins[first] is None:
+    elif first not in held:
         second.replace(first)
         _keep_whole(first)
         return
     else:
-        older, newer = sorted((first, second), key=lambda path: begins[path] or 0)
+        older, newer = held
         _append(older, newer)
         if older != first:
             older.replace(first)
@@ -199,15 +209,22 @@ def sent_frames(file: BinaryIO) -> Iterator[tuple[float, bytes]]:
 
 
 def _keep_whole(path: Path) -> None:
-    ends = [end for _, end in records(path)]
-    if path.stat().st_size >= len(HEADER):
-        os.truncate(path, ends[-1] if ends else len(HEADER))
+    whole = len(HEADER)
+    for _, end in records(path):
+        whole = end
+    if path.stat().st_size >= whole:
+        os.truncate(path, whole)
 
 
 def _append(older: Path, newer: Path) -> None:
     _keep_whole(older)
     _keep_whole(newer)
-    with newer.open("rb") as source, older.open("ab") as target:
+    size = older.stat().st_size
+    with newer.open("rb") as source, older.open("ab", buffering=0) as target:
         source.seek(len(HEADER))
-        while piece := source.read(1 << 20):
-            target.write(piece)
+        try:
+            while piece := source.read(1 << 20):
+                _write_all(target.fileno(), piece)
+        except OSError:
+            target.truncate(size)
+            raise

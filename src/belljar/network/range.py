@@ -35,7 +35,7 @@ from belljar.network.making import (
     close_lines,
     fork_pair,
 )
-from belljar.network.packets import join
+from belljar.network.packets import in_order, join
 from belljar.network.processes import SERVE, map_ids, shared_zygote
 from belljar.network.watch import Answer, Lines, Watch
 from belljar.plan.addresses import RangeLayout
@@ -100,6 +100,7 @@ async def open_range(
     finally:
         with anyio.CancelScope(shield=True):
             await made.destroy()
+            await anyio.to_thread.run_sync(made.leave_zygote)
 
 
 class Range:
@@ -121,7 +122,7 @@ class Range:
         self._on_death, self._answer = on_death, answer
         self._journal = Journal(home)
         self._entry: JournalEntry | None = None
-        self._held = ExitStack()
+        self._held, self._zygote = ExitStack(), ExitStack()
         self._lines: Lines | None = None
         self._watch: Watch | None = None
         self._pins: dict[str, int] = {}
@@ -141,6 +142,11 @@ class Range:
     def pcap(self) -> Path:
         """The packet record: whole when the range is destroyed. While it lives a second file stands beside it."""
         return self._spec.directory / PACKETS
+
+    @property
+    def packet_files(self) -> tuple[Path, ...]:
+        """All that there is of the packet record, in the order of time: two files while the range lives, and where the disk had no room to make one of them."""
+        return in_order(self.pcap, self._spec.directory / PACKETS_BESIDE)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -205,6 +211,10 @@ class Range:
             await anyio.to_thread.run_sync(self._destroy, reason)
         return self._destroyed()
 
+    def leave_zygote(self) -> None:
+        """The last step of all, since who reads the packet record needs the zygote too. Idempotent."""
+        self._zygote.close()
+
     def _destroyed(self) -> Destruction:
         if self.destruction is None:
             raise RuntimeError("it was not destroyed")
@@ -245,7 +255,7 @@ class Range:
         except OSError as exc:
             where = str(self._journal.directory)
             raise HostError(f"the journal can't be written: {exc.strerror}", where=where) from exc
-        zygote = self._held.enter_context(shared_zygote(self._home, self._spec.serve))
+        zygote = self._zygote.enter_context(shared_zygote(self._home, self._spec.serve))
         self._mark("zygote")
         lines = self._lines = fork_pair(zygote, self._spec, uids, locks)
         keeper, gateway = lines.keeper.process, lines.gateway.process
@@ -339,7 +349,7 @@ class Range:
             fds = [namespace]
             if not self._is_users:
                 # Root's keeper may enter no namespace: what it needs of the cell's is opened here, in a thread that goes nowhere else.
-                with _tables_of(namespace) as tables:
+                with links.tables_of(namespace) as tables:
                     self._request({"do": "attach", "cell": cell, "offloads": offloads}, [*fds, tables.fileno()])
             else:
                 self._request({"do": "attach", "cell": cell, "offloads": offloads}, fds)
@@ -445,8 +455,15 @@ class Range:
     def _settle_packets(self) -> None:
         beside = self._spec.directory / PACKETS_BESIDE
         if self._lines is not None and beside.exists():
-            with suppress(OSError):  # a full disk: two files then, both whole
+            try:
                 join(self.pcap, beside)
+            except OSError as exc:
+                effect = (
+                    f"{exc.strerror}: the packet record stays in two files, {PACKETS} and {PACKETS_BESIDE}, both whole"
+                )
+                bound = self._spec.network.bounds.packet_record_bytes
+                data: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound, "effect": effect}
+                self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self.id}))
 
     def _record_destroyed(self, destruction: Destruction) -> None:
         data: dict[str, JsonValue] = {
@@ -470,22 +487,3 @@ class Range:
 
     def _where(self) -> str:
         return f"range {self.id}"
-
-
-def _tables_of(namespace: int) -> socket.socket:
-    """A socket to the kernel's tables of the namespace, opened in a thread of its own: who was in a namespace and comes back may be seen half-way."""
-    found: list[socket.socket] = []
-    failed: list[OSError] = []
-
-    def enter() -> None:
-        try:
-            found.append(links.socket_within(namespace))
-        except OSError as exc:
-            failed.append(exc)
-
-    thread = threading.Thread(target=enter, name="namespace")
-    thread.start()
-    thread.join()
-    if failed:
-        raise CellError(f"the cell's network namespace can't be entered: {failed[0].strerror}") from failed[0]
-    return found[0]

@@ -1,4 +1,4 @@
-"""The prepared parent of every keeper and gateway of a run: has imported all that they need, and forks. `python -I -c … FD SERVE`, by `processes.Zygote` alone.
+"""The prepared parent of every keeper, gateway and reader of a run: has imported all that they need, and forks. `python -I -c … FD SERVE`, by `processes.Zygote` alone.
 
 One thread, one socket to its owner, one request at a time. Each child waits for its owner's word before it does anything: by then the journal names it. It dies
 with the zygote, and the zygote with its owner, whose socket then ends.
@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 from belljar.network import datagrams, syscalls
 from belljar.network.gateway_process import run_gateway
 from belljar.network.keeper import run_keeper
+from belljar.network.reader_process import run_reader
 
 PRELOAD: Final = (
     "asyncio.sslproto",
@@ -84,6 +85,7 @@ class _Nursery:
         self._children: dict[int, int | None] = {}
         self._roles: Mapping[str, Child] = {
             "keeper": run_keeper,
+            "reader": run_reader,
             "gateway": lambda fds, parent: run_gateway(fds, parent, serve),
         }
         self._wake, wake = os.pipe()

@@ -140,12 +140,6 @@ def test_what_is_left_out_is_said(
     assert limits(seen(*TALK)) == left_out
 
 
-def test_packets_that_are_not_in_the_record_are_said() -> None:
-    """What they would have told is nowhere."""
-    (event,) = seen_exchanges([io.BytesIO(record([]))], LAYOUT, PLAN, range_id="r-1", lost_packets=7)
-    assert (limits([event]), event.data["effect"]) == ({"hindsight_packets": 7}, "what they said is not on record")
-
-
 def test_the_ledger_is_bounded() -> None:
     """Beyond what the policy lets the range put into it, events are cut down, which is said, and then left out."""
     events = seen(*TALK, plan=replace(PLAN, bounds=NetworkBounds(recorded_bytes=20_000)))

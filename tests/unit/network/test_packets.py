@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.network.packets import HEADER, MIN_BYTES, PacketFiles, join, records
+from belljar.network.packets import HEADER, MIN_BYTES, PacketFiles, in_order, join, records
 
 
 def files(directory: Path, max_bytes: int = MIN_BYTES) -> tuple[PacketFiles, Path, Path]:
@@ -57,6 +59,42 @@ def test_a_half_record_is_left_out(tmp_path: Path) -> None:
         file.write(whole[24:30])
     join(first, second)
     assert first.read_bytes() == whole
+
+
+NO_ROOM = """
+import resource, signal, sys
+from pathlib import Path
+from belljar.network.packets import join
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+try:
+    join(Path(sys.argv[2]), Path(sys.argv[3]))
+except OSError:
+    print("no room")
+"""
+
+
+def test_where_there_is_no_room_to_join_both_files_stay_whole(tmp_path: Path) -> None:
+    """As they were, however much could be written; and they are known by their order of time."""
+    record, first, second = files(tmp_path)
+    for time_ns in range(1, 5):  # the first is full after two, and emptied for none
+        record.add(time_ns, memoryview(bytes(60_000)), 60_000)
+    record.flush()
+    before = first.read_bytes(), second.read_bytes()
+    words = [sys.executable, "-c", NO_ROOM, str(len(before[0]) + 1000), str(first), str(second)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=True, env={"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert done.stdout == "no room\n"
+    assert (first.read_bytes(), second.read_bytes()) == before
+    assert in_order(second, first) == in_order(first, second) == (first, second)
+    assert [time for path in (first, second) for time, _ in records(path)] == [1, 2, 3, 4]
+
+
+def test_a_file_without_a_frame_is_none(tmp_path: Path) -> None:
+    """Nor is one that is not there."""
+    _, first, second = files(tmp_path)
+    assert in_order(first, second) == in_order(first, tmp_path / "none") == ()
 
 
 def test_what_cannot_be_written_is_an_error() -> None:

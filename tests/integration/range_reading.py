@@ -1,0 +1,85 @@
+"""A packet record read back by its own process, as whoever runs this: what is told, how the reader is shut in, and what its bounds do to it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from belljar.events import MemoryRecorder
+from belljar.network import reading
+from belljar.network.packets import HEADER
+from belljar.network.processes import shared_zygote, wait_readable
+from belljar.network.reading import Task, read_back
+from belljar.plan.addresses import RangeLayout, lay_out
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+
+OTHER = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),))
+PLAN = NetworkPlan(stand_ins=(OTHER,))
+REQUEST = b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n"
+SYN_ACK, ACK = 18, 16
+
+
+def frame(layout: RangeLayout, flags: int, payload: bytes = b"", *, sequence: int = 1, port: int = 4000) -> bytes:
+    """A record of a segment between the agent and the other cell: a SYN-ACK is the other's. Its checksum is left to a device."""
+    ends = [bytes(map(int, layout.cell(name).address.split("."))) for name in ("agent", "other")]
+    ports = [port, 80]
+    if flags == SYN_ACK:
+        ends, ports, sequence = ends[::-1], ports[::-1], 0
+    size = 20 + len(payload)
+    pseudo = int.from_bytes(b"".join(ends) + struct.pack("!HH", 6, size), "big") % 0xFFFF
+    tcp = struct.pack("!HHIIBBHHH", *ports, sequence, 1, 5 << 4, flags, 1000, pseudo, 0) + payload
+    packet = struct.pack("!BBHHHBBH", 0x45, 0, 20 + size, 0, 0, 64, 6, 0) + b"".join(ends) + tcp
+    ether = bytes(12) + b"\x08\0" + packet
+    return struct.pack("=IIII", 1, 1, len(ether), len(ether)) + ether
+
+
+def write(home: Path, frames: Sequence[bytes]) -> Path:
+    """A packet record of them."""
+    path = home / "packets.pcap"
+    path.write_bytes(b"".join((HEADER, *frames)))
+    return path
+
+
+async def read(home: Path) -> dict[str, Any]:
+    """A request is told; one who has no memory or no time for it says nothing more, and it is said; who reads is shut in."""
+    layout = lay_out(PLAN, ["agent"], random_bytes=os.urandom(16), avoid=[])
+    with shared_zygote(home):
+        asked = write(home, [frame(layout, SYN_ACK), frame(layout, ACK, REQUEST)])
+        task = Task.of([asked], {}, range_id="r-1", layout=layout, network=PLAN)
+        whole = told(task, home)
+        parts = [frame(layout, ACK, bytes(50_000), sequence=1 + 50_000 * at) for at in range(80)]
+        write(home, [frame(layout, SYN_ACK), *parts])
+        no_memory = told(replace(task, memory_bytes=1 << 20), home)
+        write(home, [frame(layout, SYN_ACK)] * 500_000)
+        no_time = told(replace(task, processor_s=1), home)
+        talks = [[frame(layout, SYN_ACK, port=at), frame(layout, ACK, REQUEST, port=at)] for at in range(1, 2000)]
+        write(home, [each for talk in talks for each in talk])
+        shut_in = look(task, home)
+    return {"whole": whole, "no_memory": no_memory, "no_time": no_time, "shut_in": shut_in}
+
+
+def told(task: Task, home: Path) -> list[dict[str, Any]]:
+    """What is put on record."""
+    recorder = MemoryRecorder()
+    read_back(task, home=home, recorder=recorder)
+    return [{"kind": str(event.kind), **event.data} for event in recorder.events]
+
+
+def look(task: Task, home: Path) -> dict[str, Any]:
+    """At a reader in the midst of its work, since nobody takes in what it says."""
+    with reading._started(task, home) as reader:
+        wait_readable([reader.end.fileno()], 60)
+        proc = Path(f"/proc/{reader.child.process.pid}")
+        status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
+        own = Path("/proc/self")
+        links = {name: (proc / "ns" / name).readlink() != (own / "ns" / name).readlink() for name in ("net", "mnt")}
+        uids = status["Uid"].split()
+        return {
+            "apart": links,
+            "uids": uids,
+            **{name: status[name] for name in ("CapEff", "CapBnd", "Seccomp", "NoNewPrivs")},
+        }
