@@ -33,6 +33,7 @@ from belljar.errors import HostError
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import App, kept_body
+from belljar.network.gateway.fields import give_no_blank_back
 from belljar.network.gateway.h2_guard import FloodGuard
 from belljar.network.gateway.middleware import PEER, WEBSOCKET
 from belljar.network.gateway.pipe import Pipe
@@ -52,6 +53,7 @@ if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
         where="network",
         mend="install belljar's extra `network` anew",
     )
+give_no_blank_back()
 
 
 class _Over(Exception):  # noqa: N818 - no error
