@@ -8,7 +8,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.events import Kind
@@ -72,8 +72,8 @@ class Site:
         return self._cells.get(address, "")
 
     def known_to(self, cell: str) -> RangeLayout:
-        """The names that there are for the cell of this name; for one that there is not, none."""
-        return self._known.get(cell) or replace(self.layout, names=(), catch_all=None)
+        """The names that there are for the cell of this name. (From an address that no cell has no packet comes through the rules.)"""
+        return self._known.get(cell, self.layout)
 
     def judge(self, peer: Peer, asked: Asked | None = None) -> Verdict:
         """The verdict on what is known of a connection, and of a request on it."""
