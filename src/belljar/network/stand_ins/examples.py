@@ -84,6 +84,7 @@ class Maker:
     def make(self, path: Pointer) -> Any:  # noqa: ANN401 - any JSON value
         """A value for the schema at a path. Raises `NoExampleError`."""
         self.steps = 0
+        self.schemas.restart()
         try:
             value = self._value(look(self.schemas.root, path), "", 0, 0)
         except KeyError:
@@ -129,8 +130,9 @@ class Maker:
         """The schema without `$ref` and `allOf` at its top."""
         if not isinstance(schema, dict):
             return {} if schema is True else {"not": {}}
-        if depth > MAX_DEPTH:
-            raise NoExampleError("references go round in a circle")
+        self.steps += 1
+        if depth > MAX_DEPTH or self.steps > _MAX_STEPS:
+            raise NoExampleError("references go round in a circle, or are too many")
         merged = {key: item for key, item in schema.items() if key not in ("$ref", "allOf")}
         if "$ref" in schema:
             merged = _both(self._merged(look(self.schemas.root, pointer_of(schema["$ref"])), depth + 1), merged)

@@ -30,6 +30,8 @@ from belljar.network.stand_ins.web import (
     phrase,
 )
 
+MAX_SPENT: Final = 1_000_000
+"""References that examples of a document's answers are held against while it is checked."""
 _MAX_ACCEPTED: Final = 50
 
 
@@ -42,6 +44,9 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
     for path, message in desk.wrong_schemas():
         api.document.problem(path, message)
     for operation in api.operations if not api.document.problems else ():
+        if desk.given.spent > MAX_SPENT or len(api.document.problems) >= MAX_PROBLEMS:
+            api.document.problem(("paths",), "its schemas refer to each other too often for all answers to be made")
+            break
         for path, message in desk.unanswerable(operation):
             api.document.problem(path, message)
     return tuple(api.document.problems[:MAX_PROBLEMS])

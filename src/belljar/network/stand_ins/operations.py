@@ -22,6 +22,8 @@ from belljar.policy.fields import kind_of, quoted
 SETTINGS: Final = ("document", "auth")
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 MAX_OPERATIONS: Final = 2000
+MAX_URL_CHARS: Final = 2048
+"""Of a server's address, before and after its variables are put in: the rest is not read."""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _STATUS: Final = re.compile(r"[1-5]([0-9]{2}|XX)|default", re.ASCII)
 _PARAMETER: Final = re.compile(r"\{([^{}/]+)\}")
@@ -287,9 +289,13 @@ def walk(value: object, path: Pointer) -> Iterator[tuple[Pointer, object]]:
 def _base(server: Mapping[str, Any]) -> str:
     url = str(server.get("url", "/"))
     variables = server.get("variables", {})
-    for name, variable in variables.items() if isinstance(variables, dict) else ():
-        if isinstance(variable, dict):
-            url = url.replace(f"{{{name}}}", str(variable.get("default", "")))
+    defaults = {
+        f"{{{name}}}": str(variable.get("default", ""))
+        for name, variable in (variables.items() if isinstance(variables, dict) else ())
+        if isinstance(variable, dict)
+    }
+    # In one pass: a default that names variables could stand for a text of any length.
+    url = _PARAMETER.sub(lambda found: defaults.get(found[0], found[0]), url[:MAX_URL_CHARS])[:MAX_URL_CHARS]
     try:
         return urlsplit(url).path.rstrip("/")
     except ValueError:

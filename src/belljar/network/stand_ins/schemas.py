@@ -22,10 +22,12 @@ Side = Literal["request", "answer"]
 Pointer = tuple["str | int", ...]
 
 MAX_ERRORS: Final = 5
+MAX_REFERENCES: Final = 10_000
 MAX_PATTERN_TEXT: Final = 1000
 """A text longer than this fails any `pattern`: an author's expression must not become slow on a guest's text."""
 _DATA: Final = frozenset({"example", "examples", "default", "enum", "const"})
 _URN: Final = "urn:openapi"
+_REF: Final = Draft202012Validator.VALIDATORS["$ref"]
 
 
 def escape(part: str | int) -> str:
@@ -62,13 +64,21 @@ def _matches(validator: Any, pattern: str, instance: object, schema: object) -> 
         yield ValidationError(f"does not match {pattern!r}")
 
 
-_VALIDATOR: Final = extend(Draft202012Validator, {"pattern": _matches})
+class _TooManyReferencesError(Exception):
+    """Not to be caught by jsonschema, which makes no use of it."""
 
 
 class Schemas:
-    """One side's schemas of a document; `document` itself is left as it is."""
+    """One side's schemas of a document; `document` itself is left as it is.
+
+    A value, and all that is tried while an example is made, is held against at most `MAX_REFERENCES` references, and breaks the schema beyond them: a few that
+    name each other twice can mean any number. `spent` counts all of them.
+    """
 
     def __init__(self, document: Mapping[str, Any], side: Side) -> None:
+        self.spent = 0
+        self._references = 0
+        self._validator = extend(Draft202012Validator, {"pattern": _matches, "$ref": self._counted})
         self.is_30 = str(document.get("openapi", "")).startswith("3.0")
         self.hidden = "readOnly" if side == "request" else "writeOnly"
         self.root = self._converted(document)
@@ -100,10 +110,22 @@ class Schemas:
         if isinstance(schema.get("required"), list):
             schema["required"] = [name for name in schema["required"] if name not in hidden]
 
+    def _counted(self, validator: Any, ref: str, instance: object, schema: object) -> Iterator[ValidationError]:  # noqa: ANN401
+        self.spent += 1
+        self._references += 1
+        if self._references > MAX_REFERENCES:
+            raise _TooManyReferencesError
+        yield from _REF(validator, ref, instance, schema)
+
+    def restart(self) -> None:
+        """What follows is another value, or another example."""
+        self._references = 0
+
     def validator(self, path: Pointer) -> Any:  # noqa: ANN401 - jsonschema has no types
-        """A validator of the schema at a path."""
+        """A validator of the schema at a path, for one value."""
         reference = f"{_URN}#" + "".join(f"/{escape(part)}" for part in path)
-        return _VALIDATOR({"$ref": reference}, registry=self._registry)
+        self.restart()
+        return self._validator({"$ref": reference}, registry=self._registry)
 
     def errors(self, path: Pointer, value: object) -> list[tuple[str, str]]:
         """Where a value breaks the schema at a path, and how; at most `MAX_ERRORS`. One that is nested too deep to check breaks it."""
@@ -117,6 +139,8 @@ class Schemas:
             return found
         except RecursionError:
             return [("", "nested too deeply")]
+        except _TooManyReferencesError:
+            return [("", f"held against more than {MAX_REFERENCES:,} references")]
 
     def fault(self, path: Pointer) -> str:
         """What keeps the value at a path from being a schema, or ""."""
@@ -146,9 +170,9 @@ class Schemas:
     def fits(self, schema: object, value: object) -> bool:
         """Whether a value fits a schema that was put together while an example is made."""
         try:
-            validator = _VALIDATOR(_absolute(schema), registry=self._registry)
+            validator = self._validator(_absolute(schema), registry=self._registry)
             return bool(validator.is_valid(value))
-        except RecursionError:
+        except (RecursionError, _TooManyReferencesError):
             return False
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from belljar.network.stand_ins.examples import Maker, NoExampleError
-from belljar.network.stand_ins.schemas import Schemas
+from belljar.network.stand_ins.schemas import MAX_REFERENCES, Schemas
 
 
 def make(schema: object, **named: object) -> Any:  # noqa: ANN401 - any JSON value
@@ -170,3 +170,15 @@ def test_an_authors_words_go_first_when_they_fit() -> None:
     assert make({"type": "integer", "example": "seven", "default": 3}) == 3
     assert make({"type": "string", "examples": [1, "b"]}) == "b"
     assert isinstance(make({"type": "integer", "example": "seven"}), int)
+
+
+@pytest.mark.parametrize("word", ["allOf", "anyOf"])
+def test_references_that_multiply_are_given_up(word: str) -> None:
+    """Five levels of twenty each would be three million; what is counted is references and steps, not time."""
+    levels: dict[str, Any] = {f"a{at}": {word: [{"$ref": f"#/n/a{at + 1}"}] * 20} for at in range(5)}
+    named = {**levels, "a5": {"type": "string", "minLength": 5, "maxLength": 2}}
+    maker = Maker(Schemas({"openapi": "3.1.0", "s": {"$ref": "#/n/a0"}, "n": named}, "answer"))
+    with pytest.raises(NoExampleError):
+        maker.make(("s",))
+    assert maker.schemas.spent <= 2 * MAX_REFERENCES
+    assert maker.steps <= 3 * MAX_REFERENCES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -267,3 +268,21 @@ def test_any_document_is_judged(tmp_path_factory: pytest.TempPathFactory, value:
     }
     (folder / "a.json").write_text(compact(document), errors="replace")
     openapi.check({"document": "a.json"}, folder)
+
+
+def test_checking_ends_where_schemas_refer_to_each_other_too_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is the whole document's: no number of operations, each within its own, makes checking long."""
+    content = {"application/json": {"schema": {"$ref": "#/components/schemas/a"}}}
+    operation = {"get": {"responses": {"200": {"description": "fine", "content": content}}}}
+    document = {
+        "openapi": "3.1.0",
+        "paths": {f"/{at}": operation for at in range(3)},
+        "components": {"schemas": {"a": {"type": "string"}}},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    assert openapi.check({"document": "a.json"}, tmp_path) == ()
+    monkeypatch.setattr(openapi, "MAX_SPENT", 1)
+    (problem,) = openapi.check({"document": "a.json"}, tmp_path)
+    assert problem.endswith("paths: its schemas refer to each other too often for all answers to be made")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from belljar.network.stand_ins.operations import arguments, choose, follow, load
+from belljar.network.stand_ins.operations import MAX_URL_CHARS, arguments, choose, follow, load
 
 DOCUMENTS = Path(__file__).parent / "documents"
 
@@ -67,3 +68,27 @@ def test_no_path_is_slow_to_take_apart(text: str) -> None:
     """A segment with several parameters has a bound: a long one is simply none of its own."""
     api, _ = load({"document": "billing.json"}, DOCUMENTS)
     assert [arguments(operation, f"/invoices/{text}") for operation in api.operations] == [None] * len(api.operations)
+
+
+def test_a_servers_variables_are_put_in_once(tmp_path: Path) -> None:
+    """A default that names others twice each would be a path of any length: what it names stays as it is written, and no path is longer than the bound."""
+    variables = {
+        "a": {"default": "v1"},
+        "b": {"default": "{c}{c}"},
+        "c": {"default": "{b}{b}"},
+        "d": {"default": "x" * 9000},
+    }
+    for url, path in (
+        ("/{a}/{none}", "/v1/{none}/p"),
+        ("/{b}", "/{c}{c}/p"),
+        ("/{d}", "/" + "x" * (MAX_URL_CHARS - 1) + "/p"),
+    ):
+        document = {
+            "openapi": "3.1.0",
+            "servers": [{"url": url, "variables": variables}],
+            "paths": {"/p": {"get": {"responses": {"200": {"description": "fine"}}}}},
+        }
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        api, problems = load({"document": "a.json"}, tmp_path)
+        assert problems == []
+        assert arguments(api.operations[0], path) is not None

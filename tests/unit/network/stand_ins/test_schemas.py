@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from belljar.network.stand_ins.schemas import MAX_PATTERN_TEXT, Schemas, look, pointer_of
+from belljar.network.stand_ins.schemas import MAX_PATTERN_TEXT, MAX_REFERENCES, Schemas, look, pointer_of
 
 
 def schemas(version: str = "3.0.0", **named: object) -> Schemas:
@@ -75,3 +75,12 @@ def test_pointers() -> None:
     for path in (("a", "2"), ("a", "x"), ("b",), ("a", "0", "x")):
         with pytest.raises(KeyError):
             look({"a": [1]}, path)
+
+
+def test_a_value_is_held_against_so_many_references() -> None:
+    """Two references a level, forty levels deep, would be 2⁴⁰: it breaks the schema, and the next value is judged anew."""
+    levels = {f"a{at}": {"allOf": [{"$ref": f"#/s/a{at + 1}"}] * 2} for at in range(40)}
+    found = Schemas({"openapi": "3.1.0", "s": {**levels, "a40": {"type": "string"}}}, "request")
+    assert found.errors(("s", "a0"), "x") == [("", f"held against more than {MAX_REFERENCES:,} references")]
+    assert found.spent == MAX_REFERENCES + 1
+    assert found.errors(("s", "a35"), "x") == []
