@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -17,15 +16,13 @@ from typing import Any
 from unittest import mock
 
 import anyio
-from tests.integration.range_driver import BURST, PATIENCE_S, POUR, Cell, Scene, cell, processes, within
+from tests.integration.range_driver import PATIENCE_S, POUR, Cell, Scene, cell, processes, within
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
 from belljar.isolation.process import ProcessId, is_alive
 from belljar.network import datagrams
 from belljar.network.range import Range
-from belljar.plan.network import NetworkBounds
-from belljar.plan.rules import Reason, counts
 
 
 async def death(home: Path, strike: Callable[[Range], object], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range
@@ -137,26 +134,6 @@ def small_pairs() -> AbstractContextManager[object]:
     return mock.patch.object(datagrams, "pair", small)
 
 
-async def late(home: Path) -> dict[str, Any]:
-    """The owner takes in nothing for a while, in which a cell goes on sending."""
-    scene = Scene(home)
-    scene.recorder = recorder = Stuck()
-
-    def recorded_bytes() -> int:
-        return sum(path.stat().st_size for path in scene.directory.iterdir())
-
-    with small_pairs():
-        async with scene.open(check_every_s=0.05) as made:
-            with cell(made) as agent:
-                await made.attach("agent", agent.pid)
-                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "100")
-                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
-                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
-                written = within(lambda: recorded_bytes() > 5000 * 60)
-                recorder.freed.set()
-    return {**scene.summary(made), "stuck": stuck, "written": written, "counters": dict(made.counters())}
-
-
 async def deaf(home: Path) -> dict[str, Any]:
     """The owner takes in nothing any more."""
     scene = Scene(home)
@@ -199,60 +176,6 @@ def stop_and_fill(scene: Scene, keeper: ProcessId, agent: Cell) -> None:
     threading.Timer(0.5, os.kill, (keeper.pid, signal.SIGCONT)).start()
 
 
-def refused_by_the_host(made: Range) -> int:
-    """How many packets the rules have counted, by this host's own tool."""
-    listed = json.loads(flush(made, "nft", "-j", "list", "counters", "table", "inet", "range"))
-    return sum(counts(listed).values())
-
-
-async def last_words(home: Path) -> dict[str, Any]:
-    """Ranges that are ended at once after a burst of refused datagrams, and ones that are ended within one: see `BURSTS`."""
-    rounds = []
-    async with Scene(home).open():  # so that they have one zygote
-        for sent, bounds, is_stopped in BURSTS:
-            rounds += [await last_word(home, sent, bounds, is_stopped, goes_on) for goes_on in (False, True)]
-    return {"rounds": rounds}
-
-
-_ALL_LOGGED = NetworkBounds(refusals_burst=30_000, queries_burst=30_000)
-BURSTS = [
-    *[(1_000, _ALL_LOGGED, False)] * 2,  # taken in while it comes
-    (1_000, NetworkBounds(refusals_burst=100, refusals_per_s=1), False),  # more than the rules log
-    (20_000, _ALL_LOGGED, True),  # while the keeper is stopped: more than the kernel has room for
-]
-
-
-async def last_word(home: Path, sent: int, bounds: NetworkBounds, is_stopped: bool, goes_on: bool) -> dict[str, Any]:
-    """One such range: what was sent, what the host counted after that, and what the range says when it has ended."""
-    scene = Scene(home, bounds=bounds)
-    burst = (sys.executable, "-I", "-c", BURST, scene.address())
-    async with scene.open() as made:
-        with cell(made) as agent, contextlib.ExitStack() as held:
-            await made.attach("agent", agent.pid)
-            keeper, _ = processes(made)
-            if is_stopped:
-                os.kill(keeper.pid, signal.SIGSTOP)
-            agent.run(*burst, str(sent))
-            seen = refused_by_the_host(made)
-            if goes_on:
-                held.enter_context(agent.going_on(*burst, str(1 << 30)))
-                within(lambda: refused_by_the_host(made) > seen)
-            os.kill(keeper.pid, signal.SIGCONT)
-            await made.destroy()
-    counters = made.counters()
-    return {
-        "sent": sent,
-        "seen": seen,
-        "goes_on": goes_on,
-        "counted": sum(counters[reason] for reason in Reason),
-        "told": sum(flow["count"] for flow in scene.data("network.flow")),
-        "events": len(scene.data("network.flow")),
-        "logs_lost": counters["logs_lost"],
-        "only_counted": counters["only_counted"],
-        "deaths": [error.what for error in scene.deaths],
-    }
-
-
 def kill(which: int) -> Callable[[Range], None]:
     """SIGKILL to the keeper (0) or the gateway (1)."""
     return lambda made: os.kill(processes(made)[which].pid, signal.SIGKILL)
@@ -269,11 +192,9 @@ def kill_zygote(made: Range) -> None:
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "hang": hang,
     "deaf": deaf,
-    "late": late,
     "end_unheard": lambda home: end(home, lambda _, keeper, __: os.kill(keeper.pid, signal.SIGSTOP), 2.0),
     "end_full": lambda home: end(home, stop_and_fill),
     "changed": changed,
-    "last_words": last_words,
     "flush": lambda home: death(home, lambda made: flush(made, "nft", "flush", "ruleset"), check_every_s=3600.0),
     "add": lambda home: death(
         home, lambda made: flush(made, "nft", "add", "table", "ip", "other"), check_every_s=3600.0

@@ -97,6 +97,10 @@ class Cell:
             finally:
                 process.kill()
 
+    def queue(self) -> dict[str, Any]:
+        """What waits at the cell's end of its port, and what was thrown away there."""
+        return dict(json.loads(self.run("tc", "-s", "-j", "qdisc", "show", "dev", "eth0"))[0])
+
     def talk(self, *asked: tuple[str, str, int]) -> list[str]:
         """(udp or tcp, address, port) each: what came back, or the error."""
         return list(json.loads(self.run(sys.executable, "-I", "-c", CLIENT, json.dumps(asked))))
@@ -417,12 +421,15 @@ async def scan(home: Path) -> dict[str, Any]:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             agent.run(sys.executable, "-I", "-c", SCAN, scene.address())
+            within(lambda: agent.queue()["backlog"] == 0)
+            unsent = agent.queue()["drops"]
             await made.check()
     refused = [flow for flow in scene.data("network.flow") if flow["verdict"] == "refused"]
     return {
         **scene.summary(made),
         "events": len(refused),
         "packets": sum(flow["count"] for flow in refused),
+        "unsent": unsent,
         "counters": dict(made.counters()),
     }
 
@@ -437,66 +444,6 @@ for port in range(1, 65536):
 """
 
 
-async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
-    """One cell sends to another as fast as it can, and then small datagrams, which are refused."""
-    scene = Scene(home, stand_ins=(SHOP, OTHER))
-    async with scene.open() as made:
-        with cell(made) as agent, cell(made) as other:
-            await made.attach("agent", agent.pid)
-            await made.attach("other", other.pid)
-            take = (sys.executable, "-I", "-c", TAKE)
-            async with anyio.create_task_group() as tasks:
-                seen: dict[str, Any] = {}
-
-                async def receive() -> None:
-                    seen["taken"] = json.loads(await anyio.to_thread.run_sync(functools.partial(other.run, *take)))
-
-                tasks.start_soon(receive)
-                sent = functools.partial(
-                    agent.run, sys.executable, "-I", "-c", SEND, scene.layout.cell("other").address, str(most_bytes)
-                )
-                seen["sent_s"] = json.loads(await anyio.to_thread.run_sync(sent))
-            seen["burst"] = most_bytes // 2048
-            agent.run(sys.executable, "-I", "-c", BURST, scene.address(), str(seen["burst"]))
-            shown = json.loads(agent.run("tc", "-j", "qdisc", "show", "dev", "eth0"))
-            seen["line_bytes_per_s"] = shown[0]["options"]["rate"]
-    return {**scene.summary(made), **seen, "counters": dict(made.counters())}
-
-
-OTHER = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=9000, protocol="tcp"),))
-TAKE = """
-import socket
-with socket.create_server(("0.0.0.0", 9000)) as server:
-    connection, _ = server.accept()
-taken = 0
-while got := len(connection.recv(1 << 20)):
-    taken += got
-print(taken)
-"""
-SEND = """
-import json, socket, sys, time
-while True:
-    try:
-        s = socket.create_connection((sys.argv[1], 9000))
-        break
-    except ConnectionRefusedError:
-        time.sleep(0.05)
-began, left = time.monotonic(), int(sys.argv[2])
-while left > 0:
-    left -= s.send(bytes(min(left, 1 << 20)))
-s.shutdown(socket.SHUT_WR)
-s.recv(1)
-print(time.monotonic() - began)
-"""
-
-BURST = """
-import itertools, socket, sys
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-ports = itertools.cycle(range(1, 65536))
-for _ in range(int(sys.argv[2])):
-    s.sendto(b"burst", (sys.argv[1], next(ports)))
-"""
-
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "talk": talk,
     "sink": sink,
@@ -509,16 +456,15 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "flood_by_guest": lambda home: flood(home, SERVE),
     "full_disk": full_disk,
     "scan": scan,
-    "heavy": lambda home: heavy(home, 32 << 20),
-    "heavier": lambda home: heavy(home, 400 << 20),
 }
 
 
 def main(scenario: str, home: str) -> None:
     """Run one."""
-    from tests.integration import range_blows, range_ends, range_reading  # import this module
+    from tests.integration import range_blows, range_ends, range_floods, range_reading  # import this module
 
-    scenarios = {**SCENARIOS, **range_blows.SCENARIOS, **range_ends.SCENARIOS, "read": range_reading.read}
+    more = (range_blows.SCENARIOS, range_ends.SCENARIOS, range_floods.SCENARIOS, {"read": range_reading.read})
+    scenarios = {**SCENARIOS, **{name: run for each in more for name, run in each.items()}}
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 
 

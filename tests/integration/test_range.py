@@ -83,7 +83,8 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
         libraries = copy_package(base / "lib")
         copy_distributions(["dnspython", "h11", "hypercorn", "cryptography"], libraries)
         (libraries / "tests/integration").mkdir(parents=True)
-        for name in ("range_driver.py", "range_blows.py", "range_ends.py", "range_reading.py", "plain_gateway.py"):
+        drivers = ("range_driver.py", "range_blows.py", "range_ends.py", "range_floods.py", "range_reading.py")
+        for name in (*drivers, "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
         (base / "home").mkdir()
         own(base / "home", uid, gid)
@@ -311,17 +312,6 @@ def test_an_owner_that_takes_in_nothing_finds_every_port_shut(who: Who) -> None:
     assert re.match(r"the range's keeper (ended|gave up: the owner: it has taken in nothing for too long)", what)
 
 
-@pytest.mark.parametrize("who", ["root"], indirect=True)
-def test_frames_are_recorded_while_the_owner_is_late(who: Who) -> None:
-    """While its ledger's disk does not answer for a moment, the keeper waits with its word, and goes on writing what a cell sends."""
-    seen = who.run("late")
-    assert_gone(seen)
-    assert seen["stuck"]
-    assert seen["written"]
-    assert seen["deaths"] == []
-    assert seen["counters"]["packets_not_recorded"] == 0
-
-
 def test_an_owner_that_is_killed_leaves_nothing(who: Who) -> None:
     """SIGKILL to the owner: zygote, keepers and gateways die by themselves, and the next start finds two entries and nothing else."""
     with who.start("hold") as owner:
@@ -397,42 +387,16 @@ def test_a_guest_that_floods_the_record_ends_its_range(tmp_path: Path) -> None:
 
 
 def test_a_scan_of_all_ports_is_counted_whole_and_told_in_few_words(who: Who) -> None:
-    """65,535 knocks: every one is in the counters, and the record has the first hundred of each reason and sums."""
+    """65,535 knocks: every one that its own port's queue had room for is in the counters, and the record has the first hundred of each reason and sums."""
     seen = who.run("scan")
     assert_gone(seen)
     counters = seen["counters"]
     answered = 2  # at most: the last of them may have been over the rate
-    assert 65535 - answered <= counters["port"] + counters["rate"] <= 65535
+    assert 65535 - answered <= counters["port"] + counters["rate"] + seen["unsent"] <= 65535
+    assert seen["unsent"] < 50_000
     assert counters["logs_lost"] == 0
     assert seen["events"] < 250
     assert 200 < seen["packets"] <= 65535
-
-
-def test_no_cell_sends_faster_than_it_is_recorded(who: Who) -> None:
-    """As fast as they can, whole segments and then the smallest datagrams: a port has its rate, whoever sends waits, nothing is lost and every frame is on record."""
-    seen = who.run("heavy")
-    assert_gone(seen)
-    counters = seen["counters"]
-    assert seen["taken"] == 32 << 20
-    assert (seen["taken"] - (1 << 20)) / seen["sent_s"] <= seen["line_bytes_per_s"] <= 32 << 20
-    assert counters["udp"] + counters["rate"] == seen["burst"]
-    assert counters["packets_not_recorded"] == 0
-    assert counters["packets_recorded"] > seen["burst"]
-
-
-def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: Who) -> None:
-    """A range is ended at once after a burst, or within one: events' counts, lost ones and those beyond the rate of logging make up what the rules counted, which is
-    what the host's own tool says and what was sent.
-    """
-    *taken, few, few_half_way, stopped, stopped_half_way = who.run("last_words")["rounds"]
-    for seen in (*taken, few, few_half_way, stopped, stopped_half_way):
-        assert seen["deaths"] == []
-        assert seen["told"] + seen["logs_lost"] + seen["only_counted"] == seen["counted"], seen
-        assert seen["seen"] == seen["sent"], seen
-        assert seen["counted"] > seen["sent"] if seen["goes_on"] else seen["counted"] == seen["sent"], seen
-        assert seen["events"] < 250, seen
-    assert min(few["only_counted"], few_half_way["only_counted"]) > 100
-    assert min(stopped["logs_lost"], stopped_half_way["logs_lost"]) > 100
 
 
 def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:

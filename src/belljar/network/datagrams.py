@@ -45,9 +45,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """
     try:
         text, fds, flags = _take(source)
-    except (
-        ConnectionResetError
-    ):  # it has left something unread: the kernel tells that first, once, and then what it had said
+    except ConnectionResetError:  # said once, before its last words, by one that left something unread
         text, fds, flags = _take(source)
     try:
         if not text:

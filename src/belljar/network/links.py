@@ -36,7 +36,7 @@ MOST_BYTES_PER_S: Final = 64 << 20
 FRAME_BYTES: Final = 2048
 """What a frame costs whoever records it besides its bytes: as much as so many of them."""
 _BURST_BYTES: Final = 256 << 10
-_QUEUE_BYTES: Final = 1 << 20
+_QUEUE_BYTES: Final = 3 << 19  # more than a microVM's wire may have waiting, so that it waits and nothing is lost
 _TCP_BUFFER: Final = "4096 32768 65536"
 # Forwarding first: to set it sets others anew (ip-sysctl.rst).
 _IPV4: Final = (

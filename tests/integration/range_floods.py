@@ -1,0 +1,162 @@
+"""Scenarios of `range_driver` in which a cell sends as much as it can: at a range's end, while its keeper or its owner is late, and all the time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+from tests.integration.range_blows import Stuck, flush, small_pairs
+from tests.integration.range_driver import PATIENCE_S, SHOP, Scene, cell, processes, within
+
+from belljar.network.range import Range
+from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
+from belljar.plan.rules import Reason, counts
+
+BURST = """
+import itertools, socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+ports = itertools.cycle(range(1, 65536))
+for _ in range(int(sys.argv[2])):
+    s.sendto(b"burst", (sys.argv[1], next(ports)))
+"""
+
+
+def refused_by_the_host(made: Range) -> int:
+    """How many packets the rules have counted, by this host's own tool."""
+    listed = json.loads(flush(made, "nft", "-j", "list", "counters", "table", "inet", "range"))
+    return sum(counts(listed).values())
+
+
+async def last_words(home: Path) -> dict[str, Any]:
+    """Ranges that are ended at once after a burst of refused datagrams, and ones that are ended within one: see `BURSTS`."""
+    rounds = []
+    async with Scene(home).open():  # so that they have one zygote
+        for sent, bounds, is_stopped in BURSTS:
+            rounds += [await last_word(home, sent, bounds, is_stopped, goes_on) for goes_on in (False, True)]
+    return {"rounds": rounds}
+
+
+_ALL_LOGGED = NetworkBounds(refusals_burst=30_000, queries_burst=30_000)
+BURSTS = [
+    *[(1_000, _ALL_LOGGED, False)] * 2,  # taken in while it comes
+    (1_000, NetworkBounds(refusals_burst=100, refusals_per_s=1), False),  # more than the rules log
+    (20_000, _ALL_LOGGED, True),  # while the keeper is stopped: more than the kernel has room for
+]
+
+
+async def last_word(home: Path, sent: int, bounds: NetworkBounds, is_stopped: bool, goes_on: bool) -> dict[str, Any]:
+    """One such range: what was sent, what the host counted after that, and what the range says when it has ended."""
+    scene = Scene(home, bounds=bounds)
+    burst = (sys.executable, "-I", "-c", BURST, scene.address())
+    async with scene.open() as made:
+        with cell(made) as agent, contextlib.ExitStack() as held:
+            await made.attach("agent", agent.pid)
+            keeper, _ = processes(made)
+            if is_stopped:
+                os.kill(keeper.pid, signal.SIGSTOP)
+            agent.run(*burst, str(sent))
+            seen = refused_by_the_host(made)
+            if goes_on:
+                held.enter_context(agent.going_on(*burst, str(1 << 30)))
+                within(lambda: refused_by_the_host(made) > seen)
+            os.kill(keeper.pid, signal.SIGCONT)
+            await made.destroy()
+    counters = made.counters()
+    return {
+        "sent": sent,
+        "seen": seen,
+        "goes_on": goes_on,
+        "counted": sum(counters[reason] for reason in Reason),
+        "told": sum(flow["count"] for flow in scene.data("network.flow")),
+        "events": len(scene.data("network.flow")),
+        "logs_lost": counters["logs_lost"],
+        "only_counted": counters["only_counted"],
+        "deaths": [error.what for error in scene.deaths],
+    }
+
+
+async def late(home: Path) -> dict[str, Any]:
+    """The owner takes in nothing for a while, in which a cell goes on sending."""
+    scene = Scene(home)
+    scene.recorder = recorder = Stuck()
+
+    def recorded_bytes() -> int:
+        return sum(path.stat().st_size for path in scene.directory.iterdir())
+
+    with small_pairs():
+        async with scene.open(check_every_s=0.05) as made:
+            with cell(made) as agent:
+                await made.attach("agent", agent.pid)
+                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "100")
+                stuck = await anyio.to_thread.run_sync(recorder.is_stuck.wait, PATIENCE_S)
+                agent.run(sys.executable, "-I", "-c", BURST, scene.address(), "5000")
+                written = within(lambda: recorded_bytes() > 5000 * 60)
+                recorder.freed.set()
+    return {**scene.summary(made), "stuck": stuck, "written": written, "counters": dict(made.counters())}
+
+
+async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
+    """One cell sends to another as fast as it can, and then small datagrams, which are refused."""
+    scene = Scene(home, stand_ins=(SHOP, OTHER))
+    async with scene.open() as made:
+        with cell(made) as agent, cell(made) as other:
+            await made.attach("agent", agent.pid)
+            await made.attach("other", other.pid)
+            take = (sys.executable, "-I", "-c", TAKE)
+            async with anyio.create_task_group() as tasks:
+                seen: dict[str, Any] = {}
+
+                async def receive() -> None:
+                    seen["taken"] = json.loads(await anyio.to_thread.run_sync(functools.partial(other.run, *take)))
+
+                tasks.start_soon(receive)
+                sent = functools.partial(
+                    agent.run, sys.executable, "-I", "-c", SEND, scene.layout.cell("other").address, str(most_bytes)
+                )
+                seen["sent_s"] = json.loads(await anyio.to_thread.run_sync(sent))
+            seen["burst"] = most_bytes // 2048
+            agent.run(sys.executable, "-I", "-c", BURST, scene.address(), str(seen["burst"]))
+            seen["line_bytes_per_s"] = agent.queue()["options"]["rate"]
+    return {**scene.summary(made), **seen, "counters": dict(made.counters())}
+
+
+OTHER = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=9000, protocol="tcp"),))
+TAKE = """
+import socket
+with socket.create_server(("0.0.0.0", 9000)) as server:
+    connection, _ = server.accept()
+taken = 0
+while got := len(connection.recv(1 << 20)):
+    taken += got
+print(taken)
+"""
+SEND = """
+import json, socket, sys, time
+while True:
+    try:
+        s = socket.create_connection((sys.argv[1], 9000))
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+began, left = time.monotonic(), int(sys.argv[2])
+while left > 0:
+    left -= s.send(bytes(min(left, 1 << 20)))
+s.shutdown(socket.SHUT_WR)
+s.recv(1)
+print(time.monotonic() - began)
+"""
+
+
+SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
+    "last_words": last_words,
+    "late": late,
+    "heavy": lambda home: heavy(home, 32 << 20),
+}
