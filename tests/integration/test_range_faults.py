@@ -252,8 +252,12 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
 
 def test_a_zygote_that_can_not_import_says_what() -> None:
     """In one line, not by a traceback."""
-    with pytest.raises(HostError) as refused:
-        Zygote("belljar.network.no_such_gateway:serve")
+    zygote = Zygote("belljar.network.no_such_gateway:serve")
+    try:
+        with pytest.raises(HostError) as refused:
+            zygote.wait_ready()
+    finally:
+        zygote.end()
     assert refused.value.what == "the ranges' zygote did not start: No module named 'belljar.network.no_such_gateway'"
     assert "belljar[network]" in refused.value.mend
 

@@ -19,7 +19,7 @@ from belljar.cell import Cell, ExecOutput, open_cell, start_run
 from belljar.cell.ranges import RANGES, open_range
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Kind
-from belljar.isolation.process import identify, kill
+from belljar.isolation.process import ProcessId, identify, is_alive, kill
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
 from belljar.probe.model import Verdict, Witness
@@ -264,6 +264,20 @@ async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
         assert (await curl(second, "http://depot.example:8080/")).returncode == NO_SUCH_NAME
         assert await text(first, "https://shop.example/") == "hello from the shop"
         assert await text(second, "https://shop.example/") == "hello from the other"
+
+
+async def test_one_parent_for_all_ranges_of_a_run(home: Path, tmp_path: Path) -> None:
+    """Also for those that come when no other lives: what it has imported is not imported again. It ends with the run."""
+    async with recorded("parent") as run:
+        parents = []
+        for _ in range(2):
+            async with open_range(policy_of(tmp_path, SHOP), run=run) as opened:
+                assert opened.network is not None
+                entry = json.loads((home / "journal" / f"{opened.network.id}.json").read_text())
+                parents.append(ProcessId(**entry["supervisor"]))
+        assert parents[0] == parents[1]
+        assert is_alive(parents[0])
+    assert not is_alive(parents[0])
 
 
 async def test_a_killed_gateway_ends_the_cells(home: Path, tmp_path: Path) -> None:

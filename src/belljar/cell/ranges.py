@@ -7,8 +7,8 @@ unless it says which); the range's own cell comes last, so that nothing of a sam
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
@@ -31,6 +31,7 @@ from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
+from belljar.network.processes import started_zygote
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
 from belljar.network.reading import Task, read_back
@@ -149,6 +150,7 @@ async def open_range(
             cell = await stack.enter_async_context(open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead))
             yield Range(cells={OWN_CELL: cell})
             return
+        run.hold(f"zygote {home}", partial(started_zygote, home))  # it imports while the templates are looked at
         members = await prepare_range(loaded, run=run, home=home)
         opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
         yield opened
@@ -191,35 +193,13 @@ async def _open(
         raise RuntimeError("a policy with a network has a plan of it")
     cells: dict[str, Cell] = {}
     questions = Questions()
-    network = await stack.enter_async_context(
-        open_network(
-            plan,
-            _layout(plan, own.parts),
-            recorder=run.recorder,
-            home=home,
-            directory=_packet_directory(run),
-            answer=questions,
-            on_death=partial(_condemn, cells),
-        )
-    )
-    stack.push_async_exit(partial(_after, network, plan, home, run.recorder))
+    network = await _open_network(stack, plan, own.parts, cells, run=run, home=home, answer=questions)
+    stand = partial(standing_cell, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
     stand_ins = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     for member in members:
         await _wait_for(waits, stand_ins.get(member.name))
-        parts = _trusting(member.parts) if plan.has_tls else member.parts
-        made = standing_cell(
-            member.policy,
-            parts,
-            recorder=run.recorder,
-            home=home,
-            actor=actor,
-            ahead=ahead,
-            port=RangePort(network, member.name, is_machine=parts.plan.vm is not None),
-            router=RangeRouter(network, plan, member.name),
-            place={"range": network.id, "name": member.name},
-        )
-        cell = cells[member.name] = await stack.enter_async_context(made)
+        cell = cells[member.name] = await stack.enter_async_context(_at_port(stand, member, network, plan))
         await _settle(cell, network, plan, welcome if member.name in stand_ins else None)
         if member.name in stand_ins:
             waits[member.name] = await start_serving(cell, stand_ins[member.name])
@@ -227,6 +207,46 @@ async def _open(
     own_cell.questions = questions
     own_cell.others = {name: cell for name, cell in cells.items() if name != OWN_CELL}
     return Range(cells={OWN_CELL: own_cell, **own_cell.others}, network=network)
+
+
+async def _open_network(
+    stack: AsyncExitStack,
+    plan: NetworkPlan,
+    parts: Parts,
+    cells: Mapping[str, Cell],
+    *,
+    run: RunDirectory,
+    home: Path,
+    answer: Questions,
+) -> Network:
+    """The network of `cells`, which are still to come: its death is theirs. What they said to each other is read before it is left."""
+    network = await stack.enter_async_context(
+        open_network(
+            plan,
+            _layout(plan, parts),
+            recorder=run.recorder,
+            home=home,
+            directory=_packet_directory(run),
+            answer=answer,
+            on_death=partial(_condemn, cells),
+        )
+    )
+    stack.push_async_exit(partial(_after, network, plan, home, run.recorder))
+    return network
+
+
+def _at_port(
+    stand: Callable[..., AbstractAsyncContextManager[Cell]], member: _Member, network: Network, plan: NetworkPlan
+) -> AbstractAsyncContextManager[Cell]:
+    """The member's cell, to stand at its port of the network."""
+    parts = _trusting(member.parts) if plan.has_tls else member.parts
+    return stand(
+        member.policy,
+        parts,
+        port=RangePort(network, member.name, is_machine=parts.plan.vm is not None),
+        router=RangeRouter(network, plan, member.name),
+        place={"range": network.id, "name": member.name},
+    )
 
 
 async def _wait_for(waits: dict[str, Wait], target: StandInPlan | None) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import secrets
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -85,6 +86,14 @@ class RunDirectory:
         self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._stack = ExitStack()
+        self._holding, self._held = threading.Lock(), set[str]()
+
+    def hold(self, name: str, make: Callable[[], AbstractContextManager[object]]) -> None:
+        """What cells of the run share is entered by whoever needs it first, and left when the run is sealed. From any thread; raises what entering it raises."""
+        with self._holding:
+            if name not in self._held:
+                self._stack.enter_context(make())
+                self._held.add(name)
 
     @property
     def inspect_log_dir(self) -> Path:

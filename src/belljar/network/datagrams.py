@@ -6,13 +6,15 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 MAX_MESSAGE_BYTES: Final = 128 << 10
 MAX_DESCRIPTORS: Final = 250
 _MAX_DOCUMENT_BYTES: Final = 16 << 20
 _INT: Final = struct.Struct("@i")
+_T = TypeVar("_T")
 
 
 class Closed(Exception):  # noqa: N818 - an end, not an error
@@ -43,10 +45,7 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
     A socket that doesn't block raises `BlockingIOError` when there is none.
     """
-    try:
-        text, fds, flags = _take(source)
-    except ConnectionResetError:  # said once, before its last words, by one that left something unread
-        text, fds, flags = _take(source)
+    text, fds, flags = _to_the_last(partial(_take, source))
     try:
         if not text:
             raise Closed
@@ -60,6 +59,22 @@ def receive(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(fd)
         raise
     return message, fds
+
+
+def receive_bytes(source: socket.socket, max_bytes: int) -> bytes:
+    """The next datagram, whatever it is. Raises `Closed`."""
+    datagram = _to_the_last(partial(source.recv, max_bytes))
+    if not datagram:
+        raise Closed
+    return datagram
+
+
+def _to_the_last(read: Callable[[], _T]) -> _T:
+    """Of one that has ended with something unread the kernel tells that first, once, and only then what it had said."""
+    try:
+        return read()
+    except ConnectionResetError:
+        return read()
 
 
 def _take(source: socket.socket) -> tuple[bytes, list[int], int]:

@@ -53,7 +53,6 @@ _STRANGE_TOLD: Final = 8
 class _Task:
     layout: RangeLayout
     network: NetworkPlan
-    rules: Mapping[str, Any]
     nft: str
     uid: int | None
     check_every_s: float
@@ -61,7 +60,7 @@ class _Task:
 
 
 def run_keeper(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: the owner's socket, the gateway's, the document, standard error, the two packet files, and what it only holds."""
+    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the two packet files, and what it only holds."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     for standard in (1, 2):  # the zygote's are shared with all its children
         os.dup2(fds[3], standard)
@@ -70,7 +69,7 @@ def run_keeper(fds: list[int], parent: int) -> NoReturn:
         raise ValueError("the owner has not said go")
     task = _read_task(fds[2])
     try:
-        keeper = _Keeper(task, owner, (fds[4], fds[5]))
+        keeper = _Keeper(task, owner, fds[4], (fds[5], fds[6]))
         keeper.make(gateway, parent)
         gateway.close()
         keeper.work()
@@ -87,7 +86,6 @@ def _read_task(fd: int) -> _Task:
     return _Task(
         layout=RangeLayout.from_json(document["layout"]),
         network=NetworkPlan.from_json(document["network"]),
-        rules=document["rules"],
         nft=str(document["nft"]),
         uid=document["uid"],
         check_every_s=float(document["check_every_s"]),
@@ -129,8 +127,8 @@ class _Unheard(OSError):  # noqa: N818 - an end
 
 
 class _Keeper:
-    def __init__(self, task: _Task, owner: socket.socket, files: tuple[int, int]) -> None:
-        self._task, self._owner, self._fds = task, owner, files
+    def __init__(self, task: _Task, owner: socket.socket, rules: int, files: tuple[int, int]) -> None:
+        self._task, self._owner, self._rules, self._fds = task, owner, rules, files
         owner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(task.patience_s))
         self._flows = Flows(task.layout)
         self._kernel: socket.socket | None = None
@@ -148,7 +146,7 @@ class _Keeper:
         self._kernel = links.prepare_namespace(task.layout, forwards=bool(task.network.targets))
         self._drop_rights(parent)
         self._hand_listeners(gateway)
-        with nft.Loading(task.nft, task.rules) as loading:
+        with nft.Loading(task.nft, self._rules) as loading:
             self._left = read_standing(self._kernel, ())
             self._tap = Tap()
             self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
@@ -275,7 +273,7 @@ class _Keeper:
             pass  # what has changed until now is in the listing
         with nft.Listing(self._task.nft) as listing:
             strange = meanwhile()
-            self._known = self._known or known_rules(self._task.rules)
+            self._known = self._known or known_rules(datagrams.from_file(self._rules))
             self._record_until(reads=[listing])
             listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s

@@ -66,25 +66,25 @@ def fork_pair(zygote: Zygote, spec: RangeSpec, uids: Uids, held: Sequence[int]) 
     """Keeper and gateway, waiting for the word to begin. `held` are descriptors that the keeper keeps as long as it lives. Raises `HostError`, `CellError`."""
     nft = _find_nft()
     directories = _directories(spec.network, uids.gateway)
+
+    def write_documents() -> None:
+        datagrams.fill(rules, render_rules(spec.layout, spec.network))
+        datagrams.fill(keeper_document, _for_keeper(spec, nft, uids.keeper))
+        datagrams.fill(gateway_document, _for_gateway(spec, uids.gateway, directories))
+
     with ExitStack() as stack:
         control, keepers_control = _pair(stack)
         events, gateways_events = _pair(stack)
         to_gateway, to_keeper = _pair(stack)
         words, wrote = (stack.enter_context(_closing(fd)) for fd in os.pipe())
         files = stack.enter_context(_packet_files(spec.directory))
-        keeper_document = stack.enter_context(_closing(datagrams.as_file(_for_keeper(spec, nft, uids.keeper))))
-        gateway_document = stack.enter_context(
-            _closing(datagrams.as_file(_for_gateway(spec, uids.gateway, directories)))
-        )
-        given = [keepers_control.fileno(), to_gateway.fileno(), keeper_document, wrote, *files, *held]
-        keeper = zygote.fork("keeper", given)
-        try:
-            given = [gateways_events.fileno(), to_keeper.fileno(), gateway_document, wrote]
-            gateway = zygote.fork("gateway", given)
-        except BaseException:
-            keeper.kill()
-            os.close(keeper.pidfd)
-            raise
+        new_files = [stack.enter_context(_closing(datagrams.new_file())) for _ in range(3)]
+        rules, keeper_document, gateway_document = new_files
+        given = {
+            "keeper": [keepers_control.fileno(), to_gateway.fileno(), keeper_document, wrote, rules, *files, *held],
+            "gateway": [gateways_events.fileno(), to_keeper.fileno(), gateway_document, wrote],
+        }
+        keeper, gateway = zygote.fork(given, meanwhile=write_documents)  # they read what was written when they may go
         return Lines(
             keeper=keeper,
             gateway=gateway,
@@ -139,7 +139,6 @@ def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
     return {
         "layout": spec.layout.to_json(),
         "network": spec.network.to_json(),
-        "rules": render_rules(spec.layout, spec.network),
         "nft": nft,
         "uid": uid,
         "check_every_s": spec.check_every_s,

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
 from typing import Any, Final, Self
 
 from belljar.errors import HostError
-from belljar.network import datagrams
 from belljar.units import printable
 
 _PATIENCE_S: Final = 20.0
@@ -50,14 +48,10 @@ class _Run:
 class Loading(_Run):
     """The rules on their way into force, all or none; `finish` waits for it."""
 
-    def __init__(self, nft: str, rules: Mapping[str, Any]) -> None:
-        """Raises `HostError`."""
-        document = datagrams.as_file(rules)
-        try:
-            os.lseek(document, 0, os.SEEK_SET)
-            super().__init__(nft, "-f", "-", stdin=document)
-        finally:
-            os.close(document)
+    def __init__(self, nft: str, rules: int) -> None:
+        """`rules`: a descriptor of a file that holds them (`datagrams.as_file`). Raises `HostError`."""
+        os.lseek(rules, 0, os.SEEK_SET)
+        super().__init__(nft, "-f", "-", stdin=rules)
 
     def finish(self) -> None:
         """They are in force. Raises `HostError` with nft's own word: then none is."""

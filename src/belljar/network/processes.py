@@ -6,12 +6,13 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ SERVE: Final = "belljar.network.gateway.serve:serve"
 _START_PATIENCE_S: Final = 30.0
 _END_PATIENCE_S: Final = 3.0
 _ANSWER_PATIENCE_S: Final = 20.0
+_FEWER_MEND: Final = "run fewer cells at once, or raise the limit of processes"
 _GONE_MEND: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; what this process could import, it is told by argument.
@@ -60,19 +62,25 @@ def wait_readable(fds: Sequence[int], patience_s: float | None = None) -> set[in
 
 
 class Zygote:
-    """A running zygote. `users` is `shared_zygote`'s to count."""
+    """A zygote that has been started. `users` is `started_zygote`'s to count."""
 
     def __init__(self, serve: str = SERVE) -> None:
+        """Raises `HostError`."""
         ours, theirs = datagrams.pair()
         self.users = 0
         self._socket = ours
         self._lock = threading.Lock()
+        self._is_ready = False
         self._words = os.memfd_create("stderr", os.MFD_CLOEXEC)
         with theirs:
-            argv = [sys.executable, "-I", "-c", _BOOT, str(theirs.fileno()), serve, json.dumps(_import_path())]
-            self._process = subprocess.Popen(
-                argv,
-                pass_fds=[theirs.fileno()],
+            self._process = self._started(theirs, serve)
+        self.process = identify(self._process.pid)
+
+    def _started(self, end: socket.socket, serve: str) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-I", "-c", _BOOT, str(end.fileno()), serve, json.dumps(_import_path())],
+                pass_fds=[end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._words,
                 stderr=self._words,
@@ -80,34 +88,57 @@ class Zygote:
                 cwd="/",
                 start_new_session=True,  # Ctrl-C is the owner's to hear
             )
-        self.process = identify(self._process.pid)
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.end()
-            raise
+        except OSError as exc:
+            self._socket.close()
+            os.close(self._words)
+            raise HostError(
+                f"the ranges' zygote can't be started: {exc.strerror}", where=sys.executable, mend=_FEWER_MEND
+            ) from exc
 
     def is_alive(self) -> bool:
         """Whether it can still fork."""
         return self._process.poll() is None
 
-    def fork(self, role: str, fds: Sequence[int]) -> Child:
-        """A child that plays the role with copies of these descriptors. Raises `CellError`."""
-        message, fds_back = self._ask({"fork": role}, fds)
-        if "pid" not in message or len(fds_back) != 1:
-            raise CellError(str(message.get("error", "no process was made")), where="the ranges' zygote")
-        process = identify(int(message["pid"]))
-        if process is None:
-            os.close(fds_back[0])
-            raise CellError(f"a {role} ended at once", where="the ranges' zygote", mend=_GONE_MEND)
-        return Child(process=process, pidfd=fds_back[0])
+    def wait_ready(self) -> None:
+        """Until it has imported all that its children need. Raises `HostError`, `CellError`: then it never will."""
+        with self._lock:
+            if self._is_ready:
+                return
+            self._socket.settimeout(_START_PATIENCE_S)
+            try:
+                datagrams.receive(self._socket)
+            except (datagrams.Closed, TimeoutError) as exc:
+                error = self._why_not_ready()
+                self._process.kill()  # who comes next gets another
+                raise error from exc
+            self._socket.settimeout(_ANSWER_PATIENCE_S)
+            self._is_ready = True
+
+    def fork(self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], None]) -> list[Child]:
+        """A child for each role, with copies of its descriptors, all or none. `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises."""
+        answers: list[tuple[dict[str, Any], list[int]]] = []
+        with ExitStack() as undo:
+            with self._lock:
+                for role, fds in roles.items():
+                    self._say({"fork": role}, fds)
+                try:
+                    meanwhile()
+                finally:  # each is answered, and nobody else may hear it
+                    for _ in roles:
+                        answers.append(self._hear())
+                        undo.callback(_discard, answers[-1][1])
+            children = [_child(role, *answer) for role, answer in zip(roles, answers, strict=True)]
+            undo.pop_all()
+            return children
 
     def how_ended(self, child: Child) -> str:
         """`exit 1`, `SIGKILL`; empty when it is not known, or no longer."""
         give_up = time.monotonic() + 1.0
         with suppress(CellError):
             while time.monotonic() < give_up:
-                message, _ = self._ask({"ended": child.process.pid}, ())
+                with self._lock:
+                    self._say({"ended": child.process.pid})
+                    message, _ = self._hear()
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
                     return f"exit {code}" if code >= 0 else signal.Signals(-code).name
@@ -121,20 +152,14 @@ class Zygote:
     def end(self) -> None:
         """Its children die with it. Bounded."""
         self._socket.close()
+        if not self._is_ready:  # it would import to the last before it saw that nobody waits
+            self._process.kill()
         try:
             self._process.wait(_END_PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         os.close(self._words)
-
-    def _wait_ready(self) -> None:
-        self._socket.settimeout(_START_PATIENCE_S)
-        try:
-            datagrams.receive(self._socket)
-        except (datagrams.Closed, TimeoutError) as exc:
-            raise self._why_not_ready() from exc
-        self._socket.settimeout(_ANSWER_PATIENCE_S)
 
     def _why_not_ready(self) -> BelljarError:
         """What ended it by force is no lack of this host's."""
@@ -148,11 +173,18 @@ class Zygote:
         said = self.diagnosis() or "it said nothing"
         return HostError(f"the ranges' zygote did not start: {said}", where=sys.executable, mend=NETWORK_EXTRA_MEND)
 
-    def _ask(self, message: dict[str, Any], fds: Sequence[int]) -> tuple[dict[str, Any], list[int]]:
+    def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        with self._is_there():
+            datagrams.send(self._socket, message, fds)
+
+    def _hear(self) -> tuple[dict[str, Any], list[int]]:
+        with self._is_there():
+            return datagrams.receive(self._socket)
+
+    @contextmanager
+    def _is_there(self) -> Iterator[None]:
         try:
-            with self._lock:
-                datagrams.send(self._socket, message, fds)
-                return datagrams.receive(self._socket)
+            yield
         except (datagrams.Closed, OSError) as exc:
             raise CellError(
                 f"the ranges' zygote is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
@@ -161,13 +193,40 @@ class Zygote:
             ) from exc
 
 
+def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
+    if "pid" not in message or len(fds) != 1:
+        raise CellError(str(message.get("error", "no process was made")), where="the ranges' zygote")
+    process = identify(int(message["pid"]))
+    if process is None:
+        raise CellError(f"a {role} ended at once", where="the ranges' zygote", mend=_GONE_MEND)
+    return Child(process=process, pidfd=fds[0])
+
+
+def _discard(pidfds: Sequence[int]) -> None:
+    for pidfd in pidfds:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.close(pidfd)
+
+
 _running: dict[tuple[int, Path, str], Zygote] = {}
 _running_lock: Final = threading.Lock()
 
 
 @contextmanager
 def shared_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
-    """This process's zygote for the store: started by the first who needs it, or when it has died, and ended by the last who leaves it. Raises `HostError`."""
+    """As `started_zygote`, when it can fork. Raises `HostError`, `CellError`."""
+    with started_zygote(home, serve) as zygote:
+        zygote.wait_ready()
+        yield zygote
+
+
+@contextmanager
+def started_zygote(home: Path, serve: str = SERVE) -> Iterator[Zygote]:
+    """This process's zygote for the store, started by the first who needs it, or when it has died, and ended by the last who leaves it. Raises `HostError`.
+
+    It may still import: `wait_ready`.
+    """
     zygote = _take(home, serve)
     try:
         yield zygote

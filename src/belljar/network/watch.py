@@ -275,9 +275,7 @@ class Watch:
         return kind(what, where=self._where(), mend=printable(str(message.get("mend", "")), max_chars=500))
 
     def _hear_gateway(self) -> None:
-        datagram = self._lines.events.recv(MAX_DATAGRAM_BYTES + 1)
-        if not datagram:
-            raise datagrams.Closed
+        datagram = datagrams.receive_bytes(self._lines.events, MAX_DATAGRAM_BYTES + 1)
         self._silences["gateway"].heard()
         if self.error is not None:
             return

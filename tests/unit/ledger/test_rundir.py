@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,23 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(HostError, match="BELLJAR_HOME"), create_run(tmp_path / "store", "exec", []):
         pass
+
+
+def test_what_is_held_lives_as_long_as_the_run(home: Path) -> None:
+    """It is entered once, by whoever needs it first, and left when the run is sealed, even if the run raises."""
+    told: list[str] = []
+
+    @contextmanager
+    def shared(name: str) -> Iterator[None]:
+        told.append(f"{name} entered")
+        yield
+        told.append(f"{name} left {verify(run.path).status}")
+
+    with suppress(CellError), create_run(home, "test", []) as run:
+        for name in ("one", "two", "one"):
+            run.hold(name, partial(shared, name))
+        raise CellError("died")
+    assert told == ["one entered", "two entered", f"two left {Status.VERIFIED}", f"one left {Status.VERIFIED}"]
 
 
 def test_a_poisoned_run_keeps_its_first_error(home: Path) -> None:

@@ -44,6 +44,15 @@ def test_last_words_are_heard_of_one_that_left_something_unread() -> None:
         with pytest.raises(datagrams.Closed):
             datagrams.receive(ours)
 
+    ours, theirs = datagrams.pair()
+    with ours:
+        theirs.send(b"it is over")
+        ours.send(b"what?")
+        theirs.close()
+        assert datagrams.receive_bytes(ours, 100) == b"it is over"
+        with pytest.raises(datagrams.Closed):
+            datagrams.receive_bytes(ours, 100)
+
 
 def test_what_is_no_message_is_refused() -> None:
     """Another's bytes, and more than fits."""

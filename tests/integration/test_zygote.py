@@ -1,0 +1,81 @@
+"""The prepared parent of ranges' processes: who shares it, what it makes and what not, and that it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.integration.processes import wait_for
+
+from belljar.errors import HostError
+from belljar.network import datagrams
+from belljar.network.processes import Zygote, shared_zygote, started_zygote
+
+_GATEWAY = "tests.integration.plain_gateway:serve"
+
+
+@pytest.fixture
+def zygote(tmp_path: Path) -> Iterator[Zygote]:
+    """One that is ready, and ended afterwards."""
+    with shared_zygote(tmp_path, _GATEWAY) as ready:
+        yield ready
+
+
+@pytest.fixture
+def given() -> Iterator[list[int]]:
+    """What a child is handed, by somebody who never says go."""
+    ours, theirs = datagrams.pair()
+    with ours, theirs, closing(os.fdopen(datagrams.new_file())) as document:
+        yield [theirs.fileno(), theirs.fileno(), document.fileno(), document.fileno()]
+
+
+def children(zygote: Zygote) -> set[int]:
+    """Its, that live."""
+    pid = zygote._process.pid
+    return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_a_failure_meanwhile_leaves_no_child(zygote: Zygote, given: list[int]) -> None:
+    """And the next answers are those of the next questions."""
+
+    def fail() -> None:
+        raise ValueError("no document")
+
+    with pytest.raises(ValueError, match="no document"):
+        zygote.fork({"keeper": given, "gateway": given}, meanwhile=fail)
+    wait_for(lambda: not children(zygote), "the end of both")
+    made = zygote.fork({"gateway": given, "keeper": given}, meanwhile=lambda: None)
+    assert {child.process.pid for child in made} == children(zygote)
+    for child in made:
+        child.kill()
+        assert child.wait_ended(30)
+        assert zygote.how_ended(child) == "SIGKILL"
+        os.close(child.pidfd)
+
+
+def test_one_for_all_who_need_it(tmp_path: Path) -> None:
+    """Whoever started it ahead and whoever waits for it have the same; it ends with the last of them."""
+    with started_zygote(tmp_path, _GATEWAY) as ahead:
+        with shared_zygote(tmp_path, _GATEWAY) as ready:
+            assert ready is ahead
+        assert ahead.is_alive()
+    assert not ahead.is_alive()
+
+
+def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is this host's lack."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(HostError, match="can't be started: No such file"), started_zygote(tmp_path, _GATEWAY):
+        pass
+
+
+def test_one_that_nobody_waited_for_ends_at_once(tmp_path: Path) -> None:
+    """It is not left to import what nobody will use."""
+    with started_zygote(tmp_path, _GATEWAY) as ahead:
+        pass
+    assert ahead._process.returncode == -signal.SIGKILL
