@@ -1,7 +1,7 @@
 """What a range costs: its start, its end, a port, and the memory that is its own: `python bench/bench_range.py [--rounds N] [--serve MODULE:FUNCTION] [--json]`.
 
-The zygote is started by a range that is not counted, and kept. Memory is what keeper and gateway have private, and their proportional share (PSS) of what the
-zygote's forks share. Medians (P50) and P95.
+The zygote is started by a range that is not counted, and kept. Memory is what keeper and gateway have private; their proportional share (PSS) of what the
+zygote's forks share (the less, the more ranges there are); and `added`, what zygote and forks have together more than without the range. Medians (P50) and P95.
 """
 
 from __future__ import annotations
@@ -41,30 +41,39 @@ def layout() -> RangeLayout:
 
 def memory_mib(made: Range) -> dict[str, float]:
     """Of keeper and gateway together, as the kernel counts."""
-    found = {"private": 0, "pss": 0}
-    for pid in made.pids:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("Private_Clean", "Private_Dirty"):
-                found["private"] += int(rest.split()[0])
-            elif name == "Pss":
-                found["pss"] += int(rest.split()[0])
-    return {name: kib / 1024 for name, kib in found.items()}
+    return {
+        "private": sum(size_mib(pid, "Private_Clean", "Private_Dirty") for pid in made.pids),
+        "pss": sum(size_mib(pid, "Pss") for pid in made.pids),
+    }
+
+
+def size_mib(pid: int, *names: str) -> float:
+    """The sum of these lines of the kernel's."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return sum(int(words[1]) for words in lines if words[0].rstrip(":") in names) / 1024
+
+
+def family_mib(made: Range) -> float:
+    """What the zygote and all its forks have together."""
+    zygote = Path(f"/proc/{made.pids[0]}/stat").read_text().rpartition(")")[2].split()[1]
+    forks = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    return sum(size_mib(int(pid), "Pss") for pid in (zygote, *forks))
 
 
 async def measure(rounds: int, serve: str) -> dict[str, list[float]]:
     """Every round's figures."""
     figures: dict[str, list[float]] = {
-        name: [] for name in ("start_ms", "attach_ms", "destroy_ms", "private_mib", "pss_mib")
+        name: [] for name in ("start_ms", "attach_ms", "destroy_ms", "private_mib", "pss_mib", "added_mib")
     }
     with tempfile.TemporaryDirectory() as folder, _cell() as pid:
-        async with _range(Path(folder), serve):
+        async with _range(Path(folder), serve) as first:
             for _ in range(rounds):
-                await _round(Path(folder), serve, pid, figures)
+                await _round(Path(folder), serve, pid, figures, first)
     return figures
 
 
-async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float]]) -> None:
+async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float]], first: Range) -> None:
+    without_mib = family_mib(first)
     began = time.perf_counter()
     async with _range(home, serve) as made:
         figures["start_ms"].append((time.perf_counter() - began) * 1e3)
@@ -74,6 +83,7 @@ async def _round(home: Path, serve: str, pid: int, figures: dict[str, list[float
         memory = memory_mib(made)
         figures["private_mib"].append(memory["private"])
         figures["pss_mib"].append(memory["pss"])
+        figures["added_mib"].append(family_mib(first) - without_mib)
         began = time.perf_counter()
         destruction = await made.destroy()
         figures["destroy_ms"].append((time.perf_counter() - began) * 1e3)

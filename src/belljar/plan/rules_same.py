@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NewType
 
 _VOLATILE: Final = frozenset({"handle", "index", "packets", "bytes", "used"})
+_TO_REWRITE: Final = re.compile("|".join(re.escape(f'"{word}"') for word in (*_VOLATILE, "|", "port-unreachable")))
+"""What `_statement` changes has one of these words in it; most rules have none."""
 _MAX_DIFFERENCES: Final = 20
 _SHOWN_CHARS: Final = 300
 _ICMP_PORT_UNREACHABLE: Final = 3
@@ -92,7 +95,7 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
         yield (kind, *where, ""), [_text({name: value for name, value in item.items() if name not in _VOLATILE})]
         return
     if kind == "rule":
-        yield ("rules", *where, str(item["chain"])), [_text([_statement(part) for part in item["expr"]])]
+        yield ("rules", *where, str(item["chain"])), [_rule(item["expr"])]
         return
     name = str(item["name"])
     body = {word: value for word, value in item.items() if word not in _VOLATILE and word != "elem"}
@@ -113,6 +116,11 @@ def _without_dynamic(body: dict[str, Any]) -> dict[str, Any]:
 def _elements(item: Mapping[str, Any]) -> list[str]:
     """A set of bounded size is one that packets fill."""
     return [] if "size" in item else sorted(_text(element) for element in item.get("elem", []))
+
+
+def _rule(statements: list[Any]) -> str:
+    text = _text(statements)
+    return _text([_statement(part) for part in statements]) if _TO_REWRITE.search(text) else text
 
 
 def _statement(part: Any) -> Any:  # noqa: ANN401 - JSON values of any shape

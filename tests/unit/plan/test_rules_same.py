@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.plan import nft
+from belljar.plan import nft, rules_same
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
 from belljar.plan.rules import render_rules
@@ -50,6 +50,21 @@ def dict_of(item: Any) -> dict[str, Any]:  # noqa: ANN401 - a JSON value
     """The object itself, to be changed in place."""
     assert isinstance(item, dict)
     return item
+
+
+_WORDS = st.sampled_from(["handle", "index", "packets", "bytes", "used", "|", "port-unreachable", "left", "right", "x"])
+_CODE = st.just({"payload": {"protocol": "icmp", "field": "code"}})
+_STATEMENTS = st.recursive(
+    _WORDS | st.integers() | _CODE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.lists(_STATEMENTS, max_size=4))
+def test_a_rule_is_rewritten_wherever_that_changes_it(statements: list[Any]) -> None:
+    """That most rules are taken as they are makes no rule another."""
+    assert rules_same._rule(statements) == rules_same._text([rules_same._statement(part) for part in statements])
 
 
 def test_what_only_counts_is_no_difference() -> None:
