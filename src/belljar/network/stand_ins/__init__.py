@@ -33,7 +33,6 @@ PRELOAD: Final = (
     "dulwich.object_store",
     "dulwich.refs",
     "encodings.cp437",
-    *(f"encodings.utf_{form}" for form in ("8_sig", "16", "16_be", "16_le", "32", "32_be", "32_le")),
     "mmap",
     "zstandard",
     "jsonschema",

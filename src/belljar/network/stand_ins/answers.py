@@ -1,6 +1,6 @@
 """Small parts that every registry answers with: requests read with bounds, answers sent whole, files sent in ranges, credentials put on record.
 
-HTTP semantics: RFC 9110 (ranges: section 14, preconditions: section 13).
+HTTP semantics: RFC 9110.
 """
 
 from __future__ import annotations
@@ -9,20 +9,19 @@ import base64
 import binascii
 import hashlib
 import json
-import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from email.utils import formatdate, mktime_tz, parsedate_tz
+from email.utils import formatdate
 from typing import Final
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import Receive, Scope, Send
+from belljar.network.stand_ins.conditions import Stored, share_of
 from belljar.network.stand_ins.shelf import ShelfFile, chunks_of
 from belljar.units import printable
 
 MAX_WORD_CHARS: Final = 200
 MAX_LIST_JSON_BYTES: Final = 8 << 10
-_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 class TooLong(ValueError):  # noqa: N818 - it is what happened
@@ -109,58 +108,24 @@ async def answer_json(
 
 
 async def answer_file(request: Request, send: Send, file: ShelfFile, content_type: str, etag: str) -> None:
-    """Send a file: whole, one range of it, or 304. `etag` comes without quotes. Several ranges in one request are answered by the whole, as RFC 9110 allows."""
+    """Send a file: whole, one range of it, or why not (`conditions.share_of`). `etag` comes without quotes."""
     modified = {"last-modified": formatdate(file.mtime_s, usegmt=True)}
     fields = {"content-type": content_type, "accept-ranges": "bytes", "etag": f'"{etag}"', **modified}
-    if is_fresh(request.headers, etag, file.mtime_s):
-        await send({"type": "http.response.start", "status": 304, "headers": _encoded(fields)})
-        await send({"type": "http.response.body", "body": b""})
+    stored = Stored(etag=etag, modified_s=file.mtime_s, size_bytes=file.size_bytes)
+    share = share_of(request.method, request.headers, stored)
+    if share.status in (304, 412, 416):
+        if share.status == 416:
+            fields["content-range"] = f"bytes */{file.size_bytes}"
+        await answer(send, b"", content_type, status=share.status, headers=fields)
         return
-    bounds = byte_range(request.headers, file.size_bytes, etag)
-    if bounds is None:
-        fields["content-range"] = f"bytes */{file.size_bytes}"
-        await answer(send, b"", content_type, status=416, headers=fields)
-        return
-    start, end = bounds
-    partial = (start, end) != (0, file.size_bytes)
-    if partial:
-        fields["content-range"] = f"bytes {start}-{end - 1}/{file.size_bytes}"
-    fields["content-length"] = str(end - start)
-    await send({"type": "http.response.start", "status": 206 if partial else 200, "headers": _encoded(fields)})
+    if share.status == 206:
+        fields["content-range"] = f"bytes {share.start}-{share.end - 1}/{file.size_bytes}"
+    fields["content-length"] = str(share.end - share.start)
+    await send({"type": "http.response.start", "status": share.status, "headers": _encoded(fields)})
     if request.method != "HEAD":
-        async for chunk in chunks_of(file.path, start, end):
+        async for chunk in chunks_of(file.path, share.start, share.end):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
-
-
-def is_fresh(headers: Mapping[str, str], etag: str, modified_s: int) -> bool:
-    """Whether the client's copy is the newest: by `If-None-Match`, or, without it, by `If-Modified-Since` (RFC 9110, 13.2.2)."""
-    if "if-none-match" in headers:
-        return etag_matches(headers["if-none-match"], etag)
-    since = parsedate_tz(headers.get("if-modified-since", "")[:64])
-    try:
-        return since is not None and mktime_tz(since) >= modified_s
-    except (ValueError, OverflowError):
-        return False
-
-
-def etag_matches(stated: str, etag: str) -> bool:
-    """Whether `If-None-Match` names this entity (weak comparison)."""
-    return any(part.strip().removeprefix("W/") in {f'"{etag}"', "*"} for part in stated.split(","))
-
-
-def byte_range(headers: Mapping[str, str], size_bytes: int, etag: str) -> tuple[int, int] | None:
-    """`[start, end)` that a request asks for; the whole where it asks for none that can be meant; `None` where it lies beyond the end."""
-    match = _RANGE.fullmatch(headers.get("range", "").replace(" ", ""))
-    condition = headers.get("if-range", f'"{etag}"')
-    if match is None or match[1] == match[2] == "" or condition != f'"{etag}"':
-        return 0, size_bytes
-    if match[1] == "":
-        return (max(0, size_bytes - int(match[2])), size_bytes) if int(match[2]) and size_bytes else None
-    start, end = int(match[1]), min(int(match[2]) + 1 if match[2] else size_bytes, size_bytes)
-    if match[2] and int(match[2]) < start:
-        return 0, size_bytes
-    return (start, end) if start < size_bytes else None
 
 
 def credentials(headers: Mapping[str, str]) -> dict[str, JsonValue]:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import mimetypes
 import os
-import re
 import stat
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import PolicyError
+from belljar.network.stand_ins.conditions import FIELDS, Stored, share_of
 from belljar.network.stand_ins.web import Answer, Pairs, Request, plain_error
 
 MAX_FILES: Final = 20_000
 _CHUNK_BYTES: Final = 64 << 10
-_RANGE: Final = re.compile(r"bytes=\s*(\d{0,18})-(\d{0,18})\s*", re.ASCII)
 _TEXT: Final = ("text/", "application/javascript", "application/json", "image/svg+xml")
 
 
@@ -36,8 +34,8 @@ class Entry:
 
     @property
     def etag(self) -> str:
-        """A strong validator: the file doesn't change while a range lives."""
-        return f'"{self.modified_s:x}-{self.size:x}"'
+        """A strong validator, without its quotes: the file doesn't change while a range lives."""
+        return f"{self.modified_s:x}-{self.size:x}"
 
     @property
     def modified(self) -> str:
@@ -76,18 +74,20 @@ def find(files: Mapping[str, Entry], path: str) -> Entry | str | None:
 
 def serve(entry: Entry, request: Request, *, status: int = 200, media: str = "", headers: Pairs = ()) -> Answer:
     """The answer for a file: 200, 206, 304, 412 or 416. Ranges and conditions count for status 200 alone."""
-    common = (*headers, ("last-modified", entry.modified), ("etag", entry.etag), ("accept-ranges", "bytes"))
     kind = ("content-type", media or media_of(entry.path.name))
     if status != 200:
         return _whole(entry, status, (kind, *headers))
-    if failed := _precondition(entry, request):
-        return Answer(status=304, headers=common) if failed == 304 else plain_error(failed)
-    span = _span(entry, request)
-    if span is None:
+    common = (*headers, ("last-modified", entry.modified), ("etag", f'"{entry.etag}"'), ("accept-ranges", "bytes"))
+    asked = {name: request.header(name) for name in FIELDS if request.has_header(name)}
+    stored = Stored(etag=entry.etag, modified_s=entry.modified_s, size_bytes=entry.size)
+    share = share_of(request.method, asked, stored)
+    if share.status == 304:
+        return Answer(status=304, headers=common)
+    if share.status not in (200, 206):
+        return plain_error(share.status, (("content-range", f"bytes */{entry.size}"),) if share.status == 416 else ())
+    if share.status == 200:
         return _whole(entry, 200, (kind, *common))
-    start, end = span
-    if start >= end:
-        return plain_error(416, (("content-range", f"bytes */{entry.size}"),))
+    start, end = share.start, share.end
     place = ("content-range", f"bytes {start}-{end - 1}/{entry.size}")
     return Answer(
         status=206, headers=(kind, place, *common), stream=lambda: _read(entry, start, end), length=end - start
@@ -96,44 +96,6 @@ def serve(entry: Entry, request: Request, *, status: int = 200, media: str = "",
 
 def _whole(entry: Entry, status: int, headers: Pairs) -> Answer:
     return Answer(status=status, headers=headers, stream=lambda: _read(entry, 0, entry.size), length=entry.size)
-
-
-def _precondition(entry: Entry, request: Request) -> int:
-    if request.has_header("if-match"):
-        if not _tagged(request.header("if-match"), entry.etag, weak=False):
-            return 412
-    elif (since := _date(request.header("if-unmodified-since"))) is not None and entry.modified_s > since:
-        return 412
-    if request.has_header("if-none-match"):
-        return 304 if _tagged(request.header("if-none-match"), entry.etag, weak=True) else 0
-    since = _date(request.header("if-modified-since"))
-    return 304 if since is not None and entry.modified_s <= since else 0
-
-
-def _tagged(field: str, etag: str, *, weak: bool) -> bool:
-    tags = [tag.strip() for tag in field.split(",")]
-    return "*" in tags or etag in tags or (weak and f"W/{etag}" in tags)
-
-
-def _date(text: str) -> int | None:
-    try:
-        return int(parsedate_to_datetime(text[:64]).timestamp()) if text else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _span(entry: Entry, request: Request) -> tuple[int, int] | None:
-    """Start and end of the range that is asked for; None for the whole file, an empty one when it can't be had."""
-    match = _RANGE.fullmatch(request.header("range"))
-    condition = request.header("if-range")
-    if match is None or match.groups() == ("", "") or request.method != "GET":
-        return None
-    if condition and condition != entry.etag and _date(condition) != entry.modified_s:
-        return None
-    if not match[1]:
-        return max(0, entry.size - int(match[2])), entry.size
-    start, end = int(match[1]), min(int(match[2]) + 1 if match[2] else entry.size, entry.size)
-    return None if match[2] and int(match[2]) < start else (start, max(start, end) if start < entry.size else start)
 
 
 async def _read(entry: Entry, start: int, end: int) -> AsyncIterator[bytes]:

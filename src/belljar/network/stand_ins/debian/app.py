@@ -18,10 +18,10 @@ from belljar.network.stand_ins.answers import (
     answer_file,
     body_pieces,
     credentials,
-    is_fresh,
     refuse_websocket,
     word,
 )
+from belljar.network.stand_ins.conditions import is_fresh
 from belljar.network.stand_ins.debian.deb import DebError, read_control
 from belljar.network.stand_ins.debian.repository import Repository
 from belljar.network.stand_ins.multipart import FormFile

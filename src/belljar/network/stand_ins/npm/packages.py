@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import os
 import re
@@ -97,7 +98,7 @@ def read_manifest(path: Path) -> Mapping[str, Any]:
     try:
         with os.fdopen(open_file(path), "rb") as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)
-        manifest = json.loads(content.decode("utf-8-sig"))  # npm takes a byte order mark too
+        manifest = json.loads(content.removeprefix(codecs.BOM_UTF8).decode())  # npm takes a byte order mark too
     except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise PackageError(f"not a packed package that can be read: {error}") from None
     if not isinstance(manifest, dict) or not is_name(str(manifest.get("name", ""))):

@@ -10,7 +10,8 @@ from typing import Final
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.answers import Request, answer, answer_file, answer_json, etag_matches, refuse_websocket
+from belljar.network.stand_ins.answers import Request, answer, answer_file, answer_json, refuse_websocket
+from belljar.network.stand_ins.conditions import etag_matches
 from belljar.network.stand_ins.pypi import index
 from belljar.network.stand_ins.pypi.names import normal, parse_file_name
 from belljar.network.stand_ins.pypi.upload import take_upload
