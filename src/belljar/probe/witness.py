@@ -32,6 +32,8 @@ _MAX_VISITORS: Final = 16
 _MAX_PROCESSES: Final = 64
 _BIT_OF_SIGUSR1: Final = 1 << (signal.SIGUSR1 - 1)
 _PLACES: Final = ("/var/tmp", "/tmp")  # noqa: S108 - a directory of our own with a random name is made in it
+_LONGEST_PLACE_BYTES: Final = 64
+"""A socket's path has at most 107 bytes (unix(7)): what a watch puts below its place needs some 35 of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,10 +305,14 @@ def _own_directory() -> Iterator[Path]:
 
 
 def _public_place() -> Path:
-    """The temporary directory if an escaped stranger could get there, else one where he could."""
+    """The temporary directory if an escaped stranger could get there, to a socket too, else one where he could."""
     chosen = Path(tempfile.gettempdir()).absolute()
-    public = [place for place in (chosen, *map(Path, _PLACES)) if _open_to_all(place) and os.access(place, os.W_OK)]
+    public = [place for place in (chosen, *map(Path, _PLACES)) if _is_public(place) and os.access(place, os.W_OK)]
     return public[0] if public else chosen
+
+
+def _is_public(place: Path) -> bool:
+    return len(os.fsencode(place)) <= _LONGEST_PLACE_BYTES and _open_to_all(place)
 
 
 def _open_to_all(place: Path) -> bool:

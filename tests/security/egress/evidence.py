@@ -6,6 +6,7 @@ None of it is a guest's word: events are of the gateway and the keeper, frames a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeVar
@@ -17,11 +18,13 @@ _PROTOCOLS = {"tcp": TCP, "udp": UDP, "icmp": ICMP}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when its rules were in force; `macs` are the cells' by name, `gateways` their
+    """Of one range, from its beginning to its end. `events` are (kind, data); `opened_s` is when its rules were in force, `flushed_s`
+    when they were taken away; `macs` are the cells' by name, `gateways` their
     ports' other ends'; `heard` is everything that came to the host's listeners; `words` the prober's, by case."""
 
     events: tuple[tuple[str, Mapping[str, Any]], ...]
     opened_s: float = 0.0
+    flushed_s: float = math.inf
     frames: tuple[Frame, ...]
     counters: Mapping[str, int]
     macs: Mapping[str, str]
@@ -392,11 +395,13 @@ def unasked_answers(
     serves: frozenset[int] = frozenset(),
 ) -> list[Frame]:
     """Frames to a cell that are neither a refusal nor from an address and port that the plan lets answer, nor to a port at which the cell itself serves (`serves`).
-    With a sink, which is anybody, they have at least no data."""
+    With a sink, which is anybody, they have at least no data. Between the end of the rules and that of the range its own cells may reach each other: nobody else."""
+    own = {sent.source for name in seen.macs for sent in seen.sent(name) if sent.at_s >= seen.flushed_s}
     return [
         frame
         for frame in seen.got(cell)
         if not frame.is_refusal
+        and not (frame.at_s >= seen.flushed_s and frame.source in own)
         and (_NAMES.get(frame.protocol, ""), frame.source, frame.source_port) not in answering
         and not (frame.protocol == TCP and frame.target_port in serves)
         and not (has_sink and frame.protocol == TCP and not frame.payload)

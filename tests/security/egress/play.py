@@ -129,6 +129,7 @@ class Opened:
     counters: Mapping[str, int] = field(default_factory=dict)
     links: list[str] = field(default_factory=list)
     routes: list[str] = field(default_factory=list)
+    flushed_s: float | None = None
 
     @property
     def pids(self) -> tuple[int, int]:
@@ -220,6 +221,7 @@ class Play:
             "counters": dict(made.counters),
             "links": made.links,
             "routes": made.routes,
+            "flushed_s": made.flushed_s,
         }
 
     @asynccontextmanager
@@ -334,6 +336,7 @@ class Play:
 
     @staticmethod
     def _flush(made: Opened) -> None:
+        made.flushed_s = time.time()
         host.within(made.pids[0], "nft", "flush", "ruleset")
 
     @staticmethod

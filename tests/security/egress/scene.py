@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -162,6 +163,7 @@ def _seen(made: Mapping[str, Any], layout: RangeLayout, heard: tuple[str, ...]) 
     return Seen(
         events=tuple((line["kind"], line["data"]) for line in lines),
         opened_s=next(_seconds(line["time"]) for line in lines if line["kind"] == "range.opened"),
+        flushed_s=math.inf if made["flushed_s"] is None else made["flushed_s"],
         frames=tuple(read_frames(Path(made["packets"]).read_bytes())),
         counters=made["counters"],
         macs={item.name: item.mac for item in layout.cells},

@@ -60,9 +60,12 @@ def test_it_serves_by_what_is_packed(tmp_path: Path) -> None:
     places = {asgi.SERVER: "server.zip", asgi.APP: "app.zip", asgi.APP_DIRECTORY: "srv"}
     for cell, here in places.items():
         argv = [word.replace(cell, str(tmp_path / here)) for word in argv]
-    argv = [sys.executable, "-I", "-S", *argv[1:-2], "--bind", f"unix:{tmp_path}/s", "--bind", "127.0.0.1:0"]
+    argv = [sys.executable, "-I", "-S", *argv[1:-2], "--bind", "unix:s", "--bind", "127.0.0.1:0"]
     log = tmp_path / "log"
-    with log.open("wb") as said, subprocess.Popen(argv, stdout=said, stderr=said, start_new_session=True) as server:
+    with (
+        log.open("wb") as said,
+        subprocess.Popen(argv, cwd=tmp_path, stdout=said, stderr=said, start_new_session=True) as server,
+    ):
         try:
             wait_for(lambda: "Running on http://127.0.0.1:" in log.read_text() or server.poll() is not None, "a server")
             port = log.read_text().rpartition("Running on http://127.0.0.1:")[2].split()[0]

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,3 +180,14 @@ def test_a_sweep_passes_over_what_another_run_just_removed(tmp_path: Path, monke
     gone = tmp_path / f"{_PREFIX}1-1-x"
     monkeypatch.setattr(Path, "glob", lambda *_: [gone])
     assert sweep_watches(tmp_path) == []
+
+
+def test_a_temporary_directory_too_deep_for_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another public place is taken: a socket's path has 107 bytes, whatever TMPDIR says."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        deep = Path(folder, "deep" * 25)
+        deep.mkdir()
+        Path(folder).chmod(0o755)
+        monkeypatch.setattr(tempfile, "tempdir", str(deep))
+        with watch([Witness.SOCKET]) as watched:
+            assert Path(watched.parameters["socket"]).is_socket()
