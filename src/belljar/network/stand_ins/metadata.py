@@ -16,8 +16,7 @@ from belljar.network.gateway.context import StandInContext
 from belljar.network.stand_ins import metadata_aws, metadata_azure, metadata_gcp
 from belljar.network.stand_ins.documents import unknown_settings
 from belljar.network.stand_ins.identity import Identity, make_identity
-from belljar.network.stand_ins.state import size_of
-from belljar.network.stand_ins.web import Answer, App, Request, http_app, text_answer
+from belljar.network.stand_ins.web import Answer, App, Request, compact, http_app, text_answer
 from belljar.policy.fields import kind_of, listed, quoted
 
 CLOUDS: Final = ("aws", "gcp", "azure")
@@ -38,7 +37,7 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
     if not isinstance(region, str) or not region.replace("-", "").isalnum() or not region.isascii():
         problems.append(f"region: {quoted(region)} is no region, as in `eu-west-1`")
     data = settings.get("data", {})
-    if not isinstance(data, dict) or size_of(data) > _MAX_DATA:
+    if not isinstance(data, dict) or len(compact(data)) > _MAX_DATA:
         return (
             *problems,
             f"data: a mapping of paths to values of at most {_MAX_DATA} characters is needed, but this is {kind_of(data)}",

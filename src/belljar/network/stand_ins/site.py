@@ -19,7 +19,7 @@ from belljar.network.stand_ins.routes import (
     Site,
     parse_pattern,
 )
-from belljar.network.stand_ins.state import MAX_STATE_BYTES, size_of
+from belljar.network.stand_ins.state import MAX_STATE_BYTES
 from belljar.network.stand_ins.templates import (
     MAX_TEMPLATE_CHARS,
     Expression,
@@ -31,6 +31,7 @@ from belljar.network.stand_ins.templates import (
     references,
     text_of,
 )
+from belljar.network.stand_ins.web import compact
 from belljar.policy.fields import kind_of, listed, nearest, quoted
 from belljar.units import parse_duration
 
@@ -104,7 +105,7 @@ class _Reader:
         read = tuple(self.route(item, ("routes", index)) for index, item in enumerate(routes))
         self.unreachable(read)
         state = self.mapping(value.get("state", {}), ("state",))
-        if size_of(state) > MAX_STATE_BYTES // 2:
+        if len(compact(state)) > MAX_STATE_BYTES // 2:
             self.wrong(("state",), f"larger than {MAX_STATE_BYTES // 2} characters as JSON")
         cookie = value.get("session_cookie", "session")
         if not isinstance(cookie, str) or not _TOKEN.fullmatch(cookie):

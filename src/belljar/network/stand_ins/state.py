@@ -17,6 +17,7 @@ MAX_SESSIONS: Final = 1000
 MAX_ENTRIES: Final = 10_000
 MAX_DEPTH: Final = 24
 _MAX_NUMBER: Final = 2**53
+_CONTAINER_BYTES, _TEXT_BYTES, _NUMBER_BYTES = 72, 56, 32
 
 
 class StateError(Exception):
@@ -24,8 +25,19 @@ class StateError(Exception):
 
 
 def size_of(value: object) -> int:
-    """What a value counts: its characters as JSON."""
-    return len(compact(value))
+    """What a value counts: its characters as JSON, and what Python needs for each part besides: a thousand sessions of empty lists would else be a gigabyte."""
+    size, todo = len(compact(value)), [value]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            size += _CONTAINER_BYTES + _TEXT_BYTES * len(part)
+            todo += part.values()
+        elif isinstance(part, list):
+            size += _CONTAINER_BYTES
+            todo += part
+        else:
+            size += _TEXT_BYTES if isinstance(part, str) else _NUMBER_BYTES
+    return size
 
 
 def _name_size(parent: Mapping[str, Any], name: str | int) -> int:
@@ -35,8 +47,8 @@ def _name_size(parent: Mapping[str, Any], name: str | int) -> int:
 
 def _copied(value: object) -> tuple[Any, int]:
     try:
-        text = compact(value)
-        return parse_json(text), len(text)
+        copy = parse_json(compact(value))
+        return copy, size_of(copy)
     except (TypeError, ValueError, RecursionError):
         raise StateError("no JSON value") from None
 
@@ -46,7 +58,7 @@ class Store:
 
     def __init__(self, initial: Mapping[str, Any], max_bytes: int) -> None:
         self.values, self.size = _copied(dict(initial))
-        self.max_bytes = max_bytes
+        self.max_bytes = self.size + max_bytes
 
     def set(self, keys: Sequence[str | int], value: object) -> None:
         """Put a value at a place; mappings on the way are made."""
