@@ -16,7 +16,7 @@ from belljar.network.gateway.context import App, Receive, Scope, Send, StandInCo
 from belljar.network.stand_ins.answers import Interrupted, Request, TooLong, answer, read_body, refuse_websocket
 from belljar.network.stand_ins.git import receive, upload
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
-from belljar.network.stand_ins.git.repository import Repository, find_repositories, why_not
+from belljar.network.stand_ins.git.repository import Kept, Repository, find_repositories, why_not
 from belljar.network.stand_ins.shelf import links_in
 
 MAX_REQUEST_BYTES: Final = 4 << 20
@@ -29,7 +29,7 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 def make(context: StandInContext) -> App:
     """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or without `.git`.
 
-    Its memory: of each repository 64 MiB of pushed objects; of one push at a time the pack (32 MiB) and its objects (64 MiB); of a fetch, the ids of what is sent.
+    Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its objects (64 MiB); of a fetch, the ids of what is sent.
     """
     return _Git(context)
 
@@ -71,10 +71,10 @@ class _Git:
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
-        found: dict[str, Repository] = {}
+        found, kept = dict[str, Repository](), Kept()
         for name, path in find_repositories(self._context.files):
             if not why_not(path):
-                found[name] = Repository(path)
+                found[name] = Repository(path, kept)
                 found.setdefault(name.removesuffix(".git"), found[name])
                 found.setdefault(name.removesuffix(".git") + ".git", found[name])
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from belljar.network.stand_ins.git.packs import BLOB, COMMIT, NAMES, TAG, TREE, GitObject
 
 MAX_PUSHED_BYTES: Final = 64 << 20
-"""What a repository keeps of pushes; beyond, a push is on record and refused."""
+"""What all repositories of a stand-in keep of pushes; beyond, a push is on record and refused."""
 MAX_REFS: Final = 10_000
 MAX_DEPTH: Final = 4
 ZERO: Final = b"0" * 40
@@ -61,13 +62,20 @@ def is_ref(name: bytes) -> bool:
     return name.startswith(b"refs/") and name.count(b"/") >= 2 and len(name) <= 255 and _BAD_REF.search(name) is None
 
 
-class Repository:
-    """One repository. Reading goes through the pushed objects first."""
+@dataclass(slots=True)
+class Kept:
+    """How much the repositories of one stand-in keep of pushes."""
 
-    def __init__(self, path: Path) -> None:
+    count_bytes: int = 0
+
+
+class Repository:
+    """One repository. Reading goes through the pushed objects first. `kept` is shared with the others of its stand-in."""
+
+    def __init__(self, path: Path, kept: Kept | None = None) -> None:
         self._path = path
         self._pushed: dict[bytes, GitObject] = {}
-        self._pushed_bytes = 0
+        self._kept = kept or Kept()
 
     @cached_property
     def _store(self) -> Any:  # noqa: ANN401 - dulwich's, imported when it is needed
@@ -115,10 +123,10 @@ class Repository:
         """Keep pushed objects; False, and nothing kept, beyond `MAX_PUSHED_BYTES`. What each costs besides its content is counted as 200 bytes."""
         fresh = {identity: thing for identity, thing in objects.items() if identity not in self._pushed}
         size = sum(len(thing.content) + 200 for thing in fresh.values())
-        if self._pushed_bytes + size > MAX_PUSHED_BYTES:
+        if self._kept.count_bytes + size > MAX_PUSHED_BYTES:
             return False
         self._pushed.update(fresh)
-        self._pushed_bytes += size
+        self._kept.count_bytes += size
         return True
 
     def update(self, name: bytes, old: bytes, new: bytes) -> str:

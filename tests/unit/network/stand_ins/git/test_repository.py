@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from belljar.network.stand_ins.git import repository as repositories
 from belljar.network.stand_ins.git.packs import BLOB, COMMIT, TAG, TREE, GitObject
-from belljar.network.stand_ins.git.repository import ZERO, MissingObjectError, Repository
+from belljar.network.stand_ins.git.repository import ZERO, Kept, MissingObjectError, Repository
 
 
 @pytest.fixture
@@ -149,6 +149,15 @@ def test_the_quota(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = [GitObject(BLOB, bytes([number])) for number in range(5)]
     assert not repository.add({one.id: one for one in many})
     assert repository.get(many[0].id) is None
+
+
+def test_the_repositories_of_a_stand_in_have_one_quota(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many an author has: what one keeps, another has no room for."""
+    monkeypatch.setattr(repositories, "MAX_PUSHED_BYTES", 1000)
+    one, other = (Repository(bare, kept) for kept in [Kept()] * 2)
+    large, small = (GitObject(BLOB, b"x" * size) for size in (700, 200))
+    assert one.add({large.id: large})
+    assert not other.add({small.id: small})
 
 
 def test_repositories_are_found_by_their_shape(bare: Path, tmp_path: Path) -> None:
