@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -19,6 +20,7 @@ from belljar.cell import Cell, ExecOutput, open_cell, start_run
 from belljar.cell.ranges import RANGES, open_range
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Kind
+from belljar.harness.bridge import ModelBridge
 from belljar.isolation.process import ProcessId, identify, is_alive, kill
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
@@ -44,6 +46,7 @@ SHOP = """\
       names: [shop.example]
       routes: [{path: /, body: hello from the shop}]
 """
+MODEL = "    model: {kind: openai, names: [api.example], ports: [80]}\n"
 DEPOT = """\
     depot:
       kind: cell
@@ -123,6 +126,50 @@ async def until_dead(cell: Cell) -> BelljarError:
     with pytest.raises(BelljarError) as caught:
         await cell.exec(["true"])
     return caught.value
+
+
+ASK = (
+    "-H",
+    "Authorization: Bearer x",
+    "-H",
+    "Content-Type: application/json",
+    "http://api.example/v1/chat/completions",
+)
+QUESTION = {"model": "m", "messages": [{"role": "user", "content": "?"}]}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_no_question_to_the_model_outlives_its_range(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program in a cell waits for the model, and the range ends: the question is cancelled with it."""
+    begun, cancelled = anyio.Event(), anyio.Event()
+
+    async def never(_request: object) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    monkeypatch.setattr("belljar.harness.bridge._answer", never)
+    async with recorded("question") as run, anyio.create_task_group() as tasks:
+        async with open_cell(policy_of(tmp_path, MODEL), run=run) as cell:
+            assert cell.questions is not None
+            bridge = ModelBridge()
+            cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
+            tasks.start_soon(asked_in, cell)
+            with anyio.fail_after(90):
+                await begun.wait()
+        assert cancelled.is_set()
+    (answered,) = of(list(read_events(run.path)), Kind.NETWORK_HTTP_ANSWERED)
+    assert (answered.data["status"], answered.data["stand_in"]) != (200, "model")
+
+
+async def asked_in(cell: Cell) -> None:
+    """The question; it has no answer."""
+    with contextlib.suppress(BelljarError):  # the cell ends
+        await curl(cell, *ASK, "-d", json.dumps(QUESTION))
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -195,6 +195,7 @@ async def _open(
     questions = Questions()
     network = await _open_network(stack, plan, own.parts, cells, run=run, home=home, answer=questions)
     stand = partial(standing_cell, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
+    stack.callback(questions.close)  # when the cells are gone, and before the network's end
     stand_ins = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
     for member in members:

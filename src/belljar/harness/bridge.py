@@ -13,6 +13,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, Literal
 
+import anyio
 import anyio.from_thread
 import anyio.lowlevel
 from inspect_ai.model import (
@@ -54,15 +55,17 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 class ModelBridge:
-    """Answers in the event loop and the context that it is made in: a sample's."""
+    """Answers in the event loop and the context that it is made in: a sample's. No question outlives `close`."""
 
     def __init__(self) -> None:
         self._context = copy_context()
         self._token = anyio.lowlevel.current_token()
         self._asked_bytes = 0
+        self._open: set[anyio.CancelScope] = set()
+        self._closed = False
 
     def __call__(self, kind: str, body: bytes) -> bytes:
-        """From a thread of the range's. Raises `ValueError` for what is no chat request, beyond `MAX_ASKED_BYTES`, and when the evaluation has ended."""
+        """From a thread of the range's. Raises `ValueError` for what is no chat request, beyond `MAX_ASKED_BYTES`, and when the range or the evaluation has ended."""
         if kind != CHAT:
             raise ValueError(f"there is no answer to questions of the kind {printable(kind)}")
         self._asked_bytes += len(body)
@@ -73,11 +76,29 @@ class ModelBridge:
         request = read_request(body)
         try:
             answer = self._context.copy().run(
-                partial(anyio.from_thread.run, partial(_generate, request), token=self._token)
+                partial(anyio.from_thread.run, self._generate, request, token=self._token)
             )
         except anyio.RunFinishedError as error:
             raise ValueError("the evaluation has ended") from error
         return json.dumps(answer).encode()
+
+    def close(self) -> None:
+        """Cancels what is being asked and refuses what is still to come. In its own event loop. Idempotent."""
+        self._closed = True
+        for scope in self._open:
+            scope.cancel()
+
+    async def _generate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        with anyio.CancelScope() as scope:
+            if self._closed:
+                scope.cancel()
+            self._open.add(scope)
+            try:
+                await anyio.lowlevel.checkpoint()
+                return await _generate(request)
+            finally:
+                self._open.discard(scope)
+        raise ValueError("the range has ended")
 
 
 def read_request(body: bytes) -> dict[str, Any]:

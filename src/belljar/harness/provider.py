@@ -141,7 +141,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
             stack.push_async_callback(environment._forget)
             if cell.questions is not None:
-                cell.questions.answerer = ModelBridge()
+                bridge = ModelBridge()
+                cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
             for each in (cell, *cell.others.values()):
                 session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=each.id, actor=Actor.HARNESS))
         except BaseException as error:

@@ -14,3 +14,15 @@ def test_nobody_answers_until_there_is_somebody() -> None:
         questions("chat", b"?")
     questions.answerer = lambda kind, body: kind.encode() + body
     assert questions("chat", b"?") == b"chat?"
+
+
+def test_nobody_answers_when_the_range_has_ended() -> None:
+    """Whoever answers is told once, and asked no more."""
+    questions, told = Questions(), []
+    questions.close()
+    questions = Questions()
+    questions.answerer, questions.on_close = (lambda _, body: body), lambda: told.append(True)
+    questions.close()
+    with pytest.raises(ValueError, match="the range has ended"):
+        questions("chat", b"?")
+    assert told == [True]

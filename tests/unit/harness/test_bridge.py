@@ -56,6 +56,37 @@ async def test_tool_calls_go_both_ways() -> None:
     assert said["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_no_question_outlives_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is being asked is cancelled when the range ends, what is asked then is not passed on; both are refused."""
+    begun, cancelled = anyio.Event(), anyio.Event()
+    refused: list[bool] = []
+
+    async def never(_request: object) -> None:
+        begun.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    def asking() -> None:
+        with pytest.raises(ValueError, match="the range has ended"):
+            ask(bridge, messages=[])
+        refused.append(True)
+
+    monkeypatch.setattr("belljar.harness.bridge._answer", never)
+    bridge = ModelBridge()
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, asking)
+            await begun.wait()
+            bridge.close()
+        assert cancelled.is_set()
+        begun = anyio.Event()
+        await anyio.to_thread.run_sync(asking)
+    assert not begun.is_set()
+    assert refused == [True, True]
+
+
 async def test_only_chat_is_answered() -> None:
     """Anything else is refused, and so is what is no request."""
     bridge = ModelBridge()
