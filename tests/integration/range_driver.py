@@ -463,8 +463,8 @@ def main(scenario: str, home: str) -> None:
     """Run one."""
     from tests.integration import range_blows, range_ends, range_floods, range_reading  # import this module
 
-    more = (range_blows.SCENARIOS, range_ends.SCENARIOS, range_floods.SCENARIOS, {"read": range_reading.read})
-    scenarios = {**SCENARIOS, **{name: run for each in more for name, run in each.items()}}
+    parts = (range_blows, range_ends, range_floods, range_reading)
+    scenarios = {**SCENARIOS, **{name: run for part in parts for name, run in part.SCENARIOS.items()}}
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 
 

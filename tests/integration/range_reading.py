@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.integration.range_driver import POUR, Scene, cell
+
 from belljar.events import MemoryRecorder
 from belljar.network import reading
-from belljar.network.packets import HEADER
+from belljar.network.making import PACKETS_BESIDE
+from belljar.network.packets import HEADER, records
 from belljar.network.processes import shared_zygote, wait_readable
 from belljar.network.reading import Task, read_back
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan
+from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
 
 OTHER = StandInPlan(id="other", kind="cell", names=("other.example",), ports=(PortPlan(number=80, protocol="http"),))
 PLAN = NetworkPlan(stand_ins=(OTHER,))
@@ -62,6 +67,29 @@ async def read(home: Path) -> dict[str, Any]:
     return {"whole": whole, "no_memory": no_memory, "no_time": no_time, "shut_in": shut_in}
 
 
+async def two_files(home: Path) -> dict[str, Any]:
+    """The disk has room for a packet record's two files, and none to put them together."""
+    disk = shutil.disk_usage(home / "small")
+    scene = Scene(home, bounds=NetworkBounds(packet_record_bytes=disk.free * 7 // 8))
+    scene.directory = home / "small"
+    newer = scene.directory / PACKETS_BESIDE
+    async with scene.open() as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            for _ in range(200):
+                if newer.stat().st_size > disk.free // 3:
+                    break
+                agent.run(sys.executable, "-I", "-c", POUR.replace("100", "10"), scene.layout.resolver)
+                await made.check()  # what came until then is written
+    return {
+        **scene.summary(made),
+        "limits": scene.data("limit.hit"),
+        "frames": sum(1 for path in made.packet_files for _ in records(path)),
+        "files": [path.name for path in made.packet_files],
+        "counters": dict(made.counters()),
+    }
+
+
 def told(task: Task, home: Path) -> list[dict[str, Any]]:
     """What is put on record."""
     recorder = MemoryRecorder()
@@ -83,3 +111,6 @@ def look(task: Task, home: Path) -> dict[str, Any]:
             "uids": uids,
             **{name: status[name] for name in ("CapEff", "CapBnd", "Seccomp", "NoNewPrivs")},
         }
+
+
+SCENARIOS = {"read": read, "two_files": two_files}
