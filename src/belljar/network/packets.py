@@ -224,7 +224,7 @@ def _append(older: Path, newer: Path) -> None:
         source.seek(len(HEADER))
         try:
             while piece := source.read(1 << 20):
-                _write_all(target.fileno(), piece)
+                _write_all(target.fileno(), memoryview(piece))
         except OSError:
             target.truncate(size)
             raise

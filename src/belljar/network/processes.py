@@ -114,7 +114,7 @@ class Zygote:
             self._socket.settimeout(_ANSWER_PATIENCE_S)
             self._is_ready = True
 
-    def fork(self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], None]) -> list[Child]:
+    def fork(self, roles: Mapping[str, Sequence[int]], meanwhile: Callable[[], object] = tuple) -> list[Child]:
         """A child for each role, with copies of its descriptors, all or none. `meanwhile` is called as they are made. Raises `CellError`, and what `meanwhile` raises."""
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:

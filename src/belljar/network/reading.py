@@ -238,7 +238,7 @@ def _started(task: Task, home: Path) -> Iterator[_Reader]:
         for fd in (document, words):
             stack.callback(os.close, fd)
         files = [stack.enter_context(path.open("rb")).fileno() for path in task.files]
-        child = zygote.fork("reader", [theirs.fileno(), document, words, *files])
+        (child,) = zygote.fork({"reader": [theirs.fileno(), document, words, *files]})
         stack.callback(os.close, child.pidfd)
         stack.callback(child.wait_ended, _END_PATIENCE_S)
         stack.callback(child.kill)

@@ -78,7 +78,7 @@ def test_where_there_is_no_room_to_join_both_files_stay_whole(tmp_path: Path) ->
     """As they were, however much could be written; and they are known by their order of time."""
     record, first, second = files(tmp_path)
     for time_ns in range(1, 5):  # the first is full after two, and emptied for none
-        record.add(time_ns, memoryview(bytes(60_000)), 60_000)
+        add(record, time_ns, bytes(60_000))
     record.flush()
     before = first.read_bytes(), second.read_bytes()
     words = [sys.executable, "-c", NO_ROOM, str(len(before[0]) + 1000), str(first), str(second)]
