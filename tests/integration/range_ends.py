@@ -17,7 +17,7 @@ from tests.integration.range_driver import PATIENCE_S, Cell, Scene, cell, enter_
 
 from belljar.errors import ProtocolViolation
 from belljar.network.processes import SERVE
-from belljar.plan.network import PortPlan, StandInPlan
+from belljar.plan.network import NetworkBounds, PortPlan, StandInPlan
 
 SITE = StandInPlan(
     id="site",
@@ -127,6 +127,32 @@ async def untold(home: Path, serve: str, *, stop: bool = False) -> dict[str, Any
     return {**scene.summary(made), "untold": scene.data("range.destroyed")[0]["counters"]["untold_at_end"]}
 
 
+HEADS = r"""
+import socket, sys, time
+held = []
+for number in range(int(sys.argv[2])):
+    held.append(socket.create_connection((sys.argv[1], 80), 20))
+    held[-1].sendall(b"GET /%d HTTP/1.1\r\nX: " % number + b"x" * 2000)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+async def full_record(home: Path) -> dict[str, Any]:
+    """What is in progress is more than the range's record has room for."""
+    scene = Scene(home, stand_ins=(SITE,), bounds=NetworkBounds(recorded_bytes=64 << 10))
+    async with scene.open(serve=SERVE) as made:
+        with cell(made) as agent:
+            await made.attach("agent", agent.pid)
+            with beside(agent, sys.executable, "-I", "-c", HEADS, scene.address("site.example"), "60"):
+                await made.destroy()
+    return {
+        **scene.summary(made),
+        "told": len([data for data in scene.data("network.http") if data["reason"] == "the range ended"]),
+        "counters": dict(made.counters()),
+    }
+
+
 async def unasked(home: Path) -> dict[str, Any]:
     """A gateway that says its last word before it is asked for."""
     scene = Scene(home)
@@ -138,6 +164,7 @@ async def unasked(home: Path) -> dict[str, Any]:
 
 SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
     "in_progress": in_progress,
+    "end_full_record": full_record,
     "end_stopped_gateway": lambda home: untold(home, SERVE, stop=True),
     "end_short": lambda home: untold(home, "tests.integration.plain_gateway:end_short"),
     "end_unasked": unasked,

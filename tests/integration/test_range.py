@@ -440,6 +440,18 @@ def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: Who) -> None:
     assert len(told) == 12
 
 
+def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> None:
+    """Sixty heads of two KiB, and room for a third of them: they are cut down, then left out; each that is left out is counted, and the range ends in order."""
+    seen = Who(None, tmp_path).run("end_full_record")
+    assert_gone(seen)
+    assert seen["deaths"] == []
+    counters = seen["counters"]
+    assert counters["recorded_bytes"] <= 1.25 * (64 << 10)
+    assert counters["events_cut"] > 0
+    assert (seen["told"], counters["untold_at_end"]) == (60 - counters["untold_at_end"], 60 - seen["told"])
+    assert 0 < counters["untold_at_end"] < 60
+
+
 @pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
 def test_a_gateway_that_does_not_tell_ends_its_range_no_later(tmp_path: Path, scenario: str) -> None:
     """One that is stopped, and one that ends without a last word: waited for no longer than the bound, and counted as evidence that is missing."""

@@ -143,7 +143,6 @@ HELD_ELSEWHERE = {
         "image/layers/tree",
         "image/oci",
     ],
-    "tests/integration/test_gateway_dns.py": ["network/gateway/dns_server"],
     "tests/integration/test_gateway_h2.py": ["network/gateway/websocket"],
     "tests/integration/test_gateway_hostile.py": [
         "network/gateway/websocket",

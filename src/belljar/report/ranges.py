@@ -19,7 +19,7 @@ _MAX_WORD_CHARS: Final = 120
 _COUNTED_LOST: Final = {
     "packets_not_recorded": "{} packet(s) are in no packet record",
     "logs_lost": "{} refused or allowed packet(s) are in no event",
-    "untold_at_end": "at least {} thing(s) that were in progress when the range ended are in no event",
+    "untold_at_end": "{} thing(s) or more that were cut by the range's end are in no event",
 }
 """Evidence that is missing: what the kernel had no room for, and what its end left no time for."""
 _UNREAD: Final = "{} packet(s) were thrown away before what cells said to each other was read out of them: record.packets in the policy gives more room"

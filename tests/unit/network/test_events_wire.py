@@ -125,6 +125,34 @@ def test_a_sign_of_life() -> None:
     assert wire.UpDecoder().feed(head(kind="alive")) == wire.Alive(id=1)
 
 
+def word(number: int, kind: str, data: object, bodies: object = ()) -> bytes:
+    """A gateway's."""
+    return json.dumps({"id": number, "kind": kind, "data": data, "bodies": list(bodies)}).encode()  # type: ignore[call-overload]
+
+
+def test_the_last_word_is_the_last() -> None:
+    """It says how much is untold, and nothing else; nothing follows it."""
+    decoder = wire.UpDecoder()
+    assert decoder.feed(word(1, "ended", {"untold": 3})) == wire.Ended(id=1, untold=3)
+    with pytest.raises(wire.WireViolation, match="after the last"):
+        decoder.feed(word(2, "alive", {}))
+    assert json.loads(wire.encode_end(1.5)) == {"end": 1.5}
+
+
+@pytest.mark.parametrize("data", [{}, {"untold": -1}, {"untold": True}, {"untold": 1.0}, {"untold": 0, "more": 0}])
+def test_a_last_word_of_another_kind_is_a_violation(data: object) -> None:
+    """Another count than a count, or another field."""
+    with pytest.raises(wire.WireViolation):
+        wire.UpDecoder().feed(word(1, "ended", data))
+
+
+def test_a_last_word_has_no_body() -> None:
+    """That would be an event."""
+    body = {"name": "b", "kept_bytes": 0, "total_bytes": 0, "sha256": "0" * 64}
+    with pytest.raises(wire.WireViolation, match="says more"):
+        wire.UpDecoder().feed(word(1, "ended", {"untold": 0}, [body]))
+
+
 def test_ids_must_grow_and_bodies_may_not_overflow() -> None:
     """A number twice, and a byte more than a body has, are violations."""
     decoder = wire.UpDecoder()

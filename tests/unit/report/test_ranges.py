@@ -19,6 +19,11 @@ from belljar.report.samples import find_rows
     [
         ({"counters": {"packets_not_recorded": 3}}, Verdict.VOID, "3 packet(s) are in no packet record"),
         ({"counters": {"logs_lost": 1}}, Verdict.VOID, "1 refused or allowed packet(s) are in no event"),
+        (
+            {"counters": {"untold_at_end": 2}},
+            Verdict.VOID,
+            "2 thing(s) or more that were cut by the range's end are in no event",
+        ),
         ({"clean": False, "survivors": ["a process"]}, Verdict.VOID, "its destruction left a process"),
         ({"clean": False, "not_checked": ["mounts"]}, Verdict.VOID, "its destruction is not proven"),
         ({"destroyed": False}, Verdict.VOID, "its destruction is not on record"),

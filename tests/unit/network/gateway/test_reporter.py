@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.events import Body, Kind
-from belljar.network.events_wire import DIAL, Alive, Asked, Said, UpDecoder, encode_ack, encode_answer
+from belljar.network.events_wire import (
+    DIAL,
+    Alive,
+    Asked,
+    Ended,
+    Said,
+    UpDecoder,
+    encode_ack,
+    encode_answer,
+    encode_end,
+)
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.reporter import MAX_DATA_BYTES, Item, Reporter, TooManyQuestions, datagrams
@@ -87,6 +97,58 @@ def test_an_event_is_recorded_when_it_is_acknowledged_and_not_before() -> None:
                 assert [task.done() for task in tasks] == [False, True, False]
                 for number in (2, 0):
                     there.send(encode_ack(said[number].id))
+
+    asyncio.run(scene())
+
+
+async def until_ended(sock: socket.socket) -> tuple[list[Said], Ended]:
+    """All events, and the last word."""
+    decoder = UpDecoder()
+    told: list[Said] = []
+    while True:
+        said = decoder.feed(await asyncio.get_running_loop().sock_recv(sock, 1 << 17))
+        if isinstance(said, Ended):
+            return told, said
+        if isinstance(said, Said):
+            told.append(said)
+
+
+def test_the_last_word_comes_behind_all_that_was_posted() -> None:
+    """Nobody has to acknowledge anything for it; what is posted afterwards goes nowhere."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with asyncio.timeout(30), reporting(here) as reporter, asyncio.TaskGroup() as group:
+                there.send(encode_end(2.5))
+                await reporter.told_to_end.wait()
+                assert reporter.end_within_s == 2.5
+                for number in range(3):
+                    reporter.post(item(number, 70_000))
+                ending = group.create_task(reporter.end(4, asyncio.get_running_loop().time() + 30))
+                told, last = await until_ended(there)
+                assert (len(told), last.untold) == (3, 4)
+                await ending
+                reporter.post(item(4))
+                with pytest.raises(BlockingIOError):
+                    there.recv(1)
+
+    asyncio.run(scene())
+
+
+def test_what_has_not_left_in_time_is_counted() -> None:
+    """An owner who is slow hears the rest of what has begun to come, how much is left out, and nothing else."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            async with asyncio.timeout(30), reporting(here) as reporter, asyncio.TaskGroup() as group:
+                for number in range(100):
+                    reporter.post(item(number, 60_000))
+                ending = group.create_task(reporter.end(1, asyncio.get_running_loop().time()))
+                await asyncio.sleep(0)
+                told, last = await until_ended(there)
+                assert 0 < len(told) < 100
+                assert len(told) + last.untold == 101
+                await ending
 
     asyncio.run(scene())
 

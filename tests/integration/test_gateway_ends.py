@@ -1,0 +1,79 @@
+"""The end of a gateway's process: what it was in the midst of is told within the time that its owner allows, and what is not is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.gateway import MAIL, Gateway, running
+
+from belljar.events import Kind
+
+GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\n\r\n"
+POST = b"POST %s HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 50\r\n\r\nhalf"
+ENDED = "the range ended"
+MANY = 200
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    """One with the usual bounds."""
+    with running(tmp_path) as found:
+        yield found
+
+
+def answered(gateway: Gateway, sent: bytes) -> socket.socket:
+    """A connection on which this was sent and one answer has come."""
+    sock = gateway.connect("http")
+    sock.sendall(sent)
+    assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+    return sock
+
+
+def test_a_gateway_in_the_midst_of_nothing_has_nothing_to_tell(gateway: Gateway) -> None:
+    """Connections that are open, and one that waits for its next request, are no news."""
+    with contextlib.ExitStack() as stack:
+        for protocol in ("http", "http", "http"):
+            stack.enter_context(gateway.connect(protocol))
+        stack.enter_context(answered(gateway, GET))
+        before = len(gateway.owner.events)
+        assert gateway.owner.end().untold == 0
+        assert gateway.process.wait(20) == 0
+        assert len(gateway.owner.events) == before
+
+
+def test_what_a_stand_in_has_not_read_is_told_too(gateway: Gateway) -> None:
+    """The body of a request whose stand-in reads nothing, and the beginning of a request behind one that is answered."""
+    with gateway.connect("http") as unread, answered(gateway, GET + b"GET /next HTT"):
+        unread.sendall(POST % b"/never")
+        assert gateway.owner.end().untold == 0
+    begun = gateway.owner.first(Kind.NETWORK_HTTP, reason=ENDED)
+    assert [body.content for body in begun.bodies] == [b"GET /next HTT"]
+    asked = gateway.owner.first(Kind.NETWORK_HTTP, method="POST")
+    assert [body.content for body in asked.bodies] == [b"half"]
+    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED, exchange=asked.data["exchange"]).data["reason"] == ENDED
+
+
+def test_what_waits_for_the_record_is_told_at_the_end(gateway: Gateway) -> None:
+    """An owner who acknowledges nothing more holds the end up for no longer than he allows."""
+    gateway.owner.hold()
+    with gateway.connect("http") as post, gateway.connect("smtp", MAIL):
+        post.sendall(GET)
+        gateway.owner.first(Kind.NETWORK_HTTP)
+        gateway.owner.first(Kind.NETWORK_STREAM)
+        gateway.owner.end(0.5)
+    assert gateway.owner.first(Kind.NETWORK_HTTP_ANSWERED).data["reason"] == ENDED
+
+
+@pytest.mark.parametrize("within_s", [20.0, 0.001])
+def test_many_at_once_are_told_or_counted(gateway: Gateway, within_s: float) -> None:
+    """Half a head on each of many connections: all told where there is time, and where there is none none is forgotten."""
+    with contextlib.ExitStack() as stack:
+        for number in range(MANY):
+            stack.enter_context(gateway.connect("http")).sendall(b"GET /%d HTTP/1.1\r\nHo" % number)
+        untold = gateway.owner.end(within_s).untold
+    told = [event for event in gateway.owner.events if event.data.get("reason") == ENDED]
+    assert len(told) + untold >= MANY if within_s < 1 else (len(told), untold) == (MANY, 0)
