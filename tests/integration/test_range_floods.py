@@ -17,8 +17,11 @@ def test_no_cell_sends_faster_than_it_is_recorded(who: ranges.Who) -> None:
     assert seen["taken"] == 32 << 20
     assert (seen["taken"] - (1 << 20)) / seen["sent_s"] <= seen["line_bytes_per_s"] <= 32 << 20
     assert counters["udp"] + counters["rate"] == seen["burst"]
-    assert counters["packets_not_recorded"] == 0
     assert counters["packets_recorded"] > seen["burst"]
+    if (
+        who.is_root
+    ):  # an ordinary user's buffer is for an eighth of a second, in which a busy host may not let the keeper run
+        assert counters["packets_not_recorded"] == 0
 
 
 def test_what_is_refused_at_the_very_end_is_in_an_event_or_counted(who: ranges.Who) -> None:
