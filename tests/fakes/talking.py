@@ -60,14 +60,22 @@ async def talking(
     try:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(guest.serve)
-                async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, patience=patience) as client:
-                    await client.hello()
-                    await client.renew(**RENEWAL)  # type: ignore[arg-type]
-                    yield guest, client
-                tasks.cancel_scope.cancel()
+                serving = anyio.CancelScope(shield=True)  # a guest does not end because its owner was told to
+                tasks.start_soon(_serve, guest, serving)
+                try:
+                    async with GuestClient.from_socket(guest.host_socket, max_ops=max_ops, patience=patience) as client:
+                        await client.hello()
+                        await client.renew(**RENEWAL)  # type: ignore[arg-type]
+                        yield guest, client
+                finally:
+                    serving.cancel()
     finally:
         guest.close()
+
+
+async def _serve(guest: FakeGuest, serving: anyio.CancelScope) -> None:
+    with serving:
+        await guest.serve()
 
 
 async def endless() -> AsyncIterator[bytes]:

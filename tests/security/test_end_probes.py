@@ -135,7 +135,11 @@ async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> 
     """No room for files and no process left to have: the bomb is ended, the probes run, and none says that it reached something."""
     await cell.exec(["sh", "-c", FILL], user="root", timeout_s=60)
     await leave_running(cell, BOMB)
-    report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
-    assert (report.verdict, report.of(Verdict.BREACHED)) == (Verdict.CONTAINED, ()), report.problem
+    for _ in range(3):  # the agent gives up in bounded time, as on a machine that stalls; that is no wrong verdict
+        report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
+        assert report.of(Verdict.BREACHED) == (), report.problem
+        if report.verdict is not Verdict.VOID:
+            break
+    assert report.verdict is Verdict.CONTAINED, report.problem
     assert await count_others(cell) == 0
     await cell.exec(["sh", "-c", "rm -f /tmp/full /tmp/rest"], user="root")
