@@ -23,7 +23,7 @@ GET = b"GET / HTTP/1.1\r\nHost: shop.example\r\nConnection: close\r\n\r\n"
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One for all of these: it must outlive each of them."""
-    with running(tmp_path_factory.mktemp("gateway"), bounds=SMALL) as found:
+    with running(tmp_path_factory.mktemp("gateway"), bounds=SMALL, handshake_timeout_s=20.0) as found:
         yield found
 
 
