@@ -172,6 +172,24 @@ async def asked_in(cell: Cell) -> None:
         await curl(cell, *ASK, "-d", json.dumps(QUESTION))
 
 
+@pytest.mark.parametrize("blow", [("nft", "flush", "ruleset"), ("ip", "route", "add", "default", "dev", "lo")])
+async def test_a_blow_between_two_cells_of_a_range(home: Path, tmp_path: Path, blow: tuple[str, ...]) -> None:
+    """Rules or routes are changed when the first cell stands and the second does not: nothing is ever run in the second, and the range has ended as breached."""
+
+    async def strike(_cell: Cell) -> None:
+        (entry,) = (home / "journal").glob("r-*.json")
+        await anyio.to_thread.run_sync(within, keeper_and_gateway(home, entry.stem)[0], *blow)
+
+    async with recorded(blow[0]) as run:
+        with pytest.raises(ContainmentBreach, match="the range's network was changed"):
+            async with open_range(policy_of(tmp_path, DEPOT), run=run, welcome=strike):
+                pytest.fail("it has been opened")
+    lines = list(read_events(run.path))
+    assert [line.data["error"] for line in of(lines, Kind.RANGE_FAILED)] == ["ContainmentBreach"]
+    (first,) = of(lines, Kind.CELL_PLANNED, name="depot")
+    assert {line.cell for line in of(lines, Kind.EXEC_STARTED)} <= {first.cell}
+
+
 @pytest.mark.parametrize("tier", TIERS)
 async def test_what_a_cell_reaches(tier: str, home: Path, tmp_path: Path) -> None:
     """Stand-ins by name, with TLS that curl and Python trust; a target cell on its named port alone; no other name, address or port. All on record."""
