@@ -58,7 +58,7 @@ async def read(home: Path) -> dict[str, Any]:
         whole = told(task, home)
         parts = [frame(layout, ACK, bytes(50_000), sequence=1 + 50_000 * at) for at in range(80)]
         write(home, [frame(layout, SYN_ACK), *parts])
-        no_memory = told(replace(task, memory_bytes=1 << 20), home)
+        no_memory = told(replace(task, memory_bytes=2 << 20), home)
         write(home, [frame(layout, SYN_ACK)] * 1_000_000)
         no_time = told(replace(task, processor_s=1), home)
         talks = [[frame(layout, SYN_ACK, port=at), frame(layout, ACK, REQUEST, port=at)] for at in range(1, 2000)]
