@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.integration.processes import wait_for
 
-from belljar.errors import HostError
+from belljar.errors import CellError, HostError
 from belljar.network import datagrams
 from belljar.network.processes import Zygote, shared_zygote, started_zygote
 
@@ -72,6 +73,17 @@ def test_one_that_can_not_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     with pytest.raises(HostError, match="can't be started: No such file"), started_zygote(tmp_path, _GATEWAY):
         pass
+
+
+def test_one_that_is_killed_while_it_imports(tmp_path: Path) -> None:
+    """That is no lack of this host's; whoever comes next gets another."""
+    with started_zygote(tmp_path, _GATEWAY) as ahead:
+        ahead._process.kill()
+        with pytest.raises(CellError, match=re.escape("ended (SIGKILL) while it started")):
+            ahead.wait_ready()
+        with shared_zygote(tmp_path, _GATEWAY) as another:
+            assert another is not ahead
+            assert another.is_alive()
 
 
 def test_one_that_nobody_waited_for_ends_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from belljar.errors import BelljarError, CellError, HostError
@@ -93,9 +94,11 @@ async def open_range(
         serve=serve,
         reach=reach,
     )
+    await anyio.lowlevel.checkpoint()
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
     try:
-        await anyio.to_thread.run_sync(made.make)
+        with anyio.CancelScope(shield=True):  # what was not begun is not to be ended on record
+            await anyio.to_thread.run_sync(made.make)
         yield made
     finally:
         with anyio.CancelScope(shield=True):
