@@ -26,6 +26,8 @@ _UNREAD: Final = "{} packet(s) were thrown away before what cells said to each o
 """Evidence that is missing where cells reach each other: no gateway has it."""
 _HINDSIGHT: Final = "hindsight_"
 _PACKETS: Final = "packets"
+_READER: Final = "reader"
+"""Whoever read it ended before the record did: its effect says why."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -234,7 +236,7 @@ def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
     elif (what := limit.removeprefix(_HINDSIGHT)) == _PACKETS:
         found.unread_packets += _times(data)
     else:
-        found.left_out.add(what.replace("_", " "), _times(data))
+        found.left_out.add(str(data.get("effect")) if what == _READER else what.replace("_", " "), _times(data))
 
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:
