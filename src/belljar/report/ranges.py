@@ -16,18 +16,18 @@ TOLD: Final = 20
 """Of names, and of a flow's destinations: so many are named, the others counted."""
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
-_COUNTED_LOST: Final = {
-    "packets_not_recorded": "{} packet(s) are in no packet record",
-    "logs_lost": "{} refused or allowed packet(s) are in no event",
-    "untold_at_end": "{} thing(s) or more that were cut by the range's end are in no event",
-}
-"""Evidence that is missing: what the kernel had no room for, and what its end left no time for."""
 _UNREAD: Final = "{} packet(s) were thrown away before what cells said to each other was read out of them: record.packets in the policy gives more room"
 """Evidence that is missing where cells reach each other: no gateway has it."""
 _HINDSIGHT: Final = "hindsight_"
 _PACKETS: Final = "packets"
 _READER: Final = "reader"
 """Whoever read it ended before the record did: its effect says why."""
+_COUNTED_LOST: Final = {
+    "packets_not_recorded": "{} packet(s) are in no packet record",
+    "logs_lost": "{} refused or allowed packet(s) are in no event",
+    "untold_at_end": "{} thing(s) or more that were cut by the range's end are in no event",
+}
+"""Evidence that is missing: what the kernel had no room for, and what its end left no time for."""
 
 
 @dataclass(slots=True, kw_only=True)
