@@ -30,6 +30,12 @@ async def kill_the_rest(cell: Any) -> None:  # noqa: ANN401
     await cell.exec(["sh", "-c", "kill -9 -1"], user="user")
 
 
+async def emptied(cell: Any) -> None:  # noqa: ANN401
+    """Returns when the attack has thrown away what its main process had said."""
+    while (await cell.exec(["rm", "/tmp/emptied"], user="root")).returncode != 0:
+        pass
+
+
 @pytest.mark.parametrize("user", USERS)
 async def test_open_files_of_one_do_not_shut_out_others(cell: Any, user: str) -> None:  # noqa: ANN401
     """A hundred thousand open files: the next command starts, a file that is there is found. (The machine's count of files was the workload's to exhaust, and
@@ -38,6 +44,7 @@ async def test_open_files_of_one_do_not_shut_out_others(cell: Any, user: str) ->
         cell,
         """
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+full, says = os.pipe()
 for _ in range(40):
     if os.fork() == 0:
         os.setsid()
@@ -45,10 +52,11 @@ for _ in range(40):
             while True:
                 os.open("/dev/null", os.O_RDONLY)
         except OSError:
-            os.write(1, b"x")
+            os.write(says, b"x")
         os.close(1), os.close(2)
         time.sleep(600)
-time.sleep(6)
+for _ in range(40):
+    os.read(full, 1)
 """,
         user=user,
     )
@@ -92,10 +100,14 @@ async def test_memory_of_the_helper_is_not_readable_through_a_link(cell: Any, us
 async def test_a_flushed_terminal_still_gives_a_result(cell: Any) -> None:  # noqa: ANN401
     """Output that was owed when the main process ended, and then flushed away from inside, holds up nobody."""
     code = """
+me = os.getpid()
 if os.fork() == 0:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    time.sleep(4)
+    while os.getppid() == me:
+        time.sleep(0.01)
+    time.sleep(0.5)
     termios.tcflush(1, termios.TCOFLUSH)
+    open("/tmp/emptied", "w").close()
     time.sleep(600)
 os.set_blocking(1, False)
 full = 0
@@ -110,7 +122,7 @@ while full < 200:
         async with cell.cell.open_exec(
             ["python3", "-c", PRELUDE + code], user="root", pty=PtySize(rows=24, cols=80)
         ) as running:
-            await anyio.sleep(6)  # nobody takes the output, so that the agent owes some when the flush comes
+            await emptied(cell)  # nobody takes the output, so that the agent owes some when the flush comes
             async for _ in running:
                 pass
             assert (await running.wait()).returncode == 0
@@ -121,13 +133,17 @@ async def test_a_stolen_pipe_still_gives_a_result(cell: Any) -> None:  # noqa: A
     """The same with a pipe, which the workload may open again and empty."""
     code = """
 reader = os.open("/proc/self/fd/1", os.O_RDONLY | os.O_NONBLOCK)
+me = os.getpid()
 if os.fork() == 0:
-    time.sleep(4)
+    while os.getppid() == me:
+        time.sleep(0.01)
+    time.sleep(0.5)
     try:
         while os.read(reader, 65536):
             pass
     except BlockingIOError:
         pass
+    open("/tmp/emptied", "w").close()
     time.sleep(600)
 os.set_blocking(1, False)
 full = 0
@@ -140,7 +156,7 @@ while full < 200:
 """
     with anyio.fail_after(60):
         async with cell.cell.open_exec(["python3", "-c", PRELUDE + code], user="root") as running:
-            await anyio.sleep(6)
+            await emptied(cell)
             async for _ in running:
                 pass
             assert (await running.wait()).returncode == 0
@@ -189,7 +205,7 @@ async def test_a_killer_of_helpers_is_told_from_a_missing_file(cell: Any) -> Non
 if os.fork() == 0:
     os.setsid(), os.close(1), os.close(2)
     me = os.getpid()
-    end = time.monotonic() + 8
+    end = time.monotonic() + 4
     while time.monotonic() < end:
         for pid in range(me + 1, me + 200):
             try:
@@ -207,7 +223,7 @@ time.sleep(0.2)
         except OSError as error:
             seen.add(error.errno)
     assert seen <= {errno.EIO}
-    await anyio.sleep(8)
+    await anyio.sleep(4)
     assert (await cell.exec(["true"], user="root")).returncode == 0
 
 
