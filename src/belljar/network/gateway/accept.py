@@ -9,7 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from hypercorn.config import Config
 
@@ -43,7 +43,7 @@ class Front:
         self._dns = DnsServer(site, group)
         self._open: Counter[str] = Counter()
         self._of_cell: Counter[str] = Counter()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[Any] | None] = set()
 
     def listen_dns(self, udp: socket.socket, tcp: socket.socket) -> None:
         """Answers DNS on these sockets."""
@@ -90,9 +90,7 @@ class Front:
             self._of_cell[address] += 1
             connection = self._one(sock, address, kind, handler)
             try:
-                task = self._group.create_task(connection)
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
+                self._group.create_task(connection)
             except MemoryError:
                 connection.close()
                 self._release(sock, address, kind)
@@ -100,7 +98,9 @@ class Front:
 
     async def _one(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
         peer = Peer(cell=self._site.cell(address), address="", port=0)
+        task = asyncio.current_task()
         try:
+            self._connections.add(task)
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             dialled, port = sock.getsockname()
@@ -114,6 +114,7 @@ class Front:
         except Exception as error:  # noqa: BLE001 - a fault that one connection can cause ends that connection, on record
             await self._tell_failed(peer, error)
         finally:
+            self._connections.discard(task)
             self._release(sock, address, kind)
 
     async def _tell_failed(self, peer: Peer, error: Exception) -> None:
@@ -136,7 +137,7 @@ class Front:
         self._site.is_ending = True
         self._dns.flush()
         self._site.tell_limits()
-        connections = [task for task in self._connections if task not in self._site.idle]
+        connections = [task for task in self._connections if task is not None and task not in self._site.idle]
         for at in range(0, len(connections), CUT_AT_ONCE):
             if loop.time() >= until:
                 break
