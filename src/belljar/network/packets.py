@@ -33,11 +33,7 @@ _ALL_PROTOCOLS: Final = 0x0003
 _LOOPBACK: Final = 772  # ARPHRD_LOOPBACK
 _SO_TIMESTAMPNS: Final = 35
 _TIMESPEC: Final = struct.Struct("@qq")
-_SOL_PACKET, _PACKET_STATISTICS, _PACKET_AUXDATA = 263, 6, 8
-_AUXDATA: Final = struct.Struct("=IIIHHHH")
-_HAS_TAG: Final = 0x10  # TP_STATUS_VLAN_VALID
-_TAG_AT, _TAG_BYTES = 12, 4
-_ANCILLARY_BYTES: Final = 128
+_SOL_PACKET, _PACKET_STATISTICS = 263, 6
 _STATISTICS: Final = struct.Struct("=II")
 _RAW: Final = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
 _BUFFER_BYTES: Final = 64 << 20
@@ -120,7 +116,6 @@ class Tap:
         """Frames that the kernel had no room for."""
         self.socket = socket.socket(socket.AF_PACKET, _RAW, socket.htons(_ALL_PROTOCOLS))
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        self.socket.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
         except PermissionError:  # asks for a right over the whole host
@@ -133,12 +128,11 @@ class Tap:
         taken = 0
         try:
             while taken < _MOST_AT_ONCE:
-                room = files.room()
-                length, ancillary, _, address = self.socket.recvmsg_into([room], _ANCILLARY_BYTES, socket.MSG_TRUNC)
+                length, ancillary, _, address = self.socket.recvmsg_into([files.room()], 64, socket.MSG_TRUNC)
                 taken += 1
                 if address[3] != _LOOPBACK:
                     sent = address[2] == socket.PACKET_OUTGOING
-                    files.keep(_time_ns(ancillary) & ~1 | sent, length + _put_tag_back(ancillary, room, length))
+                    files.keep(_time_ns(ancillary) & ~1 | sent, length)
         except BlockingIOError:
             pass
         files.flush()
@@ -164,18 +158,6 @@ def in_order(first: Path, second: Path) -> tuple[Path, ...]:
     there = [path for path in (first, second) if path.is_file()]
     begins = {path: next((time_ns for time_ns, _ in records(path)), None) for path in there}
     return tuple(sorted((path for path in there if begins[path] is not None), key=lambda path: begins[path] or 0))
-
-
-def _put_tag_back(ancillary: list[tuple[int, int, bytes]], frame: memoryview, length: int) -> int:
-    """The kernel takes a VLAN tag (IEEE 802.1Q) out of a frame and tells it beside; how many bytes are in the frame again."""
-    for level, kind, data in ancillary:
-        if level == _SOL_PACKET and kind == _PACKET_AUXDATA and len(data) >= _AUXDATA.size:
-            status, *_, tag, protocol = _AUXDATA.unpack_from(data)
-            if status & _HAS_TAG:
-                rest = bytes(frame[_TAG_AT : min(length, SNAP_BYTES - _TAG_BYTES)])
-                frame[_TAG_AT : _TAG_AT + _TAG_BYTES + len(rest)] = struct.pack(">HH", protocol, tag) + rest
-                return _TAG_BYTES
-    return 0
 
 
 def join(first: Path, second: Path) -> None:
