@@ -63,7 +63,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Before any test is read. A shell starts background jobs with SIGINT ignored: what tests start would inherit that, and tests send it."""
+    """Before any test is read. A shell starts background jobs with SIGINT ignored: what tests start would inherit that, and tests send it. What
+    tests make is for other users to read, whatever this one's umask is.
+    """
+    os.umask(0o022)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("thorough"):
