@@ -36,6 +36,7 @@ ENDED: Final = "ended"
 ASK: Final = "ask"
 DIAL: Final = "dial"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
+_RESERVE_BYTES: Final = 1 << 20
 
 
 class TooManyQuestions(ValueError):  # noqa: N818 - a verdict on who asks
@@ -100,16 +101,31 @@ class Reporter:
         self._writing = False
         self._next_sign: asyncio.TimerHandle | None = None
         self._sign: asyncio.Future[Any] | None = None
+        self._reserve = bytes(_RESERVE_BYTES)
         self._answer: tuple[int, bool, int, bytearray] | None = None
 
     def start(self) -> None:
         """Begins to listen for the owner's words, and to say now and then that this loop turns. Call it in the loop."""
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._sock.fileno(), self._readable)
-        self._next_sign = loop.call_later(self._bounds.alive_every_s, self._say_alive)
+        asyncio.get_running_loop().add_reader(self._sock.fileno(), self._readable)
+        self._sign_later()
+
+    def _sign_later(self) -> None:
+        if self._next_sign is None:
+            self._next_sign = asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._say_alive)
 
     def _say_alive(self) -> None:
-        self._next_sign = asyncio.get_running_loop().call_later(self._bounds.alive_every_s, self._say_alive)
+        """A moment without memory may not make this sign the last: the owner would take the gateway for one that hangs."""
+        self._next_sign = None
+        try:
+            self._give_sign()
+        except MemoryError:
+            self._reserve = b""
+            self._give_sign()
+        with contextlib.suppress(MemoryError):
+            self._reserve = self._reserve or bytes(_RESERVE_BYTES)
+
+    def _give_sign(self) -> None:
+        self._sign_later()
         if self._sign is None or self._sign.done():
             self._sign = self.post(Item(ALIVE, {}))
 
