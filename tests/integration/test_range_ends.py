@@ -1,0 +1,126 @@
+"""How ranges end: what is in progress is told, what can't be told is counted, and a full disk is said."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration import test_range as ranges
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+who, installed = ranges.who, ranges.installed
+
+
+def test_an_end_without_the_last_word_is_no_end_in_order(tmp_path: Path) -> None:
+    """The keeper has the last packets, logs and counts. When it does not give them evidence is missing: the range has failed, whatever was seen before."""
+    (tmp_path / "store").mkdir()
+    seen = ranges.Who(None, tmp_path / "store").run("end_unheard")
+    ranges.assert_gone(seen)
+    assert seen["deaths"] == [["CellError", "the range's keeper does not answer"]]
+    assert seen["kinds"][-3:] == ["range.destroying", "range.failed", "range.destroyed"]
+
+
+def test_what_is_in_progress_when_a_range_ends_is_in_an_event(who: ranges.Who) -> None:
+    """Half a request in either version, a head, a mail, a message of a WebSocket, a sink's first bytes, a handshake, a question: each once, and that the range ended."""
+    seen = who.run("in_progress")
+    ranges.assert_gone(seen)
+    assert (seen["said"], seen["untold"]) == ("begun\n", 0)
+    told = [(kind, data, bodies) for kind, data, bodies in seen["after"]]
+    ended = "the range ended"
+
+    def of(kind: str, **wanted: object) -> tuple[dict[str, Any], dict[str, str]]:
+        found = [
+            item
+            for item in told
+            if item[0] == kind and all(item[1].get(name) == value for name, value in wanted.items())
+        ]
+        ((_, data, bodies),) = found
+        return data, bodies
+
+    for version, body in (("1.1", "half of it"), ("2", "half of another")):
+        asked, bodies = of("network.http", version=version, complete=False)
+        assert bodies == {"request": body}
+        assert of("network.http.answered", exchange=asked["exchange"], status=0, request_bytes=len(body), reason=ended)
+    assert of("network.http", reason=ended)[1] == {"request": "GET /what?is=said HTTP/1.1\r\nHost: si"}
+    assert of("network.http.answered", status=101, reason=ended)
+    assert of("network.websocket", complete=False)[1] == {"message": "ha"}
+    assert of("network.stream", stand_in="", reason=f"sink; {ended}")[1] == {"received": "fifteen bytes.\n"}
+    assert of("network.stream", stand_in="mail", phase="closed", reason=ended)[1]["received"].endswith("\r\nhalf a li")
+    assert of("network.attempt", what="mail", complete=False)[1] == {"message": "Subject: x\r\n\r\nhalf a li"}
+    assert of("network.tls", sni=None, reason=ended)
+    assert of("network.dns", transport="tcp")[1] == {"query": "\0 half"}
+    assert len(told) == 12
+
+
+def test_the_end_puts_no_more_on_record_than_the_range_may(tmp_path: Path) -> None:
+    """Sixty heads of two KiB, and room for a third of them: they are cut down, then left out; each that is left out is counted, and the range ends in order."""
+    seen = ranges.Who(None, tmp_path).run("end_full_record")
+    ranges.assert_gone(seen)
+    assert seen["deaths"] == []
+    counters = seen["counters"]
+    assert counters["recorded_bytes"] <= 1.25 * (64 << 10)
+    assert counters["events_cut"] > 0
+    assert (seen["told"], counters["untold_at_end"]) == (60 - counters["untold_at_end"], 60 - seen["told"])
+    assert 0 < counters["untold_at_end"] < 60
+
+
+@pytest.mark.parametrize("scenario", ["end_stopped_gateway", "end_short"])
+def test_a_gateway_that_does_not_tell_ends_its_range_no_later(tmp_path: Path, scenario: str) -> None:
+    """One that is stopped, and one that ends without a last word: waited for no longer than the bound, and counted as evidence that is missing."""
+    seen = ranges.Who(None, tmp_path).run(scenario)
+    ranges.assert_gone(seen)
+    assert (seen["untold"], seen["deaths"]) == (1, [])
+
+
+def test_a_last_word_unasked_is_a_violation(tmp_path: Path) -> None:
+    """A gateway that stops telling before its range ends is not ours any more."""
+    assert ranges.Who(None, tmp_path).run("end_unasked")["deaths"] == [
+        ["ProtocolViolation", "the gateway broke its protocol: it has ended unasked"]
+    ]
+
+
+def test_a_disk_that_is_full_at_the_end_is_told_too(small_disk: Path) -> None:
+    """The last packets of the record could not be written."""
+    seen = ranges.Who(None, small_disk).run("end_full")
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert "No space left on device" in what
+    assert "range.failed" in seen["kinds"]
+    ranges.assert_gone(seen)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory with 96 KiB of room."""
+    home = tmp_path / "store"
+    (home / "small").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "none", str(home / "small")], check=True)
+    try:
+        yield home
+    finally:
+        subprocess.run(["umount", str(home / "small")], check=True)
+
+
+def test_a_full_disk_ends_the_range(small_disk: Path) -> None:
+    """When the packet record can't be written the range ends, and says so."""
+    seen = ranges.Who(None, small_disk).run("full_disk")
+    ((error, what),) = seen["deaths"]
+    assert error == "CellError"
+    assert "No space left on device" in what
+    ranges.assert_gone(seen)
+
+
+def test_two_packet_files_that_have_no_room_to_be_one_are_told(small_disk: Path) -> None:
+    """Both are whole, in the order of time, with every packet that was kept; and the ledger says that there are two."""
+    subprocess.run(["mount", "-o", "remount,size=320k", str(small_disk / "small")], check=True)
+    seen = ranges.Who(None, small_disk).run("two_files")
+    ranges.assert_gone(seen)
+    ((limit, effect),) = [(data["limit"], data["effect"]) for data in seen["limits"]]
+    assert limit == "packet_record_files"
+    assert "No space left on device" in effect
+    assert sorted(seen["files"]) == ["packets-2.pcap", "packets.pcap"]
+    counters = seen["counters"]
+    assert seen["frames"] == counters["packets_recorded"] - counters["packets_recorded_and_dropped"] > 0
