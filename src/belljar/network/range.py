@@ -431,14 +431,15 @@ class Range:
     def _end_in_order(self, watch: Watch) -> None:
         """The last packets, logs and counts. Without them evidence is missing: then it has died, whatever it did before.
 
-        With every port down nothing new can reach the gateway: then it tells what it was in the midst of.
+        First of all the gateway tells what it is in the midst of, and is gone.
         """
+        watch.end_gateway()
         try:
+            if self._lines is not None:
+                self._lines.gateway.kill()
             self._request({"do": "end"})
         except BelljarError as exc:
             watch.die(exc)
-        else:
-            watch.end_gateway()
 
     def _look(self, started: float) -> Destruction:
         """Ids and namespaces stay this range's until the look is over: another could have their numbers at once."""
