@@ -274,7 +274,6 @@ class _Keeper:
         with nft.Listing(self._task.nft) as listing:
             strange = meanwhile()
             self._known = self._known or known_rules(datagrams.from_file(self._rules))
-            self._record_until(reads=[listing])
             listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s
         self._end_if_changed((*changed_rules(self._known, listed), *strange))
@@ -350,21 +349,20 @@ class _Keeper:
             raise RuntimeError("there is no namespace yet")
         return self._kernel
 
-    def _record_until(self, *, reads: Sequence[nft.Listing] = (), writes: Sequence[socket.socket] = ()) -> bool:
-        """Wait for one of these, and take frames meanwhile: nobody else makes room for them. False: `patience_s` are over."""
+    def _record_until_heard(self) -> bool:
+        """Wait until the owner has room for a word, and take frames meanwhile: nobody else makes room for them. False: `patience_s` are over."""
         give_up = time.monotonic() + self._task.patience_s
         while (left_s := give_up - time.monotonic()) > 0:
-            sources: list[nft.Listing | socket.socket] = [*reads, self._tap.socket]
-            readable, writable, _ = select.select(sources, writes, [], left_s)
-            if self._tap.socket in readable:
-                self._tap.read_into(self._files)
-            if writable or any(one in readable for one in reads):
+            readable, writable, _ = select.select([self._tap.socket], [self._owner], [], left_s)
+            if writable:
                 return True
+            if readable:
+                self._tap.read_into(self._files)
         return False
 
     def _tell(self, **message: Any) -> None:  # noqa: ANN401 - JSON values
         try:
-            if not self._record_until(writes=[self._owner]):
+            if not self._record_until_heard():
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             datagrams.send(self._owner, message)
         except BlockingIOError as exc:

@@ -29,10 +29,6 @@ class _Run:
     def __enter__(self) -> Self:
         return self
 
-    def fileno(self) -> int:
-        """Can be read when the listing begins, or nft has failed."""
-        return self._process.stdout.fileno() if self._process.stdout is not None else -1
-
     def __exit__(self, *_: object) -> None:
         with self._process:
             self._process.kill()
