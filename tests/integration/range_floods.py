@@ -48,7 +48,11 @@ _ALL_LOGGED = NetworkBounds(refusals_burst=30_000, queries_burst=30_000)
 BURSTS = [
     *[(1_000, _ALL_LOGGED, False)] * 2,  # taken in while it comes
     (1_000, NetworkBounds(refusals_burst=100, refusals_per_s=1), False),  # more than the rules log
-    (20_000, _ALL_LOGGED, True),  # while the keeper is stopped: more than the kernel has room for
+    (
+        20_000,
+        _ALL_LOGGED,
+        True,
+    ),  # while the keeper is stopped: more than the kernel has room for
 ]
 
 
@@ -63,6 +67,7 @@ async def last_word(home: Path, sent: int, bounds: NetworkBounds, is_stopped: bo
             if is_stopped:
                 os.kill(keeper.pid, signal.SIGSTOP)
             agent.run(*burst, str(sent))
+            within(lambda: refused_by_the_host(made) >= sent)  # the last of them wait in its queue
             seen = refused_by_the_host(made)
             if goes_on:
                 held.enter_context(agent.going_on(*burst, str(1 << 30)))
@@ -123,7 +128,9 @@ async def heavy(home: Path, most_bytes: int) -> dict[str, Any]:
                 )
                 seen["sent_s"] = json.loads(await anyio.to_thread.run_sync(sent))
             seen["burst"] = most_bytes // 2048
+            before = refused_by_the_host(made)
             agent.run(sys.executable, "-I", "-c", BURST, scene.address(), str(seen["burst"]))
+            within(lambda: refused_by_the_host(made) >= before + seen["burst"])
             seen["line_bytes_per_s"] = agent.queue()["options"]["rate"]
     return {**scene.summary(made), **seen, "counters": dict(made.counters())}
 

@@ -204,8 +204,7 @@ class _Keeper:
         if self._log in ready:
             self._read_log(_LOGS_AT_ONCE)
         if self._changes in ready:
-            for _ in nflog.read_all(self._changes):
-                self._next_check = 0.0
+            self._end_as_changed()
         if self._owner in ready:
             self._obey(*datagrams.receive(self._owner))
         if time.monotonic() >= self._next_check:
@@ -278,6 +277,14 @@ class _Keeper:
         self._next_check = time.monotonic() + self._task.check_every_s
         self._end_if_changed((*changed_rules(self._known, listed), *strange))
         return listed
+
+    def _end_as_changed(self) -> NoReturn:
+        """Rules have been changed: nothing passes from here on, not even while they are read back, and what has passed is in the packet record."""
+        self._shut()
+        self._take_all()
+        self._look_at_rules()
+        self._end_if_changed(["its rules were changed, and changed back"])
+        os._exit(1)
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
         if differences:
