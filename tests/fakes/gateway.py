@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -236,9 +236,10 @@ def running(
     *,
     simulate: bool = False,
     bounds: Bounds | None = None,
+    kinds: Mapping[str, str] | None = None,
     **changes: Any,  # noqa: ANN401 - bounds
 ) -> Iterator[Gateway]:
-    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp)."""
+    """A gateway with stand-ins `shop`, `wild`, `other` (http, tls) and `mail` (smtp, smtps, tcp). `kinds`: of the former, where they are real ones."""
     protocols = ("http", "tls", "smtp", "smtps", "tcp")
     tcp = {name: listener() for name in protocols}
     ports = {name: int(sock.getsockname()[1]) for name, sock in tcp.items()}
@@ -246,7 +247,10 @@ def running(
     ports |= {name: int(sock.getsockname()[1]) for name, sock in rest.items()}
     web = tuple(PortPlan(number=ports[name], protocol=name) for name in ("http", "tls"))
     raw = tuple(PortPlan(number=ports[name], protocol=name) for name in ("smtp", "smtps", "tcp"))
-    stand_ins = [StandInPlan(id=id_, kind="http", names=(), ports=web) for id_ in ("shop", "wild", "other")]
+    stand_ins = [
+        StandInPlan(id=id_, kind=(kinds or {}).get(id_, "http"), names=(), ports=web)
+        for id_ in ("shop", "wild", "other")
+    ]
     stand_ins.append(StandInPlan(id="mail", kind="smtp", names=("mail.example",), ports=raw))
     config = GatewayConfig(
         layout=layout(simulate=simulate),

@@ -9,6 +9,8 @@ import socket
 import sys
 from typing import Any
 
+from belljar.network import stand_ins
+from belljar.network.decide import CATCH_ALL
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, StandInContext, StreamApp
 from belljar.network.gateway.serve import run
@@ -17,8 +19,10 @@ from belljar.network.stand_ins.schemas import Schemas
 
 
 def make(kind: str, context: StandInContext) -> Any:  # noqa: ANN401 - an app or a stream's server, by kind
-    """A stand-in of a few lines: `smtp` greets and echoes lines, every other kind is `echo`."""
-    return greeter(context) if kind == "smtp" else echo(context)
+    """A stand-in of a few lines: `smtp` greets and echoes lines, `http` and the range's catch-all are `echo`. Every other kind is the real one."""
+    if kind == "smtp":
+        return greeter(context)
+    return echo(context) if kind == "http" or context.id == CATCH_ALL else stand_ins.make(kind, context)
 
 
 def greeter(context: StandInContext) -> StreamApp:

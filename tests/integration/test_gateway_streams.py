@@ -129,7 +129,7 @@ HEAD = b"POST /never HTTP/1.1\r\nHost: shop.example\r\nContent-Length: 20000\r\n
 )
 def test_what_all_requests_hold_together_is_bounded(tmp_path: Path, limit: str, most: int, data: bytes) -> None:
     """Heads that are not whole, bodies that are not answered, and requests at one time: 503 for the one too many, counted, and all given back afterwards."""
-    bounds: dict[str, Any] = {limit: most}
+    bounds: dict[str, Any] = {limit: most, "farewell_s": 0.001}
     with running(tmp_path, **bounds) as gateway:
         with contextlib.ExitStack() as stack:
             for _ in range(6):

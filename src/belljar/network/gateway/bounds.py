@@ -89,6 +89,8 @@ class Bounds:
     """RFC 7766 section 6.2.3: closed."""
     dns_tcp_queries: int = 100
     """On one connection: closed."""
+    farewell_s: float = 1.0
+    """How long a stand-in may go on with a request whose client has gone, to put on record what it was: it is ended."""
     standstill_s: float = 12.0
     """How long a stand-in may work on one thing without letting anything else in: the exchange fails (500). Well below what the owner stands for."""
     alive_every_s: float = 5.0

@@ -32,7 +32,7 @@ from hypercorn.typing import ConnectionState
 from belljar.errors import HostError
 from belljar.events import JsonValue, Kind
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.context import App, kept_body
+from belljar.network.gateway.context import App, Receive, Scope, Send, kept_body
 from belljar.network.gateway.fields import give_no_blank_back
 from belljar.network.gateway.h2_guard import FloodGuard
 from belljar.network.gateway.middleware import PEER, WEBSOCKET
@@ -40,6 +40,7 @@ from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
 from belljar.network.gateway.tally import shown
+from belljar.network.gateway.unread import keep_unread, make_room
 from belljar.network.gateway.websocket import WebSocketRecord
 
 HYPERCORN: Final = "0.18."
@@ -91,6 +92,7 @@ class HttpConnection:
         self._protocol: Http1 | Http2
         self._reader: asyncio.Task[None] | None = None
         self._task: asyncio.Task[Any] | None = None
+        self._answering: set[asyncio.Task[Any]] = set()
         self._deadline: asyncio.Timeout | None = None
         self._in_head = False
         self._held_bytes = 0
@@ -131,11 +133,24 @@ class HttpConnection:
                     await asyncio.wait([self._reader])
                 finally:
                     self._tell_unfinished()
+                for stream in self._protocol.open_streams:
+                    keep_unread(stream)
                 await self._protocol.handle(Closed())
+                if self._answering and not self._site.is_ending:
+                    # Who still answers may see that its client has gone, and put on record what that one wanted.
+                    await asyncio.wait(self._answering, timeout=self._site.bounds.farewell_s)
                 # Nobody is left to answer: what still runs for this connection is cancelled.
                 raise _Over
         except* _Over:
             pass
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._answering.add(task)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._answering.discard(task)
 
     def _tell_unfinished(self) -> None:
         """A message, a head or a frame of which the rest does not come. What a connection's own end leaves of a head is told by its protocol."""
@@ -151,7 +166,7 @@ class HttpConnection:
         spoken = Http2 if self._pipe.alpn == "h2" else Http1
         is_tls = self._peer.hello
         there = (self._peer.address, self._peer.port)
-        wrapped = ASGIWrapper(cast("Any", self._app))
+        wrapped = ASGIWrapper(cast("Any", self._answer))
         context = WorkerContext(None)
         made = spoken(
             wrapped,
@@ -170,6 +185,8 @@ class HttpConnection:
     async def _read(self, first: bytes) -> None:
         data = first or await self._receive()
         while True:
+            if not data and not self._protocol.awaits_head:
+                return
             try:
                 if data:
                     self._head_may_begin(len(data))
@@ -182,7 +199,9 @@ class HttpConnection:
             data = await self._receive()
 
     async def _receive(self) -> bytes:
-        data = await self._pipe.receive()
+        data = b""
+        with contextlib.suppress(OSError):  # one that was cut has ended: what it had begun is told of either
+            data = await self._pipe.receive()
         self._stir()
         return data
 
@@ -288,6 +307,11 @@ class Http1(H11Protocol):
         if self.stream is not None:
             self.stream.closed = True
 
+    @property
+    def open_streams(self) -> list[Any]:
+        """Those of requests that are not answered."""
+        return [self.stream]
+
     def break_off(self) -> None:
         """Has the beginning of a WebSocket's message put on record of which the rest does not come."""
         if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
@@ -361,6 +385,11 @@ class Http2(H2Protocol):
         for stream in self.streams.values():
             stream.closed = True
 
+    @property
+    def open_streams(self) -> list[Any]:
+        """Those of requests that are not answered."""
+        return list(self.streams.values())
+
     def break_off(self) -> None:
         """There is no WebSocket within it."""
 
@@ -405,6 +434,8 @@ class Http2(H2Protocol):
                 self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             await self._flush()
             return
+        if isinstance(event, h2.events.StreamReset):
+            keep_unread(self.streams.get(event.stream_id))
         await self._handle_events([event])
         if isinstance(event, h2.events.RequestReceived) and not self.streams:
             # hypercorn has just said that it is busy; the request was refused.
@@ -445,15 +476,6 @@ class Http2(H2Protocol):
             self.connection.close_connection(code)
         await self._flush()
         await self.send(Closed())
-
-
-def make_room(stream: Any) -> None:  # noqa: ANN401 - one of hypercorn's streams, or None
-    """Drops what a closing stream's application has not read: hypercorn would wait for room to tell it of the end, for ever if it reads no more."""
-    put = getattr(stream, "app_put", None)
-    if put is not None:
-        queue: asyncio.Queue[Any] = put.__self__
-        while queue.full():
-            queue.get_nowait()
 
 
 def _h2_problem(headers: Any, bounds: Bounds) -> str:  # noqa: ANN401 - h2 gives lists of pairs of bytes

@@ -50,18 +50,22 @@ def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...
 def make(context: StandInContext) -> App:
     """The ASGI app."""
 
-    async def handle(request: Request) -> Answer:
+    async def attempt(request: Request, refused: str) -> None:
         if request.method in _WRITES:
             data: dict[str, JsonValue] = {
                 "what": "send",
                 "method": request.method,
                 "url": printable(request.url, max_chars=1024),
                 "body_bytes": len(request.body),
+                **({"refused": refused} if refused else {}),
             }
             await context.record("network.attempt", data, [kept_body("request", request.body)] if request.body else [])
+
+    async def handle(request: Request) -> Answer:
+        await attempt(request, "")
         return respond(request)
 
-    return http_app(handle)
+    return http_app(handle, cut=attempt)
 
 
 def respond(request: Request) -> Answer:

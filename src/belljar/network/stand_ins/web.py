@@ -27,8 +27,13 @@ MAX_JSON_DEPTH: Final = 128
 _UNSAFE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
 
-class ClientGoneError(Exception):
-    """The client left before its request was complete; there is nobody to answer."""
+class CutOffError(Exception):
+    """A request's body is not taken to its end. `body` is what of it had come; `refused` says why, and is empty when the client left: there is nobody to answer."""
+
+    def __init__(self, body: bytes, refused: str = "") -> None:
+        super().__init__(refused or "the client left")
+        self.body = body
+        self.refused = refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +114,7 @@ class Answer:
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Answer]]
+Cut: TypeAlias = Callable[[Request, str], Awaitable[None]]
 
 
 def _fields(text: str) -> Pairs:
@@ -198,18 +204,19 @@ def request_of(scope: Scope, body: bytes = b"") -> Request:
     )
 
 
-async def read_body(receive: Receive, max_bytes: int) -> bytes | None:
-    """The whole body, or None when it is larger than `max_bytes`. Raises `ClientGoneError`."""
-    parts, size = [], 0
+async def read_body(receive: Receive, max_bytes: int) -> bytes:
+    """The whole body. Raises `CutOffError`."""
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGoneError
+            raise CutOffError(b"".join(parts))
         part = message.get("body", b"")
         size += len(part)
-        if size > max_bytes:
-            return None
         parts.append(part)
+        if size > max_bytes:
+            raise CutOffError(b"".join(parts), "the body is over the bound")
         if not message.get("more_body", False):
             return b"".join(parts)
 
@@ -239,8 +246,13 @@ async def refuse_websocket(receive: Receive, send: Send) -> None:
     await send({"type": "websocket.close", "code": 1000})
 
 
-def http_app(handle: Handler, *, max_body_bytes: int = MAX_BODY_BYTES, too_large: Answer | None = None) -> App:
-    """An ASGI 3 app of one function. A body above `max_body_bytes` is answered with 413 (or `too_large`) unread; WebSockets are refused."""
+def http_app(
+    handle: Handler, *, max_body_bytes: int = MAX_BODY_BYTES, too_large: Answer | None = None, cut: Cut | None = None
+) -> App:
+    """An ASGI 3 app of one function. A body above `max_body_bytes` is answered with 413 (or `too_large`) unread; WebSockets are refused.
+
+    `cut` is told first of a request whose body is not taken to its end, with what of it had come, and why.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -249,10 +261,13 @@ def http_app(handle: Handler, *, max_body_bytes: int = MAX_BODY_BYTES, too_large
         if scope["type"] != "http":
             raise ValueError(f"a stand-in has no answer to the scope {scope['type']!r}")
         try:
-            body = await read_body(receive, max_body_bytes)
-        except ClientGoneError:
-            return
-        answer = (too_large or plain_error(413)) if body is None else await handle(request_of(scope, body))
+            answer = await handle(request_of(scope, await read_body(receive, max_body_bytes)))
+        except CutOffError as error:
+            if cut is not None:
+                await cut(request_of(scope, error.body), error.refused or "it broke off")
+            if not error.refused:
+                return
+            answer = too_large or plain_error(413)
         await send_answer(send, answer, head=scope["method"].upper() == "HEAD")
 
     return app

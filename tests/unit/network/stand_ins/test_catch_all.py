@@ -71,6 +71,15 @@ def test_what_is_sent_is_an_attempt() -> None:
     assert [body.content for body in bodies] == [b"secret"]
 
 
+def test_what_is_sent_in_part_is_an_attempt_too() -> None:
+    """One that is over the bound; what had come of it is kept in part. (`test_gateway_broken_off` has one whose client goes away.)"""
+    record = Recorded()
+    assert Client(catch_all.make(context(record=record))).ask("PUT", "/x", body=bytes((1 << 20) + 1)).status == 413
+    ((_, data, bodies),) = record.events
+    assert (data["what"], data["body_bytes"], data["refused"]) == ("send", (1 << 20) + 1, "the body is over the bound")
+    assert len(bodies[0].content) == 64 << 10
+
+
 def test_it_has_no_settings() -> None:
     """Any field is a mistake."""
     assert catch_all.check({}, None) == ()
