@@ -22,6 +22,7 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.events import JsonValue
+from belljar.network import netlink
 from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.units import printable
@@ -32,6 +33,8 @@ MAX_ADDRESSES: Final = 64
 MAX_TRIED: Final = 3
 """Of the pinned addresses, in the resolver's order."""
 _MAX_BUNDLE_BYTES: Final = 4 << 20
+_LEAST_PREFIX: Final = {4: 8, 6: 16}
+"""Of a route without a gateway: what leads to a network at the end of a link. A wider one leads to the world (a tunnel's `0.0.0.0/1`)."""
 
 # Beside what no cell may reach (`plan.rules`), what IANA's special-purpose registries (RFC 6890) hold as of 2024, spelled out: what `ipaddress` calls global
 # differs between Python's versions.
@@ -94,8 +97,11 @@ def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
     raise NotAnUpstream(f"a question to dial what is no upstream of this range: {what}")
 
 
-def problem_of(address: str, own: Collection[str]) -> str:
-    """Why an address may not be dialled; empty when it may. `own` are this host's."""
+Network = IPv4Network | IPv6Network
+
+
+def problem_of(address: str, own: Collection[str], near: Collection[Network] = ()) -> str:
+    """Why an address may not be dialled; empty when it may. `own` are this host's, and `near` the networks that it is on, whose addresses may be public ones."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -106,17 +112,19 @@ def problem_of(address: str, own: Collection[str]) -> str:
         return "is this host's own"
     if any(parsed in net for net in FORBIDDEN if net.version == parsed.version) or not _is_public(parsed):
         return "is not a public one"
+    if any(parsed in net for net in near if net.version == parsed.version):
+        return "is of a network that this host is on"
     return ""
 
 
-def judge(addresses: Sequence[str], own: Collection[str]) -> str:
+def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Network] = ()) -> str:
     """Why the resolver's answer is refused; empty when each of its addresses may be dialled. One that may not be spoils all: a name that also stands for something
     private is not what the policy's author meant."""
     if not addresses:
         return "the name has no address"
     if len(addresses) > MAX_ADDRESSES:
         return f"the name has {len(addresses)} addresses"
-    problems = ((address, problem_of(address, own)) for address in addresses)
+    problems = ((address, problem_of(address, own, near)) for address in addresses)
     found = next(((address, problem) for address, problem in problems if problem), None)
     return "" if found is None else f"{printable(found[0], max_chars=80)} {found[1]}"
 
@@ -144,6 +152,17 @@ def is_ours(address: str) -> bool:
     except OSError as exc:
         return exc.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
     return True
+
+
+def networks_near() -> tuple[Network, ...]:
+    """The networks to which this host has a route of its own without a gateway, in any table. Raises `OSError`."""
+    with netlink.open_socket() as kernel:
+        routes = [
+            route for family in (socket.AF_INET, socket.AF_INET6) for route in netlink.list_routes(kernel, family)
+        ]
+    return tuple(
+        route.to for route in routes if route.is_direct and route.to.prefixlen >= _LEAST_PREFIX[route.to.version]
+    )
 
 
 def connect(address: str, port: int) -> socket.socket:
@@ -185,6 +204,7 @@ class Reach:
 
     resolve: Callable[[str, int], tuple[str, ...]] = resolve
     is_ours: Callable[[str], bool] = is_ours
+    networks_near: Callable[[], tuple[Network, ...]] = networks_near
     connect: Callable[[str, int], socket.socket] = connect
     read_authorities: Callable[[], str] = read_authorities
 
@@ -222,18 +242,23 @@ class Dialler:
         return self._first_of(addresses[:MAX_TRIED], port, about, say)
 
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
-        """The addresses of the first answer, for good; a refused answer is refused for good. Raises `Refused`."""
+        """The addresses of the first answer, for good, judged at each dial; a refused answer is refused for good. Raises `Refused`."""
         with self._locks[host]:
             if host in self._refused:
                 raise Refused(self._refused[host])
-            if host not in self._pins:
-                addresses = self._resolved(host, port)
-                problem = judge(addresses, [address for address in addresses if self._reach.is_ours(address)])
-                if problem:
-                    self._refused[host] = problem
-                    raise Refused(problem)
-                self._pins[host] = addresses
-            return self._pins[host]
+            addresses = self._pins.get(host) or self._resolved(host, port)
+            problem = judge(addresses, [address for address in addresses if self._reach.is_ours(address)], self._near())
+            if problem:
+                self._refused[host] = problem
+                raise Refused(problem)
+            self._pins[host] = addresses
+            return addresses
+
+    def _near(self) -> tuple[Network, ...]:
+        try:
+            return self._reach.networks_near()
+        except OSError as exc:
+            raise Refused(f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}") from exc
 
     def _resolved(self, host: str, port: int) -> tuple[str, ...]:
         try:

@@ -33,7 +33,7 @@ _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO, _IFLA_NET_NS_FD, _IFLA_
 _IFLA_AF_SPEC, _ADDR_GEN_MODE = 26, 8
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE = 1, 4, 5, 12, 15
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_CACHEINFO, _RTA_TABLE, _RTA_VIA = 1, 4, 5, 12, 15, 18
 _NDA_DST, _NDA_LLADDR = 1, 2
 _TCA_KIND, _TCA_OPTIONS, _TBF_PARMS, _TBF_BURST = 1, 2, 1, 6
 _ROOT: Final = 0xFFFF_FFFF
@@ -76,6 +76,12 @@ class Route:
         """As the kernel lists what `route_on_link` makes."""
         rest = frozenset({(0, bytes((0, 0, _PROTO_STATIC, _SCOPE_LINK)))})
         return cls(to=IPv4Network(f"{ip}/32"), device=device, table=_TABLE_MAIN, kind=_TYPE_UNICAST, rest=rest)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it leads to whoever is at the device's other end, over no gateway."""
+        said = {kind for kind, _ in self.rest}
+        return self.kind == _TYPE_UNICAST and self.device is not None and not said & {_RTA_GATEWAY, _RTA_VIA}
 
     def __str__(self) -> str:
         """For people."""

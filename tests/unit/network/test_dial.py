@@ -7,7 +7,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Mapping
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Any
 
 import pytest
@@ -55,11 +55,20 @@ class World:
     ) -> None:
         self.log: list[tuple[Any, ...]] = []
         self._answers, self._dead, self._ours = list(answers), dead, ours
-        self.dialler = Dialler(PLAN, Reach(resolve=self._resolve, connect=self._connect, is_ours=ours.__contains__))
+        self.near: tuple[Any, ...] | OSError = ()
+        reach = Reach(
+            resolve=self._resolve, connect=self._connect, is_ours=ours.__contains__, networks_near=self._networks_near
+        )
+        self.dialler = Dialler(PLAN, reach)
 
     def dial(self, **changes: object) -> None:
         """One question; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
+
+    def _networks_near(self) -> tuple[Any, ...]:
+        if isinstance(self.near, OSError):
+            raise self.near
+        return self.near
 
     def _resolve(self, host: str, port: int) -> tuple[str, ...]:
         self.log.append(("resolved", host))
@@ -221,6 +230,29 @@ def test_this_host_s_own_public_address_is_refused() -> None:
     with pytest.raises(Refused, match="this host's own"):
         world.dial()
     assert not any(entry[0] == "connected" for entry in world.log)
+
+
+@pytest.mark.parametrize(("address", "net"), [(PUBLIC[0], "93.184.215.0/24"), (PUBLIC[1], "2606:2800:21f::/48")])
+def test_a_network_that_this_host_is_on_is_refused(address: str, net: str) -> None:
+    """A LAN may have public addresses. It is looked at before each dial: also one that the host joined after the name was pinned."""
+    world = World((address,))
+    world.dial()
+    world.near = (ip_network(net),)
+    for _ in range(2):
+        with pytest.raises(Refused, match="of a network that this host is on"):
+            world.dial()
+    assert [entry[0] for entry in world.log] == ["resolved", "dialled", "connected", "refused", "refused"]
+
+
+def test_networks_that_can_t_be_read_are_no_permission() -> None:
+    """Nothing is dialled as long as the kernel does not list them."""
+    world = World(PUBLIC, PUBLIC)
+    world.near = OSError(1, "Operation not permitted")
+    with pytest.raises(Refused, match="own networks can't be read: Operation not permitted"):
+        world.dial()
+    world.near = ()
+    world.dial()
+    assert [entry[0] for entry in world.log] == ["resolved", "refused", "resolved", "dialled", "connected"]
 
 
 def test_a_name_that_does_not_resolve_now_may_later() -> None:
