@@ -147,11 +147,8 @@ class Opened:
 
 @dataclass(kw_only=True)
 class Death:
-    """What followed on a blow to a range, which came at `struck_s` (seconds since the epoch): what its own cell's command raised, what leaving it raised, and whether its
-    cells' processes had ended by then.
-    """
+    """What followed on a blow to a range: what its own cell's command raised, what leaving it raised, and whether its cells' processes had ended by then."""
 
-    struck_s: float
     raised: str
     why: str
     cells_ended: bool
@@ -318,12 +315,10 @@ class Play:
             group.start_soon(send)
             with anyio.fail_after(DEATH_S):
                 await begun.wait()
-            struck_s = time.time()
             await anyio.to_thread.run_sync(blow, made)
         ended = [await anyio.to_thread.run_sync(_has_ended, fd) for fd in watched]
         error = raised[0] if raised else None
         self._deaths[name] = Death(
-            struck_s=struck_s,
             raised=type(error).__name__,
             why="" if error is None else error.what,
             cells_ended=bool(ended) and all(ended),
