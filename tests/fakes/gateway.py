@@ -68,13 +68,18 @@ class Owner:
         with self._changed:
             self._changed.notify_all()
 
+    def _send(self, datagram: bytes) -> None:
+        """A gateway that has said its last word takes no more; what it has said stands in the socket, to be read."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.sock.send(datagram)
+
     def _heard(self, said: Said | Asked | Ready | Alive | Ended | None) -> None:
         if isinstance(said, Asked):
             for datagram in encode_answer(said.id, said.body[::-1], ok=said.what != "refuse"):
-                self.sock.send(datagram)
+                self._send(datagram)
             return
         if isinstance(said, Alive):
-            self.sock.send(encode_ack(said.id))
+            self._send(encode_ack(said.id))
             return
         if said is None:
             return
@@ -91,7 +96,7 @@ class Owner:
             if self._held:
                 self._unacknowledged.append(said.id)
             else:
-                self.sock.send(encode_ack(said.id))
+                self._send(encode_ack(said.id))
             self._changed.notify_all()
 
     def _note(self, problem: str) -> None:
