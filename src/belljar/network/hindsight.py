@@ -16,6 +16,7 @@ from belljar.network import conversations
 from belljar.network.budget import Budget
 from belljar.network.conversations import Conversation, End, Listener, read_segments
 from belljar.network.exchanges import NO_HTTP, NOT_FURTHER, Exchange, Rest, SeenBody, exchanges
+from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, shown_headers
 from belljar.network.packets import sent_frames
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -28,10 +29,6 @@ MAX_FRAMES: Final = 10_000_000
 MAX_STEPS: Final = 1_000_000
 """Of the parser, as `exchanges.MAX_STEPS` counts them, for all connections of a record: what is said in further ones is told by its first bytes."""
 _WEB: Final = frozenset({"http", "tcp"})
-_MAX_URL_CHARS: Final = 2048
-_MAX_HEADERS: Final = 64
-_MAX_HEADER_CHARS: Final = 512
-_MAX_HEADERS_CHARS: Final = 16 << 10
 _TOO_LONG: Final = f"{NOT_FURTHER}: more bytes than are kept of a connection"
 _MISSING: Final = "bytes are missing from the packet record"
 _NO_END: Final = "it has no end, or none that was read"
@@ -191,7 +188,7 @@ def _asked(tie: Mapping[str, JsonValue], conversation: Conversation, exchange: E
     data: dict[str, JsonValue] = {
         **tie,
         "method": printable(exchange.method, max_chars=32),
-        "url": printable(url, max_chars=_MAX_URL_CHARS),
+        "url": printable(url, max_chars=MAX_SHOWN_URL_CHARS),
         "verdict": "allowed",
         "reason": "a target cell's port",
         "address": conversation.server[0],
@@ -220,17 +217,8 @@ def _answered(
 
 
 def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
-    pairs: list[JsonValue] = []
-    room = _MAX_HEADERS_CHARS
-    for field in headers[:_MAX_HEADERS]:
-        name, value = (text.decode("latin-1") for text in field)
-        pair = [printable(name, max_chars=64), printable(value, max_chars=_MAX_HEADER_CHARS)]
-        room -= len(pair[0]) + len(pair[1])
-        if room < 0:
-            break
-        pairs.append([*pair])
-    dropped: dict[str, JsonValue] = {"dropped_headers": len(headers) - len(pairs)} if len(headers) > len(pairs) else {}
-    return {"headers": pairs, **dropped}
+    pairs, dropped = shown_headers(headers)
+    return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
 
 
 def _body(name: str, seen: SeenBody) -> Body:

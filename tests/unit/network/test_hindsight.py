@@ -176,13 +176,13 @@ def test_two_files_are_read_one_after_the_other() -> None:
     assert (asked.kind, answered.kind) == (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
 
 
-def test_headers_have_room_in_a_message() -> None:
-    """However many characters it takes to show them; how many are not shown is said."""
-    fields = b"".join(b"a: " + b"\x80" * 500 + b"\r\n" for _ in range(60))
-    (asked,) = seen(
-        spoken(OWN_CELL, ("shop", 80), b"GET /" + b'"' * 9000 + b" HTTP/1.1\r\nHost: a\r\n" + fields + b"\r\n", b"")
-    )
-    assert len(json.dumps(asked.data)) < MAX_DATA_BYTES
+@pytest.mark.parametrize("byte", [b"\x80", b"\xe9", b'"', b"\\"])
+def test_headers_have_room_in_a_message(byte: bytes) -> None:
+    """However many characters it takes to show them, and bytes to write these; how many are not shown is said."""
+    fields = b"".join(b"a: " + byte * 500 + b"\r\n" for _ in range(60))
+    target = b"GET /" + b'"' * 9000 + b" HTTP/1.1\r\nHost: " + byte * 3000 + b"\r\n"
+    (asked,) = seen(spoken(OWN_CELL, ("shop", 80), target + fields + b"\r\n", b""))
+    assert len(json.dumps(asked.data, separators=(",", ":"))) < MAX_DATA_BYTES
     headers = asked.data["headers"]
     assert isinstance(headers, list)
     assert len(headers) + int(str(asked.data["dropped_headers"])) == 61
