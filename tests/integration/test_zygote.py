@@ -59,6 +59,19 @@ def test_a_failure_meanwhile_leaves_no_child(zygote: Zygote, given: list[int]) -
         os.close(child.pidfd)
 
 
+def test_what_was_answered_to_nobody_is_taken_for_no_other_answer(zygote: Zygote, given: list[int]) -> None:
+    """A fork that fails when half of it is said leaves an answer behind: the next range gets its own processes, and that one's is killed."""
+    with pytest.raises(CellError):
+        zygote.fork({"keeper": given, "gateway": [-1]})
+    made = zygote.fork({"gateway": given, "keeper": given})
+    for child in made:
+        child.kill()
+        assert child.wait_ended(30)
+        assert zygote.how_ended(child) == "SIGKILL"
+        os.close(child.pidfd)
+    wait_for(lambda: not children(zygote), "no child of another's", within_s=20)
+
+
 def test_one_for_all_who_need_it(tmp_path: Path) -> None:
     """Whoever started it ahead and whoever waits for it have the same; it ends with the last of them."""
     with started_zygote(tmp_path, _GATEWAY) as ahead:

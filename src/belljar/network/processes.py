@@ -71,6 +71,7 @@ class Zygote:
         self._socket = ours
         self._lock = threading.Lock()
         self._is_ready = False
+        self._said = 0
         self._words = os.memfd_create("stderr", os.MFD_CLOEXEC)
         with theirs:
             self._process = self._started(theirs, serve)
@@ -119,13 +120,12 @@ class Zygote:
         answers: list[tuple[dict[str, Any], list[int]]] = []
         with ExitStack() as undo:
             with self._lock:
-                for role, fds in roles.items():
-                    self._say({"fork": role}, fds)
+                numbers = [self._say({"fork": role}, fds) for role, fds in roles.items()]
                 try:
                     meanwhile()
-                finally:  # each is answered, and nobody else may hear it
-                    for _ in roles:
-                        answers.append(self._hear())
+                finally:
+                    for number in numbers:
+                        answers.append(self._hear(number))
                         undo.callback(_discard, answers[-1][1])
             children = [_child(role, *answer) for role, answer in zip(roles, answers, strict=True)]
             undo.pop_all()
@@ -137,8 +137,7 @@ class Zygote:
         with suppress(CellError):
             while time.monotonic() < give_up:
                 with self._lock:
-                    self._say({"ended": child.process.pid})
-                    message, _ = self._hear()
+                    message, _ = self._hear(self._say({"ended": child.process.pid}))
                 if message["status"] is not None:
                     code = os.waitstatus_to_exitcode(int(message["status"]))
                     return f"exit {code}" if code >= 0 else signal.Signals(-code).name
@@ -173,13 +172,21 @@ class Zygote:
         said = self.diagnosis() or "it said nothing"
         return HostError(f"the ranges' zygote did not start: {said}", where=sys.executable, mend=NETWORK_EXTRA_MEND)
 
-    def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
+        """The number under which it is answered."""
+        self._said += 1
         with self._is_there():
-            datagrams.send(self._socket, message, fds)
+            datagrams.send(self._socket, {**message, "number": self._said}, fds)
+        return self._said
 
-    def _hear(self) -> tuple[dict[str, Any], list[int]]:
+    def _hear(self, number: int) -> tuple[dict[str, Any], list[int]]:
+        """What it answers to that. A child that it made for somebody who no longer waits is killed."""
         with self._is_there():
-            return datagrams.receive(self._socket)
+            while True:
+                message, fds = datagrams.receive(self._socket)
+                if message.get("number") == number:
+                    return message, fds
+                _discard(fds)
 
     @contextmanager
     def _is_there(self) -> Iterator[None]:

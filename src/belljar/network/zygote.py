@@ -108,32 +108,34 @@ class _Nursery:
 
     def _answer(self, message: Mapping[str, Any], fds: list[int]) -> None:
         try:
+            number = int(message["number"])
             if "fork" in message:
-                self._fork(str(message["fork"]), fds)
+                self._fork(number, str(message["fork"]), fds)
             else:
-                self._tell_end(int(message["ended"]))
+                self._tell_end(number, int(message["ended"]))
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _fork(self, role: str, fds: list[int]) -> None:
+    def _fork(self, number: int, role: str, fds: list[int]) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as exc:
-            datagrams.send(self._owner, {"error": f"no process can be made: {exc.strerror}"})
+            error = f"no process can be made: {exc.strerror}"
+            datagrams.send(self._owner, {"number": number, "error": error})
             return
         if pid == 0:
             _become_child(self._roles[role], fds, parent)
         self._children[pid] = None
         pidfd = os.pidfd_open(pid)
-        datagrams.send(self._owner, {"pid": pid}, [pidfd])
+        datagrams.send(self._owner, {"number": number, "pid": pid}, [pidfd])
         os.close(pidfd)
 
-    def _tell_end(self, pid: int) -> None:
+    def _tell_end(self, number: int, pid: int) -> None:
         """How a child ended, in waitpid's terms; null while it lives. Told once."""
         status = self._children.get(pid)
-        datagrams.send(self._owner, {"status": status})
+        datagrams.send(self._owner, {"number": number, "status": status})
         if status is not None:
             del self._children[pid]
 
