@@ -47,6 +47,7 @@ _LOGS_AT_ONCE: Final = 256
 _ALL_LOGS: Final = 1 << 16
 """Many more than the socket has room for."""
 _STRANGE_TOLD: Final = 8
+_CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,14 +269,13 @@ class _Keeper:
         self._tell(counters=self._counters(listed))
 
     def _look_at_rules(self, meanwhile: Callable[[], Sequence[str]] = tuple) -> Mapping[str, Any]:
-        for _ in nflog.read_all(self._changes):
-            pass  # what has changed until now is in the listing
+        told = sum(1 for _ in nflog.read_all(self._changes))  # what has changed until now is in the listing
         with nft.Listing(self._task.nft) as listing:
             strange = meanwhile()
             self._known = self._known or known_rules(datagrams.from_file(self._rules))
             listed = listing.read()
         self._next_check = time.monotonic() + self._task.check_every_s
-        self._end_if_changed((*changed_rules(self._known, listed), *strange))
+        self._end_if_changed((*changed_rules(self._known, listed), *strange) or (_CHANGED_BACK,) * (told > 0))
         return listed
 
     def _end_as_changed(self) -> NoReturn:
@@ -283,7 +283,7 @@ class _Keeper:
         self._shut()
         self._take_all()
         self._look_at_rules()
-        self._end_if_changed(["its rules were changed, and changed back"])
+        self._end_if_changed([_CHANGED_BACK])
         os._exit(1)
 
     def _end_if_changed(self, differences: Sequence[str]) -> None:
