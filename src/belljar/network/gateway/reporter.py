@@ -97,6 +97,7 @@ class Reporter:
         self._unanswered: dict[int, str] = {}
         self._unrecorded = 0
         self._recorded = 0
+        self._untold = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._writing = False
         self._next_sign: asyncio.TimerHandle | None = None
@@ -138,10 +139,24 @@ class Reporter:
             self._next_sign.cancel()
 
     async def record(self, *items: Item) -> None:
-        """Returns when all of `items` are on record. Raises `ValueError` for one that is over the wire's bounds, before anything was sent."""
-        await self._has_room()
+        """Returns when all of `items` are on record. Raises `ValueError` for one that is over the wire's bounds, before anything was sent.
+
+        Who is cancelled while he waits for room has them sent all the same: what was to be told has happened.
+        """
+        try:
+            await self._has_room()
+        except asyncio.CancelledError:
+            for item in items:
+                self._post_if_there_is_memory(item)
+            raise
         for future in [self.post(item) for item in items]:
             await future
+
+    def _post_if_there_is_memory(self, item: Item) -> None:
+        try:
+            self.post(item)
+        except MemoryError:
+            self._untold += 1
 
     def post(self, item: Item) -> asyncio.Future[Any]:
         """Sends one without waiting: for what nothing depends on (the end of a connection that is already cut). The future is done when it is on record.
@@ -172,15 +187,15 @@ class Reporter:
     async def end(self, untold: int, until: float) -> None:
         """The last word, behind all that was posted; it has left when this returns. `untold`: how much that was in progress is in no event.
 
-        What has not left by `until` (the loop's time) is left out, and counted among it.
+        What has not left by `until` (the loop's time) is left out, and counted among it; so is who still waits for room.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._all_sent.wait()
         begun = list(itertools.takewhile(lambda queued: not queued[0], self._queue))
-        untold += sum(begins for begins, _ in self._queue)
+        untold += sum(begins for begins, _ in self._queue) + sum(not future.done() for future in self._room)
         self._queue = deque(begun)
-        self.post(Item(ENDED, {"untold": untold}))
+        self.post(Item(ENDED, {"untold": untold + self._untold}))
         self._is_over = True
         await self._all_sent.wait()
 

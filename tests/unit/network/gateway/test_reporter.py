@@ -153,6 +153,27 @@ def test_what_has_not_left_in_time_is_counted() -> None:
     asyncio.run(scene())
 
 
+def test_who_is_cut_while_he_waits_for_room_is_told_of() -> None:
+    """What he had to tell goes up all the same, once; who still waits at the end is counted."""
+
+    async def scene() -> None:
+        with pair() as (here, there):
+            bounds = {"unrecorded_bytes": 100, "alive_every_s": 60}
+            async with reporting(here, **bounds) as reporter, asyncio.TaskGroup() as group:
+                reporter.post(item(0, 200))
+                cut, waiting = (group.create_task(reporter.record(item(number))) for number in (1, 2))
+                await asyncio.sleep(0)
+                cut.cancel()
+                await asyncio.wait([cut])
+                assert cut.cancelled()
+                await reporter.end(0, asyncio.get_running_loop().time() + 30)
+                told, ended = await until_ended(there)
+                assert ([said.data["what"] for said in told], ended.untold) == (["0", "1"], 1)
+                waiting.cancel()
+
+    asyncio.run(scene())
+
+
 def test_signs_of_life_come_by_themselves_one_at_a_time() -> None:
     """As long as the loop turns; the next only when the last has been heard."""
 
