@@ -175,7 +175,6 @@ HELD_ELSEWHERE = {
             "making",
             "nft",
             "processes",
-            "range",
             "reader_process",
             "syscalls",
             "watch",

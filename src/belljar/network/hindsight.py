@@ -16,7 +16,7 @@ from belljar.network import conversations
 from belljar.network.budget import Budget
 from belljar.network.conversations import Conversation, End, Listener, read_segments
 from belljar.network.exchanges import NO_HTTP, NOT_FURTHER, Exchange, Rest, SeenBody, exchanges
-from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, shown_headers
+from belljar.network.gateway.tally import MAX_SHOWN_HEADERS, MAX_SHOWN_URL_CHARS, shown_headers
 from belljar.network.packets import sent_frames
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -217,7 +217,9 @@ def _answered(
 
 
 def _headers(headers: tuple[tuple[bytes, bytes], ...]) -> dict[str, JsonValue]:
-    pairs, dropped = shown_headers(headers)
+    # A trailer may have very many, and to look at each costs the reader's time.
+    pairs, _ = shown_headers(headers[:MAX_SHOWN_HEADERS])
+    dropped = len(headers) - len(pairs)
     return {"headers": pairs, **({"dropped_headers": dropped} if dropped else {})}
 
 
