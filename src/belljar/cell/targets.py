@@ -137,7 +137,7 @@ async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, 
         output = await cell.exec(argv, timeout_s=min(timeout_s, left_s))
         if output.success:
             return
-        last, tries = _words(output), tries + 1
+        last, tries = _last_line(output), tries + 1
         await anyio.sleep(interval_s)
     said = await _log(cell, log)
     raise _failed(stand_in, cell, f"it did not become healthy in {tries} tries: {last or 'the check failed'}{said}")
@@ -170,6 +170,13 @@ def _words(output: ExecOutput) -> str:
         return "it took too long"
     text = output.why_not_started or (output.stderr or output.stdout).decode("utf-8", "replace").strip()
     return printable(text, max_chars=300) or f"status {output.returncode}"
+
+
+def _last_line(output: ExecOutput) -> str:
+    """What a check said last: a client's progress meter stands before it, and would leave no room for the program's own words."""
+    said = (output.stderr.strip() or output.stdout.strip()).decode("utf-8", "replace")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return printable(lines[-1], max_chars=300) if lines and not output.timed_out else _words(output)
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:

@@ -130,8 +130,8 @@ def _flows(found: RangeFindings) -> Iterator[str]:
             sum(counts) for counts in zip(*((f.packets, f.to.times, f.probed, f.again) for f in stopped), strict=True)
         )
         yield (
-            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places first tried while Belljar probed a cell, most likely its own; "
-            f"{again} known by number alone, to places tried before, as the probes at the end do, or beyond a hundred places"
+            f"{packets} packet(s) refused or dropped: {listed} listed above; {probed} to places first tried while Belljar probed a cell, most likely by its probes; "
+            f"{again} known by number alone, as they went where others had gone before (so do the probes at the end) or beyond a hundred places"
         )
 
 

@@ -174,7 +174,7 @@ def _cells(row: Row) -> list[tuple[str, str]]:
         ("in", format_size(row.bytes_in)),
         ("out", format_size(row.bytes_out)),
         ("time", format_duration(row.lasted_s)),
-        ("destroyed", "proven" if row.destroyed else "NOT PROVEN"),
+        ("destroyed", "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN"),
         ("note", "; ".join((*row.reasons, *transcript.notes))),
     ]
 
@@ -196,7 +196,8 @@ def remarks(findings: RunFindings) -> list[str]:
     if lines:
         lines.insert(0, "\nOn record in the ledger, but not in the transcript:")
     lines += [
-        f"stray cell {cell.cell_id}: sample {printable(cell.sample) or '-'}, no sample in the log"
+        f"stray cell {cell.cell_id}: "
+        + (f"sample {printable(cell.sample)} is not in the log" if cell.sample else "no sample began in it")
         for cell in findings.strays
         if not cell.is_spare
     ]

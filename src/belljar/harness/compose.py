@@ -7,8 +7,9 @@ socket) is refused by name; so is what a cell would silently not do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from belljar.harness.compose_health import read_health
@@ -73,6 +74,13 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
+    _all_at_once(
+        [
+            *(partial(read_service, name, service) for name, service in services.items()),
+            partial(directories_of, services, compose.get("volumes")),
+            partial(read_networks, services, compose.get("networks")),
+        ]
+    )
     directories = directories_of(services, compose.get("volumes"))
     read = {name: _read_one(name, services[name], directories[name]) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
@@ -90,6 +98,18 @@ def _read(compose: Mapping[str, Any]) -> Composed:
         is_apart=services[default].get("network_mode") == "none",
         notes=tuple(dict.fromkeys([*notes, *_without_effect(read)])),
     )
+
+
+def _all_at_once(readings: Iterable[Callable[[], object]]) -> None:
+    """Raises one `CannotKeepError` for all that these refuse: who mends a file wants to do it once."""
+    refused: list[CannotKeepError] = []
+    for read in readings:
+        try:
+            read()
+        except CannotKeepError as error:
+            refused.append(error)
+    if refused:
+        raise CannotKeepError("; ".join(map(str, refused)), mend=refused[0].mend if len(refused) == 1 else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             warm_cells(session, size=request.warm, expected=expected),
         ):
             session.stop = _interrupt
-            interrupted = _invoke(context, tasks, run, quiet=request.quiet)
+            interrupted = _invoke(context, tasks, session, run, quiet=request.quiet)
             session.stop = None
         if session.refusal is not None:
             raise session.refusal
@@ -264,9 +264,9 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def _invoke(context: click.Context, tasks: list[Task], run: RunDirectory, *, quiet: bool) -> bool:
-    """Hand the tasks to Inspect's `eval` command; True when a person interrupted it. Its errors are told; what ran
-    until then is on record.
+def _invoke(context: click.Context, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool) -> bool:
+    """Hand the tasks to Inspect's `eval` command; True when a person interrupted it. Its errors are told, but not a refusal of ours, which
+    `run_evaluation` raises; what ran until then is on record.
     """
     context.params |= {"tasks": tuple(tasks), "log_dir": str(run.inspect_log_dir), "t": (), "task_config": None}
     if not _was_given(context, "display"):
@@ -277,7 +277,8 @@ def _invoke(context: click.Context, tasks: list[Task], run: RunDirectory, *, qui
         with _standard_output_to_error() if quiet else contextlib.nullcontext():
             context.command.invoke(context)
     except PrerequisiteError as error:
-        say(f"belljar: inspect: {_plain(error.message)}")
+        if session.refusal is None:
+            say(f"belljar: inspect: {_plain(error.message)}")
     except (KeyboardInterrupt, click.Abort):
         return True
     except Exception as error:  # noqa: BLE001 - whatever ends the evaluation, its record is closed and judged

@@ -239,7 +239,7 @@ class Range:
         except BaseException as exc:
             self._record_failed(exc)
             raise
-        duration_ms = (time.monotonic() - self._began) * 1000
+        duration_ms = round((time.monotonic() - self._began) * 1000, 1)
         data: dict[str, JsonValue] = {"range": self.id, "duration_ms": duration_ms, "timings_ms": self.timings_ms}
         self._recorder.record(Event(kind=Kind.RANGE_OPENED, data=data))
 

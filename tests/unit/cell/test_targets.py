@@ -82,8 +82,8 @@ def test_an_apps_directory_is_no_file_to_copy(tmp_path: Path) -> None:
 class Machine:
     """A cell in which only programs called `ends` and `ask` come to an end, with this status."""
 
-    def __init__(self, status: int) -> None:
-        self.id, self.status = "x", status
+    def __init__(self, status: int, says: bytes = b"no such table") -> None:
+        self.id, self.status, self.says = "x", status, says
         self.image_entrypoint, self.image_command = ("/enter",), ("/enter", "serve")
         self.ran: list[tuple[list[str], float | None]] = []
 
@@ -92,12 +92,14 @@ class Machine:
         words = list(argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv)
         self.ran.append((words, timeout_s))
         code = self.status if words[0] in ("ends", "ask") else 0
-        return ExecOutput(returncode=code, code=code, stdout=b"/log\n", stderr=b"no such table")
+        return ExecOutput(returncode=code, code=code, stdout=b"/log\n", stderr=self.says)
 
 
-async def served(settings: Mapping[str, Any], *, status: int = 0) -> list[tuple[list[str], float | None]]:
+async def served(
+    settings: Mapping[str, Any], *, status: int = 0, says: bytes = b"no such table"
+) -> list[tuple[list[str], float | None]]:
     """What ran in a target cell of these settings, and for how long it might."""
-    machine = Machine(status)
+    machine = Machine(status, says)
     await serve(machine, StandInPlan(id="shop", kind="cell", names=(), ports=(), settings=settings))  # type: ignore[arg-type]
     return machine.ran
 
@@ -139,6 +141,17 @@ async def test_tries_within_a_time() -> None:
     assert timeout_s <= 200.0
     with pytest.raises(CellError, match=r"healthy in \d tries: no such table"):
         await served({"command": ["mine"], "health": {**health, "within": 0.3}}, status=1)
+
+
+@pytest.mark.anyio
+async def test_what_an_unhealthy_target_s_check_said() -> None:
+    """Its last line alone, before the end of what the program wrote: a client's progress meter would take the place of both."""
+    health = {"command": ["ask"], "interval": 0.0, "timeout": 1.0, "retries": 2}
+    says = b"  % Total    % Received\r\n  0     0    0\r  0     0    0\rcurl: (7) nobody listens\n"
+    with pytest.raises(CellError, match=r"2 tries: curl: \(7\) nobody listens; its output ends with: /log"):
+        await served({"command": ["mine"], "health": health}, status=1, says=says)
+    with pytest.raises(CellError, match="2 tries: /log; its"):
+        await served({"command": ["mine"], "health": health}, status=1, says=b"\n")
 
 
 def test_only_a_target_has_a_cell(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from belljar.report.samples import RunFindings, as_json
 from belljar.units import printable
 
 STOPPED = (
-    "52 packet(s) refused or dropped: 1 listed above; 1 to places first tried while Belljar probed a cell, most likely its own; "
-    "50 known by number alone, to places tried before, as the probes at the end do, or beyond a hundred places"
+    "52 packet(s) refused or dropped: 1 listed above; 1 to places first tried while Belljar probed a cell, most likely by its probes; "
+    "50 known by number alone, as they went where others had gone before (so do the probes at the end) or beyond a hundred places"
 )
 
 

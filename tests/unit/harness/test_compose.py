@@ -109,6 +109,19 @@ def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
     assert read_compose({**two(), "x-anything": {"a": 1}, "version": "3.8", "name": "n"}).network
 
 
+def test_all_that_is_refused_is_told_at_once() -> None:
+    """Of every service, and of volumes and networks too; each by its name."""
+    file = two(privileged=True, network_mode="host", volumes=["/var/run/docker.sock:/var/run/docker.sock"])
+    file["services"]["default"] |= {"devices": ["/dev/kvm"]}
+    file["networks"] = {"lan": {"external": True}}
+    with pytest.raises(CannotKeepError) as refused:
+        read_compose(file)
+    said = str(refused.value)
+    assert said.count("service shop asks for") == 2
+    for word in ("network_mode", "privileged", "volumes", "service default asks for devices", "external"):
+        assert word in said
+
+
 def test_what_has_no_effect_is_said_once() -> None:
     """One sentence for all services."""
     file = two(labels={"a": "b"}, stop_grace_period="1s")

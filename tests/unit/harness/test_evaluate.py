@@ -168,12 +168,15 @@ def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> N
     assert not cells.opened
 
 
-def test_a_host_that_cannot_is_told_and_recorded(task_file: str, tmp_path: Path) -> None:
-    """The error of the plan is the error of the run, and the run directory is sealed with it."""
+def test_a_host_that_cannot_is_told_and_recorded(
+    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error of the plan is the error of the run, which alone tells it, and the run directory is sealed with it."""
     cells = RecordedCells()
     cells.prepare_error = HostError("no virtualisation here", mend="use another host")
     with pytest.raises(HostError, match="no virtualisation"):
         run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
+    assert "belljar: inspect:" not in capsys.readouterr().err
     (sealed,) = (tmp_path / "home" / "runs").iterdir()
     assert verify(sealed).ok(strict=True)
 

@@ -52,6 +52,20 @@ def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]
     assert "\x1b" not in shown
 
 
+def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    """As when its range's target does not get healthy: there is no destruction to prove, and the cells that were begun for it are told as nobody's."""
+    failed = Transcript(task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve")
+    begun = CellFindings(cell_id="c-1", destroyed=True, clean=True)
+    left = CellFindings(cell_id="c-2", uuid="other", sample="gone", destroyed=True, clean=True)
+    found = find_rows([failed], {"c-1": begun, "c-2": left})
+    show(RunOutcome(findings=found, run_id="r", path=Path("/runs/r"), exit_code=1))
+    shown = capsys.readouterr().out
+    assert "NOT PROVEN" not in shown
+    assert "stray cell c-1: no sample began in it" in shown
+    assert "stray cell c-2: sample gone is not in the log" in shown
+    assert found.exit_code == 1
+
+
 def test_the_summary_says_emulated() -> None:
     """Without hardware virtualisation the last line says so."""
     assert "emulated" in summary(findings("x"))
