@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 from tests.integration.processes import wait_for
 
-from belljar.errors import CellError, HostError
-from belljar.network import datagrams
+from belljar.errors import CellError, HostError, LedgerError
+from belljar.events import Event, Kind, MemoryRecorder
+from belljar.network import datagrams, processes
 from belljar.network.processes import Zygote, shared_zygote, started_zygote
+from belljar.network.range import open_range
+from belljar.plan.addresses import lay_out
+from belljar.plan.network import NetworkPlan
 
 _GATEWAY = "tests.integration.plain_gateway:serve"
 
@@ -104,3 +108,24 @@ def test_one_that_nobody_waited_for_ends_at_once(tmp_path: Path) -> None:
     with started_zygote(tmp_path, _GATEWAY) as ahead:
         pass
     assert ahead._process.returncode == -signal.SIGKILL
+
+
+class Full(MemoryRecorder):
+    """A ledger that has no room for a range's end."""
+
+    def record(self, event: Event) -> int:
+        """All else."""
+        if event.kind is Kind.RANGE_DESTROYING:
+            raise LedgerError("no room")
+        return super().record(event)
+
+
+@pytest.mark.anyio
+async def test_a_range_whose_end_can_not_be_recorded_leaves_none(tmp_path: Path) -> None:
+    """It is ended all the same with the last range."""
+    network = NetworkPlan()
+    layout = lay_out(network, ["agent"], random_bytes=bytes(16), avoid=[])
+    with pytest.raises(LedgerError):
+        async with open_range(network, layout, recorder=Full(), home=tmp_path, directory=tmp_path / "none"):
+            pass
+    assert not [home for _, home, _ in processes._running if home == tmp_path]

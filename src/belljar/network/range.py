@@ -102,8 +102,10 @@ async def open_range(
         yield made
     finally:
         with anyio.CancelScope(shield=True):
-            await made.destroy()
-            await anyio.to_thread.run_sync(made.leave_zygote)
+            try:
+                await made.destroy()
+            finally:
+                await anyio.to_thread.run_sync(made.leave_zygote)
 
 
 class Range:
