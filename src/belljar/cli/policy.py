@@ -66,7 +66,7 @@ def _network(policy: Policy) -> str:
         return "none"
     real = ", ".join(upstream.host for upstream in network.upstreams)
     said = (
-        f"{len(network.stand_ins)} stand-ins",
+        f"{len(network.stand_ins)} stand-in{'' if len(network.stand_ins) == 1 else 's'}",
         "unknown names simulated" if network.default.value == "simulate" else "unknown names don't exist",
         *(("a sink",) if network.sink else ()),
         *((click.style(f"REAL: {real}", fg="red", bold=True),) if real else ()),

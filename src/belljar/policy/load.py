@@ -277,7 +277,8 @@ def _network_problems(network: Network, tree: Tree, base: Path | None) -> Iterat
                 _check_own(base, item, own_field, own)
         except (OSError, ValueError) as exc:
             path: yaml_tree.Path = ("network", "stand_ins", name, own_field)
-            message = f"{kinds.quoted(own)} can't be used: {_reason(exc)}; {_OWN_RULE}"
+            rule = "" if isinstance(exc, FileNotFoundError) else f"; {_OWN_RULE}"
+            message = f"{kinds.quoted(own)} can't be used: {_reason(exc)}{rule}"
             yield Problem(mark=yaml_tree.closest_mark(tree, path), field=yaml_tree.field_name(path), message=message)
 
 

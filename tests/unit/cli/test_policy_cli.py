@@ -89,7 +89,7 @@ def test_a_network_is_told_with_what_is_real(tmp_path: Path, capsys: pytest.Capt
     )
     assert run(["policy", "check", str(tmp_path / "net.yaml")]) == 0
     told = capsys.readouterr().out
-    assert "network (1 stand-ins, unknown names don't exist, a sink, " in told
+    assert "network (1 stand-in, unknown names don't exist, a sink, " in told
     assert "REAL: real.example" in told
     (tmp_path / "none.yaml").write_text(GOOD)
     assert run(["policy", "check", str(tmp_path / "none.yaml")]) == 0
