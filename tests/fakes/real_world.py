@@ -114,8 +114,8 @@ class _Server(http.server.ThreadingHTTPServer):
         self.told.connections += 1
         if self._context is not None:
             request = self._context.wrap_socket(request, server_side=True)
-        super().finish_request(request, client_address)
-        request.close()
+        with request:
+            super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the library's signature
         """A connection that was cut is what tests do."""

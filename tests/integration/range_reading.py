@@ -14,7 +14,7 @@ from typing import Any
 from tests.integration.range_driver import POUR, Scene, cell
 
 from belljar.events import MemoryRecorder
-from belljar.network import reading
+from belljar.network import datagrams, reading
 from belljar.network.making import PACKETS_BESIDE
 from belljar.network.packets import HEADER, records
 from belljar.network.processes import shared_zygote, wait_readable
@@ -100,6 +100,7 @@ def told(task: Task, home: Path) -> list[dict[str, Any]]:
 def look(task: Task, home: Path) -> dict[str, Any]:
     """At a reader in the midst of its work, since nobody takes in what it says."""
     with reading._started(task, home) as reader:
+        datagrams.send(reader.end, {"go": True})
         wait_readable([reader.end.fileno()], 60)
         proc = Path(f"/proc/{reader.child.process.pid}")
         status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)

@@ -281,8 +281,13 @@ class _Keeper:
     def _end_as_changed(self) -> NoReturn:
         """Rules have been changed: nothing passes from here on, not even while they are read back, and what has passed is in the packet record."""
         self._shut()
-        self._take_all()
-        self._look_at_rules()
+        try:
+            self._take_all()
+            self._look_at_rules()
+        except _Unheard:
+            raise
+        except (BelljarError, OSError) as exc:
+            self._end_if_changed([f"its rules were changed, and can't be read back: {_said(exc)}"])
         self._end_if_changed([_CHANGED_BACK])
         os._exit(1)
 

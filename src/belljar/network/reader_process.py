@@ -30,6 +30,8 @@ def run_reader(fds: list[int], parent: int) -> NoReturn:
     for standard in (1, 2):  # the zygote's are shared with all its children
         os.dup2(fds[2], standard)
     os.close(fds[2])
+    if datagrams.receive(owner) != ({"go": True}, []):
+        raise ValueError("the owner has not said go")
     document = datagrams.from_file(fds[1])
     processor_s, uid = int(document["processor_s"]), document["uid"]
     resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s + _GRACE_S))

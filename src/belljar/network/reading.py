@@ -41,6 +41,9 @@ MAX_LIMITS: Final = 20
 _MAX_LIMIT_BYTES: Final = 4 << 10
 LEAST_PROCESSOR_S: Final = 20
 MOST_PROCESSOR_S: Final = 120
+LEAST_MEMORY_BYTES: Final = 512 << 20
+MOST_MEMORY_BYTES: Final = 2 << 30
+_MEMORY_A_BYTE: Final = 4
 _BYTES_A_SECOND: Final = 6 << 20
 _PATIENCE: Final = 6
 """How many seconds may pass for each of the processor's: a host has other work."""
@@ -67,7 +70,7 @@ class Task:
     budget: Budget
     lost_packets: int = 0
     processor_s: int = LEAST_PROCESSOR_S
-    memory_bytes: int = 512 << 20
+    memory_bytes: int = LEAST_MEMORY_BYTES
     """Beside what the fork gave it: of 64 MiB of packets it was seen to take 210 MiB at most."""
 
     @classmethod
@@ -80,7 +83,9 @@ class Task:
         layout: RangeLayout,
         network: NetworkPlan,
     ) -> Task:
-        """With what a range counted until its end; 20 s of the processor, for more than 120 MiB one for each 6 MiB, at most 120. Raises `OSError`."""
+        """With what a range counted until its end; 20 s of the processor, for more than 120 MiB one for each 6 MiB, at most 120; 512 MiB, for
+        more than 128 MiB four times as much, at most 2 GiB. Raises `OSError`.
+        """
         spent = replace(
             Budget.of(network.bounds.recorded_bytes),
             spent_bytes=counters.get("recorded_bytes", 0),
@@ -97,6 +102,7 @@ class Task:
             budget=spent,
             lost_packets=lost,
             processor_s=max(LEAST_PROCESSOR_S, min(MOST_PROCESSOR_S, size // _BYTES_A_SECOND)),
+            memory_bytes=max(LEAST_MEMORY_BYTES, min(MOST_MEMORY_BYTES, size * _MEMORY_A_BYTE)),
         )
 
     def to_json(self, uid: int | None) -> dict[str, Any]:
@@ -157,6 +163,7 @@ def _read(task: Task, home: Path, recorder: Recorder) -> str:
             said = exc.what if isinstance(exc, BelljarError) else str(exc)
             return f"it has no reader: {printable(said, max_chars=500)}"
         try:
+            datagrams.send(reader.end, {"go": True})
             return take_in(reader.end, Taker(task, recorder), patience_s=task.processor_s * _PATIENCE)
         except datagrams.Closed:
             return reader.how_ended()
@@ -168,12 +175,7 @@ def take_in(end: socket.socket, taker: Taker, *, patience_s: float) -> str:
     while not taker.is_done:
         if not wait_readable([end.fileno()], max(0.0, give_up - time.monotonic())):
             return f"its reader took more than {patience_s:.0f} s"
-        try:
-            datagram = end.recv(MAX_DATAGRAM_BYTES + 1)
-        except ConnectionError as exc:
-            raise datagrams.Closed from exc
-        if not datagram:
-            raise datagrams.Closed
+        datagram = datagrams.receive_bytes(end, MAX_DATAGRAM_BYTES + 1)
         try:
             taker.take(datagram)
         except WireViolation as exc:
@@ -229,7 +231,7 @@ class Taker:
 
 @contextmanager
 def _started(task: Task, home: Path) -> Iterator[_Reader]:
-    """A reader at work; it has ended when the block is left. Raises `BelljarError`, `OSError`."""
+    """A reader that waits for `go`; it has ended when the block is left. Raises `BelljarError`, `OSError`."""
     with ExitStack() as stack:
         held = stack.enter_context(hold_identity(home))
         zygote = stack.enter_context(shared_zygote(home))

@@ -22,6 +22,9 @@ _HINDSIGHT: Final = "hindsight_"
 _PACKETS: Final = "packets"
 _READER: Final = "reader"
 """Whoever read it ended before the record did: its effect says why."""
+_READER_ENDED: Final = "what cells said to each other: {}"
+"""Evidence that is missing: what a cell sends may be why nobody reads the rest."""
+_MAX_EFFECT_CHARS: Final = 600
 _COUNTED_LOST: Final = {
     "packets_not_recorded": "{} packet(s) are in no packet record",
     "logs_lost": "{} refused or allowed packet(s) are in no event",
@@ -89,7 +92,8 @@ class Flow:
 class RangeFindings:
     """One range. `cells`: the names of its cells by their ids. `failed`: what it died of, by class and reason. `limits`: how often its gateway's and its record's
     limits were hit. `packets`: where its packet record is, in the run directory. `requests` are the gateway's; `talk` is what cells asked of each other, read out of the
-    packet record when the range had ended, and `left_out` what was not read of it or not told, but is there; `unread_packets` were overwritten before.
+    packet record when the range had ended, and `left_out` what was not read of it or not told, but is there; `unread_packets` were overwritten before;
+    `reader_ended`: why it was not read to its end.
     """
 
     range_id: str
@@ -99,6 +103,7 @@ class RangeFindings:
     talk: Requests = field(default_factory=Requests)
     left_out: Told = field(default_factory=Told)
     unread_packets: int = 0
+    reader_ended: str = ""
     flows: dict[tuple[str, str, str, str, bool], Flow] = field(default_factory=dict)
     names_found: Told = field(default_factory=Told)
     names_refused: Told = field(default_factory=Told)
@@ -142,7 +147,9 @@ class RangeFindings:
         """What its record should have and has not. What a bound left out of one record and another has is not lost."""
         lost = [said.format(self.counters[name]) for name, said in _COUNTED_LOST.items() if self.counters.get(name)]
         overwritten = self.unread_packets - self.counters.get("packets_not_recorded", 0)
-        return [*lost, _UNREAD.format(overwritten)] if overwritten > 0 else lost
+        unread = [_UNREAD.format(overwritten)] if overwritten > 0 else []
+        ended = [_READER_ENDED.format(self.reader_ended)] if self.reader_ended else []
+        return [*lost, *unread, *ended]
 
     def name_places(self) -> None:
         """Tell each place by the names that were asked for, now that all are known."""
@@ -235,8 +242,10 @@ def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:
         found.limits.add(limit, _times(data))
     elif (what := limit.removeprefix(_HINDSIGHT)) == _PACKETS:
         found.unread_packets += _times(data)
+    elif what == _READER:
+        found.reader_ended = printable(str(data.get("effect")), max_chars=_MAX_EFFECT_CHARS)
     else:
-        found.left_out.add(str(data.get("effect")) if what == _READER else what.replace("_", " "), _times(data))
+        found.left_out.add(what.replace("_", " "), _times(data))
 
 
 def _add_flow(found: RangeFindings, data: Mapping[str, Any]) -> None:

@@ -62,7 +62,6 @@ def test_how_a_request_is_known_is_told() -> None:
             line(Kind.NETWORK_HTTP_ANSWERED, **ANSWER, hindsight=True),
             line(Kind.NETWORK_FLOW, **{**segment, "count": 7}, hindsight=True),
             line(Kind.LIMIT_HIT, limit="hindsight_bytes", value=1, count=3, hindsight=True),
-            line(Kind.LIMIT_HIT, limit="hindsight_reader", value=1, effect="not read further: it died", hindsight=True),
         )
     )
     assert findings.rows[0].verdict is Verdict.CONTAINED
@@ -71,7 +70,7 @@ def test_how_a_request_is_known_is_told() -> None:
         "  1 request(s) and connection(s) between cells, read out of the packet record afterwards:",
         "  06:43:08.250  default  GET     http://shop.example/  200     0 B → 412 B       allowed, ambiguous  shop",
         "  ambiguous: the sender said two things in one place, or what a receiver may take or not; what was said first is told",
-        "  not read or not told of what cells said to each other, and in the packet record alone: bytes ×3, not read further: it died",
+        "  not read or not told of what cells said to each other, and in the packet record alone: bytes ×3",
         "  allowed: tcp packets of default to 10.0.0.9:80 (outside of any connection that is known)",
         "  allowed: tcp packets of default to 10.0.0.9:80 ×7 (outside of any connection that is known, counted in the packet record afterwards)",
     ):
@@ -80,7 +79,7 @@ def test_how_a_request_is_known_is_told() -> None:
     assert [(each["hindsight"], each["ambiguous"]) for each in shown["requests"]] == [(False, False), (True, True)]
     counts = ("requests_in_all", "requests_in_hindsight", "requests_ambiguous")
     assert [shown[name] for name in counts] == [2, 1, 1]
-    assert shown["left_out"]["named"] == {"bytes": 3, "not read further: it died": 1}
+    assert shown["left_out"]["named"] == {"bytes": 3}
 
 
 def test_the_rules_words_are_explained() -> None:

@@ -65,6 +65,14 @@ def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_record
     assert all(word in reason for word, reason in zip(said, row.reasons, strict=True))
 
 
+def test_a_reader_that_was_felled_voids_the_sample() -> None:
+    """What a cell sent may be why: then it has hidden what else was said."""
+    limit = {"limit": "hindsight_reader", "value": 20, "hindsight": True, "effect": "not read further: it died"}
+    (row,) = judged(story(line(Kind.LIMIT_HIT, **limit))).rows
+    assert row.verdict is Verdict.VOID
+    assert any("what cells said to each other: not read further: it died" in reason for reason in row.reasons)
+
+
 def test_an_address_has_all_names_that_led_to_it() -> None:
     """As a catch-all's has: in a connection, and among what was let through or refused, whenever they were asked for."""
     names = ("a.example", "A.example.", "b.example", "c.example", "d.example")

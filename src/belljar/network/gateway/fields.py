@@ -11,10 +11,18 @@ from typing import Final
 
 from h11 import _abnf, _readers
 
+from belljar.errors import HostError
+
 _BLANKS: Final = r"[ \t]*"
 
 
 def give_no_blank_back() -> None:
-    """For every h11 of this process. Trailers are matched by the same expression."""
+    """For every h11 of this process. Trailers are matched by the same expression. Raises `HostError` for an h11 that has another."""
+    if _BLANKS not in _abnf.header_field:
+        raise HostError(
+            "the installed h11 reads header fields in a way that is not known here",
+            where="network",
+            mend="install belljar's extra `network` anew",
+        )
     expression = _abnf.header_field.replace(_BLANKS, f"{_BLANKS}+")
     _readers.header_field_re = re.compile(expression.encode("ascii"))

@@ -33,6 +33,7 @@ PRELOAD: Final = (
     "dulwich.object_store",
     "dulwich.refs",
     "encodings.cp437",
+    "encodings.utf_8_sig",
     "mmap",
     "zstandard",
     "jsonschema",
