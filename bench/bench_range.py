@@ -65,10 +65,11 @@ async def measure(rounds: int, serve: str) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {
         name: [] for name in ("start_ms", "attach_ms", "destroy_ms", "private_mib", "pss_mib", "added_mib")
     }
-    with tempfile.TemporaryDirectory() as folder, _cell() as pid:
+    with tempfile.TemporaryDirectory() as folder:
         async with _range(Path(folder), serve) as first:
             for _ in range(rounds):
-                await _round(Path(folder), serve, pid, figures, first)
+                with _cell() as pid:  # the kernel takes away a range's ports in its own time
+                    await _round(Path(folder), serve, pid, figures, first)
     return figures
 
 
