@@ -14,6 +14,7 @@ from belljar.units import format_size, printable
 
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
+_PROJECT: Final = re.compile(r"[a-z0-9_-]")
 MAX_BYTES: Final = 128 << 10
 
 
@@ -40,7 +41,10 @@ def as_document(config: BaseModel) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A compose file, parsed. Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or what `compose_yaml` refuses."""
+    """A compose file, parsed, with names for what it builds (`name_built`).
+
+    Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or what `compose_yaml` refuses.
+    """
     from belljar.harness.compose_yaml import NotReadError, read_yaml
 
     where = printable(str(path))
@@ -55,7 +59,25 @@ def read_document(path: Path) -> dict[str, Any]:
         raise _refused(f"can't be read: {printable(str(error), max_chars=300)}", where) from error
     if not isinstance(parsed, dict):
         raise _refused("is not a compose file", where)
-    return parsed
+    return name_built(parsed, path.resolve().parent.name)
+
+
+def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
+    """The same, where a service that has `build` and no `image` has the image that `docker compose build` makes of it: `PROJECT-SERVICE`. Pure.
+
+    Source: compose-spec 04-version-and-name.md and build.md; compose-go's `NormalizeProjectName` and compose's `GetImageNameOrDefault`.
+    """
+    services = document.get("services")
+    name = document.get("name") or directory
+    if not isinstance(services, dict) or not isinstance(name, str) or "$" in name:
+        return document
+    project = "".join(_PROJECT.findall(name.lower())).lstrip("_-")
+    named = {
+        service: {**fields, "image": f"{project}-{service}"}
+        for service, fields in services.items()
+        if project and isinstance(fields, dict) and fields.get("build") is not None and not fields.get("image")
+    }
+    return {**document, "services": {**services, **named}}
 
 
 def _refused(what: str, where: str) -> PolicyError:

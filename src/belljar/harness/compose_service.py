@@ -29,6 +29,13 @@ from belljar.units import printable
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
 """Images that only mean *some ordinary Linux with the usual tools*: the default image is one."""
+RUNTIMES: Final = frozenset(
+    {
+        *("runc", "crun", "youki", "runsc", "kata", "kata-runtime"),
+        *(f"io.containerd.{name}" for name in ("runc.v2", "runsc.v1", "kata.v2")),
+    }
+)
+"""Whose only meaning is how strongly a container is isolated."""
 _NO_NEW_PRIVILEGES: Final = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
 _MEND_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
 
@@ -54,7 +61,7 @@ def read_service(name: str, service: Mapping[str, Any]) -> Taken:
         if value is None or key in ELSEWHERE or key.startswith("x-"):
             continue
         if not _take(key, value, taken):
-            refused[key] = REFUSED.get(key, "" if key in KEYS else "no key of Compose's")
+            refused[key] = {**REFUSED, **_OTHERWISE}.get(key, "" if key in KEYS else "no key of Compose's")
     if "build" in service and text(service.get("image") or "").removesuffix(":latest") in STAND_INS:
         raise CannotKeepError(f"{_asks(name, ['build'])}: a cell does not build images", mend=_MEND_BUILD)
     if refused:
@@ -92,7 +99,7 @@ def _image(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
 
 def _build(_value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     taken.notes.append(
-        "nothing is built: a compose service that has `build` and `image` gets the image of that name from the store"
+        "nothing is built: a compose service that has `build` gets from the store the image of its `image`, or of the name that `docker compose build` would give it"
     )
     return True
 
@@ -204,6 +211,12 @@ def _platform(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     return text(value).startswith("linux")
 
 
+def _runtime(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """One that a container's host may have: a cell's walls are no file's to choose, stronger or weaker."""
+    taken.notes.append("how a cell is isolated is its policy's to say, whatever `runtime` says")
+    return value in RUNTIMES
+
+
 def _one(value: Any) -> bool:  # noqa: ANN401 - YAML
     return text(value) == "1"
 
@@ -244,6 +257,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "tmpfs": _tmpfs,
     "shm_size": _shm_size,
     "ulimits": _ulimits,
+    "runtime": _runtime,
 }
 ELSEWHERE: Final = frozenset(
     {"depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
@@ -279,7 +293,7 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("privileged", "devices", "device_cgroup_rules", "gpus", "pid", "userns_mode", "uts", "use_api_socket"), _HOST
     ),
-    **dict.fromkeys(("cgroup", "cgroup_parent", "runtime", "isolation", "credential_spec", "storage_opt"), _HOST),
+    **dict.fromkeys(("cgroup", "cgroup_parent", "isolation", "credential_spec", "storage_opt"), _HOST),
     **dict.fromkeys(("cap_add", "security_opt", "sysctls"), "the walls of a cell are the policy's alone"),
     **dict.fromkeys(("ipc", "volumes_from", "external_links"), _OTHER),
     **dict.fromkeys(("env_file", "configs", "secrets"), _FILES),
@@ -294,6 +308,11 @@ REFUSED: Final[Mapping[str, str]] = {
     "scale": "each service is one cell",
 }
 """Why, for the operator. Keys that are in `TRUE_ANYWAY` too are refused for other values."""
+_OTHERWISE: Final[Mapping[str, str]] = {
+    "deploy": "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not to be had",
+    "runtime": _HOST,
+}
+"""Why some values of keys that are taken are refused."""
 KEYS: Final = frozenset({*TAKEN, *ELSEWHERE, *TRUE_ANYWAY, *WITHOUT_EFFECT, *REFUSED})
 
 

@@ -87,3 +87,28 @@ def test_no_pipe_and_no_device_is_waited_for(tmp_path: Path) -> None:
             read_document(path)
     with pytest.raises(PolicyError, match="No such file"):
         read_document(tmp_path / "none.yaml")
+
+
+def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
+    """The one under which it is found where it was built: by the file's name or its directory's. What has a name, and what is not built, stays."""
+    path = tmp_path / "_My.Task 2" / "compose.yaml"
+    path.parent.mkdir()
+    services = "services: {default: {build: .}, web: {build: {context: w}, image: mine}, db: {image: postgres}}\n"
+    for name, project in (("", "mytask2"), ("name: Other\n", "other")):
+        path.write_text(name + services)
+        found = read_document(path)["services"]
+        assert [found[each].get("image") for each in ("default", "web", "db")] == [
+            f"{project}-default",
+            "mine",
+            "postgres",
+        ]
+        assert found["default"]["build"] == "."
+
+
+@pytest.mark.parametrize(
+    "text", ["services: [1]", "services: {a: 1}", "name: ${X}\nservices: {a: {build: .}}", "name: 7\nx: 1"]
+)
+def test_what_has_no_name_of_its_own_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    """It is judged later."""
+    (tmp_path / "compose.yaml").write_text(text)
+    assert "image" not in str(read_document(tmp_path / "compose.yaml"))

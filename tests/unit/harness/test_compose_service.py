@@ -11,7 +11,16 @@ from tests.unit.harness.test_compose import shop, two
 
 from belljar.harness import compose_service
 from belljar.harness.compose import CannotKeepError, read_compose
-from belljar.harness.compose_service import ELSEWHERE, KEYS, REFUSED, TAKEN, TRUE_ANYWAY, WITHOUT_EFFECT, program_of
+from belljar.harness.compose_service import (
+    ELSEWHERE,
+    KEYS,
+    REFUSED,
+    RUNTIMES,
+    TAKEN,
+    TRUE_ANYWAY,
+    WITHOUT_EFFECT,
+    program_of,
+)
 
 # Every property of `definitions.service` in compose-spec's schema/compose-spec.json.
 COMPOSE = """
@@ -142,6 +151,19 @@ def test_an_image_is_never_built() -> None:
     assert "nothing is built" in read_compose(two(build=".")).notes[0]
 
 
+def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
+    """A runtime that means no more is said to be without effect; one that means devices is refused, as they are."""
+    assert [read_compose(two(runtime=name)).changes for name in sorted(RUNTIMES)] == [{"image": "agent"}] * len(
+        RUNTIMES
+    )
+    assert "whatever `runtime` says" in read_compose(two(runtime="runc")).notes[0]
+    with pytest.raises(CannotKeepError, match="runtime: it would open this host to the cell"):
+        read_compose(two(runtime="nvidia"))
+    devices = {"reservations": {"devices": [{"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}]}}
+    with pytest.raises(CannotKeepError, match="GPUs and other devices are not to be had"):
+        read_compose(two(deploy={"resources": devices}))
+
+
 def test_what_runs() -> None:
     """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out; lists as they are, text as a shell splits it."""
     assert program_of("x", {}) == {}
@@ -229,6 +251,7 @@ _SAID: dict[str, Any] = {
     "ulimits": {"nofile": 1024},
     "ports": ["80:80"],
     "restart": "always",
+    "runtime": "runsc",
 }
 _WIDER: dict[str, dict[str, Any]] = {"build": {"build": ".", "image": None}, "deploy": {"deploy": {"replicas": 2}}}
 
