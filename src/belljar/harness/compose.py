@@ -7,9 +7,9 @@ socket) is refused by name; so is what a cell would silently not do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from belljar.harness.compose_health import read_health
@@ -74,18 +74,19 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    _all_at_once(
-        [
-            *(partial(read_service, name, service) for name, service in services.items()),
-            partial(directories_of, services, compose.get("volumes")),
-            partial(read_networks, services, compose.get("networks")),
-        ]
-    )
-    directories = directories_of(services, compose.get("volumes"))
-    read = {name: _read_one(name, services[name], directories[name]) for name in order}
+    refused: list[CannotKeepError] = []
+    taken: dict[str, Taken] = {}
+    for name, service in services.items():
+        with _noting(refused):
+            taken[name] = read_service(name, service)
+    with _noting(refused):
+        directories = directories_of(services, compose.get("volumes"))
+    with _noting(refused):
+        joined = read_networks(services, compose.get("networks"))
+    _raise_all(refused)
+    read = {name: _read_one(name, services[name], taken[name], directories[name]) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
     check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
-    joined = read_networks(services, compose.get("networks"))
     own = read[default]
     notes += restart_notes(services)
     notes += [note for service in read.values() for note in service.taken.notes]
@@ -100,14 +101,17 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     )
 
 
-def _all_at_once(readings: Iterable[Callable[[], object]]) -> None:
-    """Raises one `CannotKeepError` for all that these refuse: who mends a file wants to do it once."""
-    refused: list[CannotKeepError] = []
-    for read in readings:
-        try:
-            read()
-        except CannotKeepError as error:
-            refused.append(error)
+@contextmanager
+def _noting(refused: list[CannotKeepError]) -> Iterator[None]:
+    """What is refused in the block is noted, for `_raise_all`."""
+    try:
+        yield
+    except CannotKeepError as error:
+        refused.append(error)
+
+
+def _raise_all(refused: Sequence[CannotKeepError]) -> None:
+    """One error for all: who mends a file wants to do it once."""
     if refused:
         raise CannotKeepError("; ".join(map(str, refused)), mend=refused[0].mend if len(refused) == 1 else "")
 
@@ -126,8 +130,7 @@ class _Service:
         return is_idle(self.program.get("arguments") or self.program.get("command") or ())
 
 
-def _read_one(name: str, service: Mapping[str, Any], directories: list[str]) -> _Service:
-    taken = read_service(name, service)
+def _read_one(name: str, service: Mapping[str, Any], taken: Taken, directories: list[str]) -> _Service:
     directories = [*directories, *tmpfs_of(service.get("tmpfs"))]
     made = [taken.words["workdir"], *directories] if "workdir" in taken.words else directories  # as Docker makes both
     program = program_of(name, service) | ({"directories": made} if made else {})
