@@ -65,6 +65,7 @@ class Kind(StrEnum):
     NETWORK_HTTP_ANSWERED = "network.http.answered"
     NETWORK_WEBSOCKET = "network.websocket"
     NETWORK_STREAM = "network.stream"
+    NETWORK_CONNECTION = "network.connection"
     NETWORK_ATTEMPT = "network.attempt"
     NETWORK_UPSTREAM = "network.upstream"
 

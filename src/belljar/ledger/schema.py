@@ -348,6 +348,24 @@ class _NetworkStream(_Judged):
     bytes: Count
 
 
+class _NetworkConnection(_Seen, _Reason):
+    """The bytes that a cell sent on one TCP connection to the gateway, all of them."""
+
+    connection: Count
+    address: str
+    port: Count
+    source_port: Count
+    phase: Literal["open", "closed"]
+    received_bytes: Count
+    recorded_bytes: Count
+    framing_bytes: Count
+    remainder_bytes: Count
+    missing_bytes: Count
+    unread_bytes: Count
+    eof: bool
+    accounted: bool
+
+
 class _NetworkAttempt(_Data):
     stand_in: str
     what: str
@@ -411,6 +429,7 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.NETWORK_HTTP_ANSWERED: _NetworkHttpAnswered,
     Kind.NETWORK_WEBSOCKET: _NetworkWebsocket,
     Kind.NETWORK_STREAM: _NetworkStream,
+    Kind.NETWORK_CONNECTION: _NetworkConnection,
     Kind.NETWORK_ATTEMPT: _NetworkAttempt,
     Kind.NETWORK_UPSTREAM: _NetworkUpstream,
 }

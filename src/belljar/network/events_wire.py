@@ -46,6 +46,7 @@ KINDS: Final = frozenset(
         Kind.NETWORK_HTTP_ANSWERED,
         Kind.NETWORK_WEBSOCKET,
         Kind.NETWORK_STREAM,
+        Kind.NETWORK_CONNECTION,
         Kind.NETWORK_ATTEMPT,
         Kind.LIMIT_HIT,
     }
