@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+import dns.edns
 import dns.message
 import dns.query
 import dns.rcode
@@ -75,6 +77,11 @@ def test_a_flood_of_queries_is_counted(gateway: Gateway) -> None:
     together = [item for item in said if item["answer"] == "TOO MANY"]
     assert together
     assert all(0 < len(item["names"]) <= 32 for item in together)
+    bodies = [event.bodies[0] for event in gateway.owner.events if event.data["answer"] == "TOO MANY"]
+    kept = b"".join(body.content for body in bodies)
+    for number in range(20, 200):  # each one is on record by its name, or whole in a body
+        label = f"n{number}"
+        assert any(item["name"].startswith(f"{label}.") for item in said) or label.encode() + b"\4evil" in kept
 
 
 def test_hostile_datagrams_change_nothing(gateway: Gateway) -> None:
@@ -92,6 +99,68 @@ def test_hostile_datagrams_change_nothing(gateway: Gateway) -> None:
     assert ask(gateway, "shop.example").answer
     malformed = next(event for event in gateway.owner.events if event.data["answer"] == "FORMERR")
     assert malformed.bodies[0].name == "query"
+
+
+def test_costly_messages_hold_nobody_up(gateway: Gateway) -> None:
+    """64 messages whose records each took a second to parse, over each transport: each is refused and on record, and another query is answered."""
+    records = b"\1a\xc0\x0c" + struct.pack("!HHIH", 2, 1, 0, 2) + b"\xc0\x0c"
+    name = b"\1a" * 120 + b"\0"
+    attack = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 85, 0) + name + b"\0\1\0\1" + records * 85
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _ in range(64):
+            sock.sendto(attack, (RESOLVER, gateway.ports["dns_udp"]))
+    with socket.create_connection((RESOLVER, gateway.ports["dns_tcp"]), timeout=20) as sock:
+        sock.sendall((struct.pack("!H", len(attack)) + attack) * 3)
+        assert len(read_all(sock)) == 3 * 14
+    assert ask(gateway, "shop.example").answer
+    refused = [event for event in gateway.owner.events if event.data["answer"] in {"FORMERR", "TOO MANY"}]
+    assert sum(event.bodies[0].total_bytes for event in refused) >= (64 + 3) * len(attack)
+
+
+@pytest.mark.parametrize("tcp", [False, True])
+def test_what_is_beside_the_question_is_kept(gateway: Gateway, tcp: bool) -> None:
+    """EDNS options of an answered query, records and bytes of a refused one: the message, its length and digest."""
+    option = dns.edns.GenericOption("65001", b"the secret " * 50)
+    carrying = dns.message.make_query("shop.example", "A", use_edns=0, options=[option]).to_wire()
+    trailing = dns.message.make_query("shop.example", "A").to_wire() + b"the secret"
+    port = gateway.ports["dns_tcp" if tcp else "dns_udp"]
+    for wire in (carrying, trailing):
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM) as sock:
+            sock.settimeout(20)
+            sock.connect((RESOLVER, port))
+            sock.sendall(struct.pack("!H", len(wire)) + wire if tcp else wire)
+            assert sock.recv(4096)
+    kept = [event.bodies[0] for event in gateway.owner.events if event.kind is Kind.NETWORK_DNS]
+    assert [body.content for body in kept] == [carrying, trailing]
+    assert [body.sha256 for body in kept] == [hashlib.sha256(wire).hexdigest() for wire in (carrying, trailing)]
+
+
+def test_a_message_longer_than_a_query_is_kept(gateway: Gateway) -> None:
+    """Over UDP: its first 4 KiB, its length and the digest of all of it. Over TCP: what came behind its length, too."""
+    secret = bytes(range(256)) * 40
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(secret, (RESOLVER, gateway.ports["dns_udp"]))
+    udp = gateway.owner.first(Kind.NETWORK_DNS, transport="udp").bodies[0]
+    assert (udp.content, udp.total_bytes) == (secret[:4096], len(secret))
+    assert udp.sha256 == hashlib.sha256(secret).hexdigest()
+    with socket.create_connection((RESOLVER, gateway.ports["dns_tcp"]), timeout=20) as sock:
+        sock.sendall(b"\xff\xff" + secret)
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock) == b""
+    tcp = gateway.owner.first(Kind.NETWORK_DNS, transport="tcp").bodies[0]
+    assert tcp.content == b"\xff\xff" + secret
+
+
+def test_what_follows_the_last_query_of_a_connection_is_kept(gateway: Gateway) -> None:
+    """Beyond the queries that a connection may ask nothing is answered, and nothing is lost."""
+    query = dns.message.make_query("shop.example", "A").to_wire()
+    framed = struct.pack("!H", len(query)) + query
+    with socket.create_connection((RESOLVER, gateway.ports["dns_tcp"]), timeout=20) as sock:
+        sock.sendall(framed * 3 + b"\0\x0athe secret")
+        sock.shutdown(socket.SHUT_WR)
+        assert read_all(sock).count(socket.inet_aton(SHOP)) == 3
+    rest = gateway.owner.first(Kind.NETWORK_DNS, answer="NOT A QUERY")
+    assert rest.bodies[0].content == b"\0\x0athe secret"
 
 
 def test_only_the_resolver_s_address_answers(gateway: Gateway) -> None:

@@ -81,7 +81,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
     base.chmod(0o755)
     try:
         libraries = copy_package(base / "lib")
-        copy_distributions(["dnspython", "h11", "hypercorn", "cryptography"], libraries)
+        copy_distributions(["h11", "hypercorn", "cryptography"], libraries)
         (libraries / "tests/integration").mkdir(parents=True)
         drivers = ("range_driver.py", "range_blows.py", "range_ends.py", "range_floods.py", "range_reading.py")
         for name in (*drivers, "plain_gateway.py"):

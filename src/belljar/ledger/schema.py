@@ -311,6 +311,8 @@ class _NetworkDns(_Seen):
     answer: str
     longest_label: Count
     entropy: float
+    header: str = ""
+    edns: str = ""
 
 
 class _NetworkTls(_Judged):

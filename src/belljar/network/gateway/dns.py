@@ -1,29 +1,21 @@
-"""What the resolver answers: authoritative for the layout's names, NXDOMAIN for every other. Pure: bytes in, bytes and what to record out.
+"""What the resolver answers: authoritative for the layout's names, NXDOMAIN for every other.
 
-There is nothing to ask anybody with: no cache, no upstream, no recursion (RFC 1034 section 4.3.1; RA is 0). The parser is dnspython's; whatever it raises is a
-FORMERR.
+Pure: bytes in, bytes and what to record out. No cache, no upstream, no recursion (RFC 1034 section
+4.3.1; RA is 0). A query has one question and at most one OPT record without a name; everything else
+is refused by its header, before a label is read. A message takes one pass over its bytes.
 """
 
 from __future__ import annotations
 
 import math
+import re
+import struct
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from socket import inet_aton
 from typing import Final
-
-import dns.exception
-import dns.flags
-import dns.message
-import dns.name
-import dns.opcode
-import dns.rcode
-import dns.rdata
-import dns.rdataclass
-import dns.rdatatype
-import dns.rrset
-from dns.rdtypes.ANY.NS import NS
-from dns.rdtypes.ANY.SOA import SOA
-from dns.rdtypes.IN.A import A
 
 from belljar.network.decide import canonical_name, find
 from belljar.plan.addresses import RangeLayout
@@ -32,17 +24,54 @@ from belljar.units import printable
 TTL_S: Final = 30
 MAX_QUERY_BYTES: Final = 4096
 MAX_UDP_BYTES: Final = 1232
-"""What fits a packet everywhere (DNS flag day 2020), whatever the client says that it takes."""
-LEAST_UDP_BYTES: Final = 512
+"""The payload size that is announced (DNS flag day 2020). No answer is longer than 320 bytes."""
 MAX_SHOWN_CHARS: Final = 300
 NEVER: Final = frozenset({"use-application-dns.net", "wpad", "_dns.resolver.arpa", "resolver.arpa"})
-"""Names that would lead a client elsewhere, or that tell it whether there is a filter: NXDOMAIN even where unknown names are simulated
-(Mozilla's canary: Firefox then leaves DoH off; RFC 9462: there is no encrypted resolver; WPAD)."""
+"""Names that would lead a client elsewhere, or that tell it whether there is a filter: NXDOMAIN even
+where unknown names are simulated (Mozilla's canary: Firefox then leaves DoH off; RFC 9462: there is
+no encrypted resolver; WPAD)."""
+_HEADER_BYTES: Final = 12
+_MAX_NAME_BYTES: Final = 255
+_MAX_LABEL_BYTES: Final = 63
+_AN_OPT: Final = b"\0\0\x29"
+"""The root's name and the type OPT (RFC 6891)."""
+_OPT_BYTES: Final = 11
+_COUNTS: Final = struct.Struct("!HHHH")
+_SHOWN_EXACTLY: Final = re.compile(rb"[!-\-/-\[\]-~]+")
+"""A label that the name on record shows byte for byte: no dot, backslash, space or control."""
+_IN, _ANY_CLASS = 1, 255
+_A, _NS, _SOA, _OPT, _IXFR, _AXFR, _ANY = 1, 2, 6, 41, 251, 252, 255
+# https://www.iana.org/assignments/dns-parameters
+_TYPES: Final[Mapping[int, str]] = {
+    _A: "A", _NS: "NS", 5: "CNAME", _SOA: "SOA", 10: "NULL", 12: "PTR", 13: "HINFO", 15: "MX",
+    16: "TXT", 17: "RP", 24: "SIG", 25: "KEY", 28: "AAAA", 29: "LOC", 33: "SRV", 35: "NAPTR",
+    37: "CERT", 39: "DNAME", _OPT: "OPT", 43: "DS", 44: "SSHFP", 46: "RRSIG", 47: "NSEC",
+    48: "DNSKEY", 50: "NSEC3", 52: "TLSA", 61: "OPENPGPKEY", 64: "SVCB", 65: "HTTPS", 99: "SPF",
+    249: "TKEY", 250: "TSIG", _IXFR: "IXFR", _AXFR: "AXFR", _ANY: "ANY", 256: "URI", 257: "CAA",
+}  # fmt: skip
+_OPCODES: Final[Mapping[int, str]] = {1: "IQUERY", 2: "STATUS", 4: "NOTIFY", 5: "UPDATE"}
+_QUESTION_S_NAME: Final = b"\xc0\x0c"
+
+
+class Rcode(IntEnum):
+    """RFC 1035 section 4.1.1, RFC 6891 section 9."""
+
+    NOERROR = 0
+    FORMERR = 1
+    NXDOMAIN = 3
+    NOTIMP = 4
+    REFUSED = 5
+    BADVERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """`wire` is None when nothing is sent back (what can't be a query: an answer, or less than a header). `name`, `type`, `answer` are what goes on record."""
+    """What is sent back, and what goes on record.
+
+    `wire` is None when nothing is sent: the message is a response, or has no whole header.
+    `header` is the query's id and flags, `edns` its OPT record's fixed fields, both hexadecimal.
+    `whole`: these fields hold every bit of the message; otherwise it must be kept beside them.
+    """
 
     wire: bytes | None
     name: str = ""
@@ -50,28 +79,68 @@ class Answer:
     answer: str
     longest_label: int = 0
     entropy: float = 0.0
+    header: str = ""
+    edns: str = ""
+    whole: bool = False
 
 
-def answer(query: bytes, layout: RangeLayout, *, udp: bool) -> Answer:
-    """The answer to a message. Never raises; at most `MAX_UDP_BYTES` over UDP (TC is set when it would be more), 64 KiB over TCP.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Query:
+    """`question`: as it came. `edns`: the OPT record's class and TTL; None without one."""
 
-    A, AAAA, HTTPS and every other type of a name that exists: its A record, else NODATA with the SOA (RFC 2308). ANY: the A record (RFC 8482). Another class, AXFR,
-    IXFR: REFUSED. Another opcode: NOTIMP. Not exactly one question: FORMERR. The name is given back as it was spelt (0x20).
+    question: bytes
+    labels: tuple[bytes, ...]
+    type: int
+    klass: int
+    edns: bytes | None
+    options_bytes: int
+
+    @property
+    def version(self) -> int:
+        """Of EDNS."""
+        return 0 if self.edns is None else self.edns[3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reply:
+    """`word`: the answer as it is recorded. `answer`, `authority`: the record of that section."""
+
+    word: str
+    rcode: Rcode = Rcode.NOERROR
+    answer: bytes = b""
+    authority: bytes = b""
+
+
+def answer(query: bytes, layout: RangeLayout) -> Answer:
+    """The answer to a message. Never raises.
+
+    A name that exists has its A record for A and ANY (RFC 8482), and for every other type NODATA
+    with the SOA (RFC 2308). Another class, AXFR, IXFR: REFUSED. Another opcode: NOTIMP. Not exactly
+    one question, an answer or authority record, an additional record that is no OPT, bytes behind
+    the message: FORMERR. The name is given back as it was spelt (0x20).
     """
-    if len(query) < 12 or len(query) > MAX_QUERY_BYTES or query[2] & 0x80:
+    if not _HEADER_BYTES <= len(query) <= MAX_QUERY_BYTES or query[2] & 0x80:
         return Answer(wire=None, answer="NOT A QUERY")
-    opcode = (query[2] >> 3) & 0xF
-    if opcode != dns.opcode.QUERY:
-        return Answer(
-            wire=_bare(query, dns.rcode.NOTIMP), answer="NOTIMP", type=dns.opcode.to_text(dns.opcode.Opcode(opcode))
-        )
-    if query[4:6] != b"\0\1":
-        return Answer(wire=_bare(query, dns.rcode.FORMERR), answer="FORMERR")
-    try:
-        message = dns.message.from_wire(query, ignore_trailing=False, one_rr_per_rrset=True)
-    except Exception:  # noqa: BLE001 - a parser of hostile bytes: whatever it raises, the bytes are no query
-        return Answer(wire=_bare(query, dns.rcode.FORMERR), answer="FORMERR")
-    return _answered(message, layout, udp=udp)
+    said = Answer(wire=None, answer="", header=query[:4].hex())
+    if opcode := query[2] >> 3 & 0xF:
+        wire = _bare(query, Rcode.NOTIMP)
+        return replace(said, wire=wire, answer="NOTIMP", type=_OPCODES.get(opcode, f"OPCODE{opcode}"))
+    parsed = _parse(query)
+    if parsed is None:
+        return replace(said, wire=_bare(query, Rcode.FORMERR), answer="FORMERR")
+    labels = parsed.labels
+    reply = _decide(parsed, layout)
+    return replace(
+        said,
+        wire=_wire(query, parsed, reply),
+        name=printable(b".".join(labels), max_chars=MAX_SHOWN_CHARS),
+        type=_TYPES.get(parsed.type, f"TYPE{parsed.type}"),
+        answer=reply.word,
+        longest_label=max(map(len, labels), default=0),
+        entropy=round(entropy(b"".join(labels).lower()), 3),
+        edns="" if parsed.edns is None else parsed.edns.hex(),
+        whole=parsed.klass == _IN and not parsed.options_bytes and all(map(_SHOWN_EXACTLY.fullmatch, labels)),
+    )
 
 
 def entropy(text: bytes) -> float:
@@ -82,69 +151,83 @@ def entropy(text: bytes) -> float:
     return -sum(count / len(text) * math.log2(count / len(text)) for count in counts) + 0.0
 
 
-def _bare(query: bytes, rcode: int) -> bytes:
+def _bare(query: bytes, rcode: Rcode) -> bytes:
     """A header without a question: the query's id, opcode and RD, and an error."""
     return query[:2] + bytes((0x80 | (query[2] & 0x79), rcode)) + bytes(8)
 
 
-def _answered(message: dns.message.Message, layout: RangeLayout, *, udp: bool) -> Answer:
-    question = message.question[0]
-    response = dns.message.make_response(message, recursion_available=False, our_payload=MAX_UDP_BYTES)
-    response.flags &= ~(dns.flags.AD | dns.flags.CD)
-    said = _fill(response, question, layout) if message.edns <= 0 else _badvers(response)
-    labels = [label for label in question.name.labels if label]
-    return Answer(
-        wire=_wire(response, message, udp=udp),
-        name=printable(b".".join(labels), max_chars=MAX_SHOWN_CHARS),
-        type=dns.rdatatype.to_text(question.rdtype),
-        answer=said,
-        longest_label=max(map(len, labels), default=0),
-        entropy=round(entropy(b"".join(labels).lower()), 3),
+def _parse(query: bytes) -> _Query | None:
+    """One question and at most one OPT record, exactly; None for anything else."""
+    questions, answers, authorities, additionals = _COUNTS.unpack_from(query, 4)
+    if questions != 1 or answers or authorities or additionals > 1:
+        return None
+    labels: list[bytes] = []
+    at = _HEADER_BYTES
+    while at < len(query) and (size := query[at]):
+        at += 1 + size
+        if size > _MAX_LABEL_BYTES or at - _HEADER_BYTES >= _MAX_NAME_BYTES:
+            return None
+        labels.append(query[at - size : at])
+    end = at + 5
+    if end > len(query):
+        return None
+    kind, klass = struct.unpack_from("!HH", query, at + 1)
+    rest = query[end:]
+    edns, options_bytes = None, 0
+    if additionals:
+        if len(rest) < _OPT_BYTES or rest[:3] != _AN_OPT:
+            return None
+        edns, options_bytes = rest[3:9], int.from_bytes(rest[9:11], "big")
+    if len(rest) != (_OPT_BYTES + options_bytes if additionals else 0):
+        return None
+    return _Query(
+        question=query[_HEADER_BYTES:end],
+        labels=tuple(labels),
+        type=kind,
+        klass=klass,
+        edns=edns,
+        options_bytes=options_bytes,
     )
 
 
-def _badvers(response: dns.message.Message) -> str:
-    response.set_rcode(dns.rcode.BADVERS)
-    return "BADVERS"
-
-
-def _wire(response: dns.message.Message, message: dns.message.Message, *, udp: bool) -> bytes:
-    most = min(max(message.payload if message.edns >= 0 else LEAST_UDP_BYTES, LEAST_UDP_BYTES), MAX_UDP_BYTES)
-    try:
-        return response.to_wire(max_size=most if udp else 65535)
-    except dns.exception.TooBig:
-        response.answer, response.authority, response.additional = [], [], []
-        response.flags |= dns.flags.TC
-        return response.to_wire()
-
-
-def _fill(response: dns.message.Message, question: dns.rrset.RRset, layout: RangeLayout) -> str:
-    """Puts the answer in; says it in a word."""
-    if question.rdclass not in (dns.rdataclass.IN, dns.rdataclass.ANY) or question.rdtype in (
-        dns.rdatatype.AXFR,
-        dns.rdatatype.IXFR,
-    ):
-        response.set_rcode(dns.rcode.REFUSED)
-        return "REFUSED"
-    response.flags |= dns.flags.AA
-    address = _address(question.name, layout)
+def _decide(query: _Query, layout: RangeLayout) -> _Reply:
+    if query.version:
+        return _Reply(word="BADVERS", rcode=Rcode.BADVERS)
+    if query.klass not in (_IN, _ANY_CLASS) or query.type in (_AXFR, _IXFR):
+        return _Reply(word="REFUSED", rcode=Rcode.REFUSED)
+    address = _address(query.labels, layout)
     if address is None:
-        response.set_rcode(dns.rcode.NXDOMAIN)
-    elif question.rdtype in (dns.rdatatype.A, dns.rdatatype.ANY):
-        response.answer.append(_record(question.name, A(dns.rdataclass.IN, dns.rdatatype.A, address)))  # type: ignore[no-untyped-call]
-        return address
-    zone = question.name
-    if address is not None and question.rdtype in (dns.rdatatype.NS, dns.rdatatype.SOA):
-        own = NS(dns.rdataclass.IN, dns.rdatatype.NS, zone)  # type: ignore[no-untyped-call]
-        response.answer.append(_record(zone, _soa(zone) if question.rdtype == dns.rdatatype.SOA else own))
-        return dns.rdatatype.to_text(question.rdtype)
-    response.authority.append(_record(zone, _soa(zone)))
-    return "NODATA" if address is not None else "NXDOMAIN"
+        return _Reply(word="NXDOMAIN", rcode=Rcode.NXDOMAIN, authority=_soa())
+    if query.type in (_A, _ANY):
+        return _Reply(word=address, answer=_record(_A, inet_aton(address)))
+    if query.type == _NS:
+        return _Reply(word="NS", answer=_record(_NS, _QUESTION_S_NAME))
+    if query.type == _SOA:
+        return _Reply(word="SOA", answer=_soa())
+    return _Reply(word="NODATA", authority=_soa())
 
 
-def _address(name: dns.name.Name, layout: RangeLayout) -> str | None:
+def _wire(query: bytes, parsed: _Query, reply: _Reply) -> bytes:
+    is_ours = reply.rcode in (Rcode.NOERROR, Rcode.NXDOMAIN)
+    has_opt = parsed.edns is not None
+    flags = bytes((0x80 | 0x04 * is_ours | query[2] & 0x01, reply.rcode & 0xF))
+    counts = _COUNTS.pack(1, bool(reply.answer), bool(reply.authority), has_opt)
+    opt = _AN_OPT + struct.pack("!HIH", MAX_UDP_BYTES, reply.rcode >> 4 << 24, 0) if has_opt else b""
+    return query[:2] + flags + counts + parsed.question + reply.answer + reply.authority + opt
+
+
+def _record(kind: int, data: bytes) -> bytes:
+    """Of the name that was asked for."""
+    return _QUESTION_S_NAME + struct.pack("!HHIH", kind, _IN, TTL_S, len(data)) + data
+
+
+def _soa() -> bytes:
+    """Each name is a zone of its own: the record names no other."""
+    return _record(_SOA, _QUESTION_S_NAME * 2 + struct.pack("!IIIII", 1, 3600, 600, 86_400, TTL_S))
+
+
+def _address(labels: tuple[bytes, ...], layout: RangeLayout) -> str | None:
     """Where a name leads; None when it leads nowhere. A label with a byte that no host name has is nobody's, simulated or not."""
-    labels = [label for label in name.labels if label]
     canonical = None if any(b"." in label for label in labels) else canonical_name(b".".join(labels))
     if canonical is None or canonical in NEVER or canonical.startswith("wpad."):
         return None
@@ -153,12 +236,3 @@ def _address(name: dns.name.Name, layout: RangeLayout) -> str | None:
         return found.address
     reverse = canonical.endswith((".in-addr.arpa", ".ip6.arpa"))
     return None if reverse else layout.catch_all
-
-
-def _record(name: dns.name.Name, data: dns.rdata.Rdata) -> dns.rrset.RRset:
-    return dns.rrset.from_rdata(name, TTL_S, data)
-
-
-def _soa(zone: dns.name.Name) -> SOA:
-    """Each name is a zone of its own: no other name is told of."""
-    return SOA(dns.rdataclass.IN, dns.rdatatype.SOA, zone, zone, 1, 3600, 600, 86_400, TTL_S)  # type: ignore[no-untyped-call]

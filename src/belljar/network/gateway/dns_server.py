@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import time
-from dataclasses import dataclass, field
 from typing import Final
 
-from belljar.events import JsonValue, Kind
+from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import kept_body
 from belljar.network.gateway.dns import MAX_QUERY_BYTES, Answer, answer
-from belljar.network.gateway.pipe import TcpPipe
+from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Site
+from belljar.network.gateway.tally import Tally
 
 BATCH_S: Final = 0.02
 MAX_BATCH_NAMES: Final = 32
 MAX_BATCH_NAME_CHARS: Final = 120
 DATAGRAMS_A_TURN: Final = 64
+MAX_DATAGRAM_BYTES: Final = 1 << 16
 # linux/in.h; not in Python's socket.
 _IP_PKTINFO: Final = 8
 _PKTINFO: Final = struct.Struct("=I4s4s")
 
 
-@dataclass(slots=True)
 class _Batch:
-    recorded: asyncio.Future[None]
-    count: int = 0
-    longest_label: int = 0
-    entropy: float = 0.0
-    names: list[str] = field(default_factory=list)
+    """Queries of one cell that go on record together. `queries`: each with its length in front, as over TCP."""
+
+    def __init__(self, max_kept_bytes: int) -> None:
+        self.recorded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.count = self.longest_label = 0
+        self.entropy = 0.0
+        self.names: list[str] = []
+        self.queries = Tally(max_kept_bytes)
+
+    def add(self, said: Answer, query: bytes) -> None:
+        self.count += 1
+        self.longest_label = max(self.longest_label, said.longest_label)
+        self.entropy = max(self.entropy, said.entropy)
+        if len(self.names) < MAX_BATCH_NAMES:
+            self.names.append(said.name[:MAX_BATCH_NAME_CHARS])
+        self.queries.add(struct.pack("!H", len(query)) + query)
 
 
 class QueryRecord:
-    """Puts queries on record: each by itself up to a rate, those beyond it together, fifty times a second, counted. Either way the caller waits for the record."""
+    """Puts queries on record: each by itself up to a rate, those beyond it together.
+
+    Together means one event in 20 ms and cell, with a count and the first 64 KiB of the messages.
+    """
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -46,9 +61,19 @@ class QueryRecord:
     async def record(self, cell: str, said: Answer, transport: str, query: bytes) -> None:
         """Returns when the query is on record."""
         if self._has_token():
-            await self._site.reporter.record(_item(cell, said, transport, query))
+            bodies = () if said.whole else (kept_body("query", query, MAX_QUERY_BYTES),)
+            await self._site.reporter.record(dns_item(cell, said, transport, bodies))
         else:
-            await self._join(cell, said)
+            await asyncio.shield(self.count(cell, said, query))
+
+    def count(self, cell: str, said: Answer, query: bytes) -> asyncio.Future[None]:
+        """Records it with others, soon; done when they are on record."""
+        batch = self._batches.get(cell)
+        if batch is None:
+            batch = self._batches[cell] = _Batch(self._site.bounds.kept_body_bytes)
+            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, cell)
+        batch.add(said, query)
+        return batch.recorded
 
     def _has_token(self) -> bool:
         second = int(time.monotonic())
@@ -57,22 +82,16 @@ class QueryRecord:
         self._used += 1
         return self._used <= self._site.bounds.dns_events_per_s
 
-    async def _join(self, cell: str, said: Answer) -> None:
-        loop = asyncio.get_running_loop()
-        batch = self._batches.get(cell)
-        if batch is None:
-            batch = self._batches[cell] = _Batch(loop.create_future())
-            loop.call_later(BATCH_S, self._flush, cell)
-        batch.count += 1
-        batch.longest_label = max(batch.longest_label, said.longest_label)
-        batch.entropy = max(batch.entropy, said.entropy)
-        if len(batch.names) < MAX_BATCH_NAMES:
-            batch.names.append(said.name[:MAX_BATCH_NAME_CHARS])
-        await asyncio.shield(batch.recorded)
-
     def flush_all(self) -> None:
         """Those that are counted together go on record now."""
         for cell in list(self._batches):
+            self._flush(cell)
+
+    def _flush_if_room(self, cell: str) -> None:
+        """While the owner is late a batch grows in count alone: its kept bytes are bounded."""
+        if cell in self._batches and self._site.reporter.is_full:
+            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, cell)
+        else:
             self._flush(cell)
 
     def _flush(self, cell: str) -> None:
@@ -90,14 +109,15 @@ class QueryRecord:
             "names": batch.names,
         }
         try:
-            posted = self._site.reporter.post(Item(Kind.NETWORK_DNS, data))
+            posted = self._site.reporter.post(Item(Kind.NETWORK_DNS, data, batch.queries.bodies("queries")))
         except MemoryError as error:
             batch.recorded.set_exception(error)  # each that waits is cut, and counted
         else:
             posted.add_done_callback(lambda _: batch.recorded.set_result(None))
 
 
-def _item(cell: str, said: Answer, transport: str, query: bytes) -> Item:
+def dns_item(cell: str, said: Answer, transport: str, bodies: tuple[Body, ...]) -> Item:
+    """The event of one message."""
     data: dict[str, JsonValue] = {
         "cell": cell,
         "name": said.name,
@@ -106,8 +126,10 @@ def _item(cell: str, said: Answer, transport: str, query: bytes) -> Item:
         "longest_label": said.longest_label,
         "entropy": said.entropy,
         "transport": transport,
+        "header": said.header,
+        "edns": said.edns,
     }
-    return Item(Kind.NETWORK_DNS, data, () if said.type else (kept_body("query", query, 512),))
+    return Item(Kind.NETWORK_DNS, data, bodies)
 
 
 class DnsServer:
@@ -117,6 +139,7 @@ class DnsServer:
         self._site, self._group = site, group
         self._record = QueryRecord(site)
         self._pending = 0
+        self._datagram = memoryview(bytearray(MAX_DATAGRAM_BYTES))
 
     def listen(self, sock: socket.socket) -> None:
         """Answers datagrams from now on."""
@@ -131,14 +154,27 @@ class DnsServer:
     def _readable(self, sock: socket.socket) -> None:
         for _ in range(DATAGRAMS_A_TURN):
             try:
-                query, info, _, peer = sock.recvmsg(MAX_QUERY_BYTES + 1, 64)
+                length, info, _, peer = sock.recvmsg_into([self._datagram], 64)
             except OSError:
                 return
             dialled = _dialled(info)
+            if dialled != self._site.layout.resolver:
+                continue
+            query = bytes(self._datagram[:length])
             if self._pending >= self._site.bounds.dns_pending:
-                self._site.hit("dns_pending")
-            elif dialled == self._site.layout.resolver:
+                self._drop(query, peer)
+            else:
                 self._begin(sock, query, dialled, peer)
+
+    def _drop(self, query: bytes, peer: tuple[str, int]) -> None:
+        """Not answered, but on record like each that is."""
+        self._site.hit("dns_pending")
+        try:
+            cell = self._site.cell(peer[0])
+            recorded = self._record.count(cell, answer(query, self._site.known_to(cell)), query)
+            recorded.add_done_callback(lambda done: done.exception())
+        except MemoryError:
+            self._site.starve()
 
     def _begin(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
         reply = self._reply(sock, query, dialled, peer)
@@ -153,7 +189,7 @@ class DnsServer:
     async def _reply(self, sock: socket.socket, query: bytes, dialled: str, peer: tuple[str, int]) -> None:
         try:
             cell = self._site.cell(peer[0])
-            said = answer(query, self._site.known_to(cell), udp=True)
+            said = answer(query, self._site.known_to(cell))
             await self._record.record(cell, said, "udp", query)
             if said.wire is not None:
                 source = (socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)))
@@ -167,38 +203,60 @@ class DnsServer:
             self._pending -= 1
 
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
-        """One TCP connection (RFC 7766): length, query; length, answer; in order."""
-        bounds = self._site.bounds
+        """One TCP connection (RFC 7766): length, query; length, answer; in order. What is no whole query is on record too."""
         begun = bytearray()
+        rest = Tally(self._site.bounds.kept_body_bytes)
         try:
-            for _ in range(bounds.dns_tcp_queries):
-                async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                    query = await _framed(pipe, begun)
-                begun.clear()
-                if query is None:
-                    break
-                said = answer(query, self._site.known_to(cell), udp=False)
-                await self._record.record(cell, said, "tcp", query)
-                if said.wire is None:
-                    break
-                async with asyncio.timeout(bounds.dns_tcp_idle_s):
-                    await pipe.send(struct.pack("!H", len(said.wire)) + said.wire)
-        except (OSError, TimeoutError):
-            pass
+            with contextlib.suppress(OSError, TimeoutError):
+                await self._answer_each(pipe, cell, begun)
+            rest.add(bytes(begun))
+            begun.clear()
+            await _read_out(pipe.sock, rest)
         finally:
-            if begun:
-                self._site.tell(lambda: _item(cell, Answer(wire=None, answer="NOT A QUERY"), "tcp", bytes(begun)))
+            rest.add(bytes(begun))
+            if rest.total_bytes:
+                said = Answer(wire=None, answer="NOT A QUERY")
+                self._site.tell(lambda: dns_item(cell, said, "tcp", rest.bodies("query")))
             await pipe.close()
+
+    async def _answer_each(self, pipe: TcpPipe, cell: str, begun: bytearray) -> None:
+        bounds = self._site.bounds
+        for _ in range(bounds.dns_tcp_queries):
+            async with asyncio.timeout(bounds.dns_tcp_idle_s):
+                query = await _framed(pipe, begun)
+            if query is None:
+                return
+            begun.clear()
+            said = answer(query, self._site.known_to(cell))
+            await self._record.record(cell, said, "tcp", query)
+            if said.wire is None:
+                return
+            async with asyncio.timeout(bounds.dns_tcp_idle_s):
+                await pipe.send(struct.pack("!H", len(said.wire)) + said.wire)
+
+
+async def _read_out(sock: socket.socket, rest: Tally) -> None:
+    """Says that nothing more comes, and takes what the client still sends: a second or 256 KiB, then a reset."""
+    loop = asyncio.get_running_loop()
+    left = LINGER_BYTES
+    with contextlib.suppress(OSError, TimeoutError):
+        sock.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(LINGER_S):
+            while left > 0 and (data := await loop.sock_recv(sock, left)):
+                left -= len(data)
+                rest.add(data)
+            if left > 0:
+                return
+    reset(sock)
 
 
 async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:
-    """The next message; None at the end, and for one that is longer than a query can be. `begun` is what of it has come."""
+    """The next message; None for one that ends early or is longer than a query can be. `begun` is what of it has come."""
     if not await _fill(begun, pipe, 2):
         return None
     length = int.from_bytes(begun, "big")
-    if not 0 < length <= MAX_QUERY_BYTES:
+    if not 0 < length <= MAX_QUERY_BYTES or not await _fill(begun, pipe, 2 + length):
         return None
-    await _fill(begun, pipe, 2 + length)
     return bytes(begun[2:])
 
 

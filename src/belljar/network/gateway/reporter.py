@@ -219,8 +219,13 @@ class Reporter:
             raise ValueError("the owner has handed over no socket")
         return answer
 
+    @property
+    def is_full(self) -> bool:
+        """Whether who wants to record waits for the owner."""
+        return bool(self._room) or self._unrecorded >= self._bounds.unrecorded_bytes
+
     async def _has_room(self) -> None:
-        if self._room or self._unrecorded >= self._bounds.unrecorded_bytes:
+        if self.is_full:
             # In turn: who came later doesn't pass who waits.
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._room.append(future)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+import sys
 from dataclasses import replace
 
+import dns.edns
 import dns.flags
 import dns.message
 import dns.name
@@ -15,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from belljar.network.gateway.dns import MAX_UDP_BYTES, TTL_S, answer, entropy
+from belljar.network.gateway.dns import TTL_S, Answer, answer, entropy
 from belljar.plan.addresses import NameAddress, RangeLayout
 
 NAMES = {"shop.example": "10.9.8.2", "*.shop.example": "10.9.8.3", "169.254.169.254": "169.254.169.254"}
@@ -29,12 +32,10 @@ LAYOUT = RangeLayout(
 SIMULATED = replace(LAYOUT, catch_all="10.9.8.99")
 
 
-def ask(
-    name: str, kind: str = "A", *, layout: RangeLayout = LAYOUT, udp: bool = True, **options: object
-) -> dns.message.Message:
+def ask(name: str, kind: str = "A", *, layout: RangeLayout = LAYOUT, **options: object) -> dns.message.Message:
     """The answer to a question, parsed."""
     query = dns.message.make_query(name, kind, **options)  # type: ignore[arg-type]
-    wire = answer(query.to_wire(), layout, udp=udp).wire
+    wire = answer(query.to_wire(), layout).wire
     assert wire is not None
     response = dns.message.from_wire(wire)
     assert response.id == query.id
@@ -99,7 +100,7 @@ def test_any_is_minimal() -> None:
 @pytest.mark.parametrize("kind", ["AXFR", "IXFR"])
 def test_transfers_are_refused(kind: str) -> None:
     """There is no zone to give away."""
-    response = ask("shop.example", kind, udp=False)
+    response = ask("shop.example", kind)
     assert response.rcode() == dns.rcode.REFUSED
     assert not response.answer
     assert not response.authority
@@ -115,7 +116,7 @@ def test_other_opcodes_are_not_implemented(opcode: int) -> None:
     """NOTIFY, UPDATE and whatever else."""
     wire = bytearray(dns.message.make_query("shop.example", "A").to_wire())
     wire[2] = opcode << 3
-    said = answer(bytes(wire), LAYOUT, udp=True)
+    said = answer(bytes(wire), LAYOUT)
     assert said.wire is not None
     assert said.wire[3] & 0xF == dns.rcode.NOTIMP
     assert said.answer == "NOTIMP"
@@ -126,7 +127,7 @@ def test_not_one_question_is_malformed(count: int) -> None:
     """RFC 9619: QDCOUNT is 1."""
     wire = bytearray(dns.message.make_query("shop.example", "A").to_wire())
     wire[4:6] = count.to_bytes(2, "big")
-    said = answer(bytes(wire), LAYOUT, udp=True)
+    said = answer(bytes(wire), LAYOUT)
     assert said.wire is not None
     assert said.wire[3] & 0xF == dns.rcode.FORMERR
 
@@ -135,7 +136,7 @@ def test_an_answer_is_no_query() -> None:
     """QR is set: nothing comes back, or two resolvers could talk for ever."""
     wire = bytearray(dns.message.make_query("shop.example", "A").to_wire())
     wire[2] |= 0x80
-    assert answer(bytes(wire), LAYOUT, udp=True).wire is None
+    assert answer(bytes(wire), LAYOUT).wire is None
 
 
 @pytest.mark.parametrize(
@@ -170,12 +171,121 @@ def test_edns_is_answered_and_unknown_versions_are_not() -> None:
 
 def test_what_goes_on_record_shows_exfiltration() -> None:
     """The longest label and the entropy of a name that carries data stand out."""
-    plain = answer(dns.message.make_query("www.shop.example", "A").to_wire(), LAYOUT, udp=True)
+    plain = answer(dns.message.make_query("www.shop.example", "A").to_wire(), LAYOUT)
     label = "mzxw6ytboi4dkmrrgq3tqnzugiztinbvgq2tmnzyha4tamjs"
-    carrying = answer(dns.message.make_query(f"{label}.evil.example", "A").to_wire(), LAYOUT, udp=True)
+    carrying = answer(dns.message.make_query(f"{label}.evil.example", "A").to_wire(), LAYOUT)
     assert (plain.longest_label, carrying.longest_label) == (7, len(label))
     assert carrying.entropy > plain.entropy + 0.8
     assert carrying.name == f"{label}.evil.example"
+
+
+NAME = b"\1a" * 120 + b"\0"
+ATTACK = (
+    b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 85, 0) + NAME + b"\0\1\0\1"
+    + b"".join(
+        b"\1%c\xc0%c" % (97 + at % 26, 12 + 2 * (at % 3)) + struct.pack("!HHIH", 2, 1, 0, 2) + b"\xc0\x0c"
+        for at in range(85)
+    )
+)  # fmt: skip
+"""85 authority records of 120 labels each, by compression."""
+
+
+def calls_of(query: bytes) -> int:
+    """How many calls and returns an answer to it takes."""
+    count = 0
+
+    def step(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    sys.setprofile(step)
+    try:
+        answer(query, LAYOUT)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_records_that_no_query_has_cost_nothing() -> None:
+    """A message whose compressed authority records took millions of calls to parse is refused by its header."""
+    said = answer(ATTACK, LAYOUT)
+    assert (said.answer, said.name, said.whole) == ("FORMERR", "", False)
+    assert calls_of(ATTACK) < 300
+
+
+@pytest.mark.parametrize("labels", [1, 127])
+def test_work_grows_with_the_labels_of_one_name(labels: int) -> None:
+    """Linear: at most 32 calls for each label, whatever else is in the message."""
+    query = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 0, 0) + b"\1a" * labels + b"\0\0\1\0\1"
+    assert calls_of(query) < 300 + 32 * labels
+
+
+@pytest.mark.parametrize("counts", [(1, 1, 0, 0), (1, 0, 1, 0), (1, 0, 0, 2), (1, 65535, 65535, 65535)])
+def test_counts_that_no_query_has_are_refused(counts: tuple[int, int, int, int]) -> None:
+    """Answer and authority records, and more than one additional."""
+    wire = dns.message.make_query("shop.example", "A").to_wire()
+    assert answer(wire[:4] + struct.pack("!HHHH", *counts) + wire[12:], LAYOUT).answer == "FORMERR"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"x",
+        b"\0\0\x29\4\xd0\0\0\0\0\0\0x",
+        b"\0\0\x29\4\xd0\0\0\0\0\0\1",
+        b"\1a\0\0\x29\4\xd0\0\0\0\0\0\0",
+        b"\0\0\x10\0\1\0\0\0\0\0\0",
+    ],
+)
+def test_what_is_no_opt_behind_the_question_is_malformed(rest: bytes) -> None:
+    """Bytes behind the message, an OPT that is cut off or has a name, a record of another type."""
+    wire = b"\0\1\1\0" + struct.pack("!HHHH", 1, 0, 0, len(rest) > 1) + b"\4shop\7example\0\0\1\0\1" + rest
+    assert answer(wire, LAYOUT).answer == "FORMERR"
+
+
+def rebuilt(said: Answer) -> bytes:
+    """The message that a record of this answer stands for."""
+    labels = said.name.split(".") if said.name else []
+    name = b"".join(bytes((len(label),)) + label.encode() for label in labels) + b"\0"
+    kind = dns.rdatatype.from_text(said.type)
+    edns = bytes.fromhex(said.edns)
+    opt = b"\0\0\x29" + edns + b"\0\0" if edns else b""
+    counts = struct.pack("!HHHH", 1, 0, 0, bool(edns))
+    return bytes.fromhex(said.header) + counts + name + struct.pack("!HH", kind, 1) + opt
+
+
+@given(
+    labels=st.lists(
+        st.one_of(st.binary(min_size=1, max_size=63), st.from_regex(rb"[a-zA-Z0-9_-]{1,20}", fullmatch=True)),
+        max_size=5,
+    ),
+    kind=st.integers(0, 65535),
+    klass=st.sampled_from([1, 1, 1, 3, 255]),
+    header=st.binary(min_size=4, max_size=4),
+    opt=st.sampled_from([b"", b"\0\0\x29\xab\xcd\0\0\x80\1\0\0", b"\0\0\x29\4\xd0\0\0\0\0\0\5\0\x0a\0\1s"]),
+)
+@settings(deadline=None, max_examples=400)
+def test_a_record_is_whole_only_when_the_message_can_be_made_from_it(
+    labels: list[bytes], kind: int, klass: int, header: bytes, opt: bytes
+) -> None:
+    """Id, flags, name, type and OPT: `whole` means that not a bit of the message is missing on record."""
+    name = b"".join(bytes((len(label),)) + label for label in labels) + b"\0"
+    query = header + struct.pack("!HHHH", 1, 0, 0, bool(opt)) + name + struct.pack("!HH", kind, klass) + opt
+    said = answer(query, LAYOUT)
+    assert not said.whole or rebuilt(said) == query
+
+
+def test_an_ordinary_query_is_whole_on_record() -> None:
+    """With and without EDNS; not with an option, another class, or a name that needs escapes."""
+    assert answer(dns.message.make_query("shop.example", "A").to_wire(), LAYOUT).whole
+    assert answer(dns.message.make_query("shop.example", "HTTPS", use_edns=0).to_wire(), LAYOUT).whole
+    option = dns.edns.GenericOption("65001", b"secret")
+    for query in (
+        dns.message.make_query("shop.example", "A", use_edns=0, options=[option]),
+        dns.message.make_query("shop.example", "TXT", rdclass="CH"),
+        dns.message.make_query("sec\\000ret.example", "A"),
+    ):
+        assert not answer(query.to_wire(), LAYOUT).whole
 
 
 @given(st.binary(max_size=64))
@@ -197,18 +307,17 @@ QUERY = dns.message.make_query("shop.example", "A", use_edns=0).to_wire()
             lambda change: QUERY[: change[0]] + bytes((change[1],)) + QUERY[change[0] + 1 :]
         ),
     ),
-    udp=st.booleans(),
 )
-@example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1", udp=True)  # a name that points at itself
+@example(query=b"\0\1\1\0\0\1\0\0\0\0\0\0\xc0\x0c\0\1\0\1")  # a name that points at itself
 @settings(deadline=None, max_examples=600)
-def test_hostile_messages_get_bounded_answers(query: bytes, udp: bool) -> None:
+def test_hostile_messages_get_bounded_answers(query: bytes) -> None:
     """Whatever the bytes: an answer that parses and fits, or none; and what goes on record is short and printable."""
-    said = answer(query, LAYOUT, udp=udp)
+    said = answer(query, LAYOUT)
     assert len(said.name) < 1500
     assert (said.name + said.type + said.answer).isprintable()
     if said.wire is None:
         return
-    assert len(said.wire) <= (MAX_UDP_BYTES if udp else 65535)
+    assert len(said.wire) <= 320
     assert said.wire[:2] == query[:2]
     assert said.wire[2] & 0x80
     dns.message.from_wire(said.wire)
@@ -223,7 +332,7 @@ def test_only_names_of_the_policy_ever_get_an_address(labels: list[bytes]) -> No
     except dns.name.NameTooLong:
         return
     query = dns.message.make_query(name, "A")
-    wire = answer(query.to_wire(), LAYOUT, udp=True).wire
+    wire = answer(query.to_wire(), LAYOUT).wire
     assert wire is not None
     if dns.message.from_wire(wire).answer:
         text = b".".join(labels).lower().decode()

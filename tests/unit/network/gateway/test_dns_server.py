@@ -1,8 +1,10 @@
-"""Queries that are counted together, when there is no memory to tell of them."""
+"""Queries that are counted together."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import struct
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,7 +40,7 @@ def test_whoever_waits_for_a_sum_that_can_t_be_told_is_cut() -> None:
             cut.append(True)
 
     async def scene() -> None:
-        reporter = cast("Reporter", SimpleNamespace(post=post))
+        reporter = cast("Reporter", SimpleNamespace(post=post, is_full=False))
         record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=Bounds(), reporter=reporter))
         record._has_token = lambda: False  # type: ignore[method-assign]
         async with asyncio.timeout(30):
@@ -50,3 +52,55 @@ def test_whoever_waits_for_a_sum_that_can_t_be_told_is_cut() -> None:
     asyncio.run(scene())
     assert len(cut) == 3
     assert [item.data["count"] for item in told] == [1]
+
+
+def test_a_sum_keeps_every_message() -> None:
+    """Each with its length in front, up to the bound; beyond it the total and the digest are of all."""
+    queries = [bytes((number,)) * 300 for number in range(10)]
+    framed = b"".join(struct.pack("!H", 300) + query for query in queries)
+    told: list[Item] = []
+
+    def post(item: Item) -> asyncio.Future[Any]:
+        told.append(item)
+        return asyncio.get_running_loop().create_future()
+
+    async def scene() -> None:
+        reporter = cast("Reporter", SimpleNamespace(post=post, is_full=False))
+        bounds = Bounds(kept_body_bytes=1000)
+        record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=reporter))
+        for query in queries:
+            record.count("agent", SAID, query)
+        record.flush_all()
+
+    asyncio.run(scene())
+    (body,) = told[0].bodies
+    assert (body.name, body.content, body.total_bytes) == ("queries", framed[:1000], len(framed))
+    assert body.sha256 == hashlib.sha256(framed).hexdigest()
+    assert told[0].data["count"] == len(queries)
+
+
+def test_a_sum_waits_for_room_in_the_record() -> None:
+    """While the owner is late nothing more is posted: the sum grows in count, and is posted when there is room."""
+    told: list[Item] = []
+
+    def post(item: Item) -> asyncio.Future[Any]:
+        told.append(item)
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        done.set_result(b"")
+        return done
+
+    async def scene() -> None:
+        fake = SimpleNamespace(post=post, is_full=True)
+        bounds = Bounds()
+        record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=cast("Reporter", fake)))
+        first = record.count("agent", SAID, b"a")
+        record._flush_if_room("agent")
+        assert not told
+        second = record.count("agent", SAID, b"b")
+        assert second is first
+        fake.is_full = False
+        record._flush_if_room("agent")
+        await first
+
+    asyncio.run(scene())
+    assert [item.data["count"] for item in told] == [2]
