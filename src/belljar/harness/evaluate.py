@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.errors import BelljarError, HostError, LedgerError, PolicyError
+from belljar.errors import BelljarError, LedgerError, PolicyError
 from belljar.harness.lifecycle import say
+from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from belljar.harness.transcript import Logs
     from belljar.ledger import RunDirectory
 
-_PREFIX: Final = "INSPECT_EVAL"
 FINDINGS: Final = "findings.json"
 
 
@@ -78,30 +78,40 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
     Raises:
         PolicyError, HostError, CellError, LedgerError: it was refused, or could not begin; nothing of the guest ran.
-        click.UsageError: options that Inspect does not know.
+        ContainmentBreach: while the tasks were loaded another sandbox provider was about to be used.
+        click.UsageError: options that Inspect does not know, or that Belljar takes.
     """
     if request.policy:
         _check_policy(request.policy, request.tier)
-    context = inspect_context(request)
-    from belljar.harness.transcript import read_logs
-
-    tasks = load_tasks(context, forced=bool(request.policy))
-    what = ", ".join(task.name for task in tasks)
+    options = read_options(request.inspect_args)
     session = Session(
         forced_policy=_absolute(request.policy), forced_tier=request.tier, home=request.home, source=request.source
     )
+    from belljar.harness.sole_provider import sole_provider
+
+    with sole_provider(session):
+        tasks = load_tasks(options, forced=bool(request.policy))
+        if session.stopped is not None:
+            raise session.stopped
+        return _run_tasks(request, options, tasks, session)
+
+
+def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session) -> RunOutcome:
+    from belljar.harness.transcript import read_logs
+
+    what = ", ".join(task.name for task in tasks)
     with (
         request.source.start_run("run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what) as run,
         session_scope(session),
     ):
         session.run = run
-        expected = _expected(context, tasks) if request.warm else {}
+        expected = _expected(options.context, tasks) if request.warm else {}
         with (
             termination_as_interrupt() as session.told_to_end,
             warm_cells(session, size=request.warm, expected=expected),
         ):
             session.stop = _interrupt
-            interrupted = _invoke(context, tasks, session, run, quiet=request.quiet)
+            interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
         if session.refusal is not None:
             raise session.refusal
@@ -165,35 +175,6 @@ def _absolute(policy: str) -> str:
     return str(path.resolve()) if policy and path.exists() else policy
 
 
-def inspect_context(request: RunRequest) -> click.Context:
-    """Inspect's own parse of its options. Raises `click.UsageError`, `HostError` when Inspect is not installed."""
-    try:
-        from inspect_ai._cli.eval import eval_command
-        from inspect_ai._util.dotenv import init_dotenv
-    except ImportError as error:
-        raise HostError("Inspect AI is not installed", mend="pip install 'belljar[inspect]'") from error
-    import belljar.harness._registry  # noqa: F401 - known to Inspect even where the entry point is not installed
-
-    init_dotenv()
-    context = eval_command.make_context("belljar run", list(request.inspect_args), auto_envvar_prefix=_PREFIX)
-    for option, mend in _TAKEN.items():
-        if _was_given(context, option):
-            raise click.UsageError(f"--{option.replace('_', '-')} can't be used with belljar run: {mend}", context)
-    return context
-
-
-_TAKEN: Final = {
-    "sandbox": "the sandbox is Belljar's; --policy says what it may be",
-    "log_dir": "the log goes into the run directory",
-    "detach": "the cells live in this process",
-    "json_output": "use belljar's --json",
-}
-
-
-def _was_given(context: click.Context, option: str) -> bool:
-    return context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
-
-
 def _check_files(specs: Sequence[str]) -> None:
     """A file that is not there gets its own message: Inspect's is about glob patterns."""
     for spec in specs:
@@ -202,21 +183,20 @@ def _check_files(specs: Sequence[str]) -> None:
             raise PolicyError("no such file", where=printable(file), mend="name a file, file@task or package/task")
 
 
-def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
+def load_tasks(options: InspectOptions, *, forced: bool) -> list[Task]:
     """The tasks named on the command line, with their sandboxes replaced; a model named there beats the tasks' own.
 
     Raises `PolicyError` for a task that can't be loaded or whose sandbox a cell can't stand in for.
     """
-    from inspect_ai._cli.eval import parse_run_config
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
     from inspect_ai._eval.task.util import task_run_dir
 
-    params = context.params
-    configured = parse_run_config(params["run_config"]) if params.get("run_config") else {}
-    specs = [_relative(spec) for spec in params["tasks"] or configured.get("tasks") or []]
+    params, configured = options.context.params, options.configured
+    in_file = [configured["tasks"]] if "tasks" in configured else []
+    specs = [_relative(spec) for spec in params["tasks"] or in_file]
     if not specs:
-        raise click.UsageError("which task? Name a file, file@task or package/task", context)
+        raise click.UsageError("which task? Name a file, file@task or package/task", options.context)
     _check_files(specs)
     with _explained(", ".join(specs)):
         tasks = inspect_load_tasks(
@@ -226,11 +206,10 @@ def load_tasks(context: click.Context, *, forced: bool) -> list[Task]:
         raise PolicyError(
             "no task was found there", where=printable(", ".join(specs)), mend="name a file, file@task or package/task"
         )
-    named_model = params.get("model") or params.get("model_spec") or configured.get("model")
     for task in tasks:
         for note in adapt(task, directory=Path(task_run_dir(task)), forced=forced):
             say(f"belljar: {note}")
-        if named_model:
+        if options.model:
             task.model = None
     return tasks
 
@@ -264,17 +243,21 @@ def _explained(what: str) -> Iterator[None]:
         ) from error
 
 
-def _invoke(context: click.Context, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool) -> bool:
+def _invoke(options: InspectOptions, tasks: list[Task], session: Session, run: RunDirectory, *, quiet: bool) -> bool:
     """Hand the tasks to Inspect's `eval` command; True when a person interrupted it. Its errors are told, but not a refusal of ours, which
     `run_evaluation` raises; what ran until then is on record.
     """
+    context = options.context
     context.params |= {"tasks": tuple(tasks), "log_dir": str(run.inspect_log_dir), "t": (), "task_config": None}
-    if not _was_given(context, "display"):
+    if not was_given(context, "display"):
         context.params["display"] = "none" if quiet else "rich" if sys.stdout.isatty() else "plain"
     from inspect_ai._util.error import PrerequisiteError
 
     try:
-        with _standard_output_to_error() if quiet else contextlib.nullcontext():
+        with (
+            _standard_output_to_error() if quiet else contextlib.nullcontext(),
+            explicit_arguments(options.explicit(run.inspect_log_dir)),
+        ):
             context.command.invoke(context)
     except PrerequisiteError as error:
         if session.refusal is None:

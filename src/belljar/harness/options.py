@@ -1,0 +1,269 @@
+"""The options of `inspect eval` that Belljar sets itself, and a check of every place that could set them otherwise.
+
+Inspect takes an option from the command line, `INSPECT_…` variables, a `.env` file (in the working directory or above),
+`--env` and `--run-config`. All of them are read here, before a task is loaded: loading a task runs its Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from belljar.errors import HostError, PolicyError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from inspect_ai.util import SandboxEnvironmentSpec
+
+_PREFIX: Final = "INSPECT_EVAL"
+PROVIDER: Final = "belljar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """An option that Belljar sets itself.
+
+    Attributes:
+        flag: its name on Inspect's command line; "" if it has none.
+        hint: what to use instead.
+        same: values that say what Belljar does anyway: these are accepted.
+        by_hand: it may be typed on the command line, and comes from nowhere else.
+        config: its key in a run configuration, as Inspect parses it; "" if it has none.
+        variables: variables that set it beside those that Inspect's command line names.
+    """
+
+    flag: str
+    hint: str
+    same: tuple[object, ...] = ()
+    by_hand: bool = False
+    config: str = ""
+    variables: tuple[str, ...] = ()
+
+
+TAKEN: Final[Mapping[str, Taken]] = {
+    "sandbox": Taken(
+        flag="--sandbox",
+        hint="the sandbox is Belljar's; --policy says what it may be",
+        same=(PROVIDER,),
+        config="sandbox",
+    ),
+    "log_dir": Taken(flag="--log-dir", hint="the log goes into the run directory", config="log_dir"),
+    # Inspect puts the pattern into a path as it is: with a `/` the log leaves the run directory.
+    "log_file_pattern": Taken(
+        flag="", hint="the log goes into the run directory", variables=("INSPECT_EVAL_LOG_FILE_PATTERN",)
+    ),
+    "no_log_samples": Taken(
+        flag="--no-log-samples",
+        hint="the samples' log is evidence: without it no verdict can be given",
+        same=(False,),
+        config="log_samples",
+    ),
+    "no_sandbox_cleanup": Taken(
+        flag="--no-sandbox-cleanup",
+        hint="type it on the command line to look at cells after their samples",
+        same=(False,),
+        by_hand=True,
+        config="sandbox_cleanup",
+    ),
+    "detach": Taken(flag="--detach", hint="the cells live in this process", same=(False,)),
+    "json_output": Taken(flag="--json", hint="use belljar's --json", same=(False,)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A value that a source gives an option. `source`: where, for a person; "" for the command line."""
+
+    option: str
+    value: object
+    source: str = ""
+
+
+def first_refused(settings: Iterable[Setting]) -> Setting | None:
+    """The first setting that Belljar does not accept."""
+    for setting in settings:
+        taken = TAKEN[setting.option]
+        if setting.value not in taken.same and not (taken.by_hand and not setting.source):
+            return setting
+    return None
+
+
+def check(settings: Iterable[Setting], context: click.Context | None = None) -> None:
+    """Raises `click.UsageError` for an option that was typed, `PolicyError` for one that another source sets."""
+    refused = first_refused(settings)
+    if refused is None:
+        return
+    taken = TAKEN[refused.option]
+    name = taken.flag or taken.variables[0]
+    if not refused.source:
+        raise click.UsageError(f"{name} can't be used with belljar run: {taken.hint}", context)
+    raise PolicyError(
+        f"{name} is set here, and can't be used with belljar run",
+        where=printable(refused.source),
+        mend=f"remove it there: {taken.hint}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectOptions:
+    """Inspect's options after the check. `context` is its own parse; `configured` the parsed `--run-config`."""
+
+    context: click.Context
+    configured: Mapping[str, Any]
+
+    @property
+    def model(self) -> object:
+        """The model that the options name, in whatever form; None if they name none."""
+        params = self.context.params
+        return params.get("model") or params.get("model_spec") or self.configured.get("model")
+
+    def explicit(self, log_dir: Path) -> dict[str, Any]:
+        """What Inspect's `eval` is given whatever else was read: no default of its own applies to these."""
+        return {
+            "sandbox": PROVIDER,
+            "log_dir": str(log_dir),
+            "log_format": self.context.params.get("log_format") or "eval",
+            "log_samples": True,
+            "sandbox_cleanup": not self.context.params.get("no_sandbox_cleanup"),
+        }
+
+
+def read_options(arguments: Sequence[str]) -> InspectOptions:
+    """Parse Inspect's options with its own parser, and check them. Loads no task.
+
+    Raises:
+        click.UsageError: an option that Inspect does not know, or that Belljar takes.
+        PolicyError: another source sets an option that Belljar takes, or the run configuration can't be read.
+        HostError: Inspect is not installed.
+    """
+    try:
+        from inspect_ai._cli.eval import eval_command
+        from inspect_ai._util.dotenv import init_dotenv
+    except ImportError as error:
+        raise HostError("Inspect AI is not installed", mend="pip install 'belljar[inspect]'") from error
+    before = dict(os.environ)
+    init_dotenv()
+    context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
+    check(_parsed(context, before), context)
+    configured = _run_config(context.params.get("run_config"))
+    check(_configured(configured, str(context.params.get("run_config"))), context)
+    return InspectOptions(context=context, configured=configured)
+
+
+def was_given(context: click.Context, option: str) -> bool:
+    """Whether the command line or a variable sets the option."""
+    return context.get_parameter_source(option) in {
+        click.core.ParameterSource.COMMANDLINE,
+        click.core.ParameterSource.ENVIRONMENT,
+    }
+
+
+def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setting]:
+    """What the command line, the environment, a `.env` file and `--env` set. `before`: the environment without `.env`."""
+    given = {str(text).partition("=")[0] for text in context.params.get("env") or ()}
+    for option, taken in TAKEN.items():
+        names = _variables(context, option)
+        if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
+            yield Setting(option=option, value=context.params[option])
+        elif context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT:
+            name = next((name for name in names if os.environ.get(name)), names[0])
+            yield Setting(option=option, value=context.params[option], source=_place(name, before))
+        for name in taken.variables:
+            if "/" in os.environ.get(name, ""):
+                yield Setting(option=option, value=os.environ[name], source=_place(name, before))
+        for name in names:
+            # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
+            if any(each.replace("-", "_") == name for each in given):
+                yield Setting(option=option, value=name, source=f"--env {name}")
+
+
+def _variables(context: click.Context, option: str) -> list[str]:
+    """The variables that Inspect's command line reads for an option, and the table's."""
+    found = [*TAKEN[option].variables]
+    for parameter in context.command.params:
+        if parameter.name == option:
+            named = parameter.envvar
+            found += [named] if isinstance(named, str) else list(named or ())
+            found.append(f"{_PREFIX}_{option.upper()}")
+    return found
+
+
+def _place(name: str, before: Mapping[str, str]) -> str:
+    """Where a variable comes from."""
+    from dotenv import dotenv_values, find_dotenv
+
+    file = find_dotenv(usecwd=True)
+    is_of_file = file and dotenv_values(file).get(name) is not None and before.get(name) != os.environ.get(name)
+    return f"{name} in {file}" if is_of_file else f"environment variable {name}"
+
+
+def _run_config(file: str | None) -> Mapping[str, Any]:
+    from inspect_ai._cli.eval import parse_run_config
+
+    if not file:
+        return {}
+    try:
+        return parse_run_config(file)
+    except Exception as error:
+        message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+        raise PolicyError(
+            f"the run configuration can't be read: {printable(str(message), max_chars=600)}",
+            where=printable(file),
+            mend="see `inspect eval --help`: --run-config",
+        ) from error
+
+
+def _configured(configured: Mapping[str, Any], file: str) -> Iterator[Setting]:
+    """What a run configuration sets."""
+    for option, taken in TAKEN.items():
+        for key in {taken.config, option} & set(configured):
+            value = configured[key]
+            if key == "sandbox":
+                value = _sandbox_text(value)
+            elif option.startswith("no_") and key != option:
+                value = not value
+            yield Setting(option=option, value=value, source=f"`{key}` in {file}")
+
+
+def _sandbox_text(spec: SandboxEnvironmentSpec) -> str:
+    return spec.type if spec.config is None else f"{spec.type}:…"
+
+
+@contextlib.contextmanager
+def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Inside the block Inspect's command hands its `eval` function these arguments, whatever it read itself.
+
+    Its command line has no way to say some of them (`log_samples=True`), and reads a run configuration again.
+    Raises `HostError` when the installed Inspect can't be held to that.
+    """
+    from inspect_ai._cli import eval as command
+
+    original = getattr(command, "eval", None)
+    if not callable(original) or "eval" not in command.eval_exec.__code__.co_names:
+        raise unknown_inspect("its command line does not call `eval`")
+
+    def call(*positional: Any, **given: Any) -> Any:  # noqa: ANN401 - Inspect's own arguments
+        return original(*positional, **{**given, **arguments})
+
+    command.__dict__["eval"] = call
+    try:
+        yield
+    finally:
+        command.__dict__["eval"] = original
+
+
+def unknown_inspect(what: str) -> HostError:
+    """The installed Inspect differs from what Belljar knows, so it can't be shown that no command runs outside of a cell."""
+    from importlib.metadata import version
+
+    return HostError(
+        f"inspect-ai {version('inspect-ai')} is not known to Belljar: {what}",
+        mend="install a version of inspect-ai that this Belljar was tested with: pip install 'belljar[inspect]'",
+    )

@@ -1,0 +1,193 @@
+"""Keeps every sandbox provider but Belljar's out of this process while `belljar run` is on.
+
+Three places in Inspect are held: the registry, where it looks a provider up; the base class of every provider, for
+code that makes one directly; and the start of a sample, where what Inspect resolved for it is looked at. Where the
+installed Inspect has no such place, nothing runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from inspect_ai.hooks import Hooks, SampleAttemptStart, hooks
+from inspect_ai.util import LimitExceededError, SandboxEnvironment
+from typing_extensions import override
+
+import belljar.harness._registry  # noqa: F401 - known to Inspect even where the entry point is not installed
+from belljar.errors import ContainmentBreach, HostError, PolicyError
+from belljar.harness import config as configs
+from belljar.harness.lifecycle import say
+from belljar.harness.options import PROVIDER, unknown_inspect
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.policy import Risk
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.harness.session import Session
+
+_HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
+"""What Inspect may ask of another provider: it reads tasks and logs that name one, and nothing is made by these."""
+_LOOKUP: Final = "registry_find_sandboxenv"
+_CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._sandbox.context")
+"""Inspect's modules that look providers up, to use them."""
+
+
+class SoleProvider:
+    """One `belljar run`'s hold on Inspect's providers. Any thread of the process is held."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def refuse(self, what: str, *, where: str) -> NoReturn:
+        """Stop the run; nothing has been done with the provider."""
+        error = ContainmentBreach(
+            f"{what}; under belljar run a task's commands run in cells only",
+            where=where,
+            mend="let the task name no sandbox but its own: belljar run puts a cell in its place",
+        )
+        self._session.breached(error)
+        raise error
+
+    def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
+        """A sample is about to begin, with these sandboxes. Raises `ContainmentBreach` when it must not."""
+        if not environments:
+            if self._is_high_risk():
+                self.refuse("a sample has no sandbox, and the policy's risk is high", where=where)
+            say(f"belljar: {printable(where)}: it has no sandbox")
+        for name, environment in (environments or {}).items():
+            provider = type(getattr(environment, "_sandbox", environment))
+            if not issubclass(provider, BelljarSandboxEnvironment):
+                self.refuse(f"sandbox {name!r} is a {provider.__name__}", where=where)
+
+    async def end_sample(self, error: ContainmentBreach) -> NoReturn:
+        """Let the interrupt arrive. Inspect ignores what a hook raises, but for a limit: should
+        the interrupt be late, that ends the sample before its solver."""
+        await self._session.await_end()
+        raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
+
+    def _is_high_risk(self) -> bool:
+        """Of the policy for samples that name none: there is no other for a sample without a sandbox."""
+        try:
+            risk = configs.load(None, forced=self._session.forced_policy).policy.risk
+        except PolicyError:
+            return True
+        return risk in {Risk.HIGH, Risk.CRITICAL}
+
+
+class _Closed(type):
+    """Stands for another provider: whatever would make or use its sandboxes stops the run."""
+
+    provider: type[SandboxEnvironment]
+    hold: SoleProvider
+
+    def __getattr__(cls, name: str) -> Any:  # noqa: ANN401 - never returns
+        if name.startswith("__"):
+            raise AttributeError(name)
+        cls.hold.refuse(f"the sandbox provider {cls.provider.__name__} was about to be used ({name})", where="inspect")
+
+
+def _closed(provider: type[SandboxEnvironment], hold: SoleProvider) -> _Closed:
+    harmless = {name: staticmethod(getattr(provider, name)) for name in _HARMLESS}
+    return _Closed(f"Closed{provider.__name__}", (), {"provider": provider, "hold": hold, **harmless})
+
+
+_lock = threading.Lock()
+_holding: SoleProvider | None = None
+
+
+@hooks(name="belljar_sole_provider", description="Looks at the sandboxes of each sample before it begins.")
+class LookAtSandboxes(Hooks):
+    """Called for each attempt at a sample, when its sandboxes are there and its solver has not begun."""
+
+    @override
+    def enabled(self) -> bool:
+        """Only while `belljar run` is on."""
+        return _holding is not None
+
+    @override
+    async def on_sample_attempt_start(self, data: SampleAttemptStart) -> None:
+        """Look, and stop the run when a sandbox is not a cell."""
+        from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+
+        hold = _holding
+        if hold is None:
+            return
+        try:
+            hold.look_at(sandbox_environments_context_var.get(None), where=f"sample {data.summary.id}")
+        except ContainmentBreach as error:
+            await hold.end_sample(error)
+
+
+@contextmanager
+def sole_provider(session: Session) -> Iterator[SoleProvider]:
+    """Hold Inspect's providers inside the block; `session` is stopped when another is about to be used.
+
+    Raises:
+        HostError: the installed Inspect can't be held, or another run of this process holds it.
+    """
+    global _holding
+    hold = SoleProvider(session)
+    with ExitStack() as stack:
+        if not _lock.acquire(blocking=False):
+            raise HostError("another evaluation runs in this process", mend="run one after the other")
+        stack.callback(_lock.release)
+        _hold_registry(hold, stack)
+        _hold_instances(hold, stack)
+        _check_hold()
+        _holding = hold
+        try:
+            yield hold
+        finally:
+            _holding = None
+
+
+def _hold_registry(hold: SoleProvider, stack: ExitStack) -> None:
+    from inspect_ai.util._sandbox import registry
+
+    find = getattr(registry, "registry_find", None)
+    if not callable(find):
+        raise unknown_inspect("its registry of sandbox providers is not where it was")
+
+    def held(predicate: Any) -> list[Any]:  # noqa: ANN401 - as Inspect's
+        found = find(predicate)
+        ours = [each for each in found if each is BelljarSandboxEnvironment]
+        return ours or [_closed(each, hold) for each in found]
+
+    registry.__dict__["registry_find"] = held
+    stack.callback(registry.__dict__.__setitem__, "registry_find", find)
+
+
+def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
+    from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+
+    made = SandboxEnvironment.__init__
+
+    def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as the original
+        if not isinstance(self, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
+            hold.refuse(f"a sandbox of the provider {type(self).__name__} was about to be made", where="inspect")
+        made(self, *args, **kwargs)
+
+    SandboxEnvironment.__init__ = init  # type: ignore[method-assign]
+    stack.callback(setattr, SandboxEnvironment, "__init__", made)
+
+
+def _check_hold() -> None:
+    """The hold is tried, not believed. Raises `HostError`."""
+    from importlib import import_module
+
+    from inspect_ai.hooks._hooks import get_all_hooks
+    from inspect_ai.util._sandbox import registry
+
+    find = getattr(registry, _LOOKUP, None)
+    for name in _CALLERS:
+        if find is None or getattr(import_module(f"inspect_ai.{name}"), _LOOKUP, None) is not find:
+            raise unknown_inspect(f"inspect_ai.{name} looks sandbox providers up in another way")
+    if registry.registry_find_sandboxenv(PROVIDER) is not BelljarSandboxEnvironment:
+        raise unknown_inspect("the sandbox provider `belljar` is not found")
+    if not isinstance(registry.registry_find_sandboxenv("local"), _Closed):
+        raise unknown_inspect("its registry of sandbox providers can't be held")
+    if not any(isinstance(hook, LookAtSandboxes) for hook in get_all_hooks()):
+        raise unknown_inspect("a hook at the start of each sample is not called")

@@ -1,0 +1,222 @@
+"""While `belljar run` is on, nothing but cells can be a sandbox in its process. Real Inspect, fake cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandboxenv
+from inspect_ai.util._sandbox import registry
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
+from tests.fakes.cell import RecordedCells
+
+from belljar.errors import ContainmentBreach, HostError
+from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.session import Session
+from belljar.harness.sole_provider import LookAtSandboxes, sole_provider
+
+TASK = """
+from pathlib import Path
+from inspect_ai import Task, eval, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import SandboxEnvironmentSpec, sandbox
+from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
+
+@solver
+def work():
+    async def solve(state, generate):
+        Path("solved").touch()
+        await sandbox().exec(["sh", "-c", "pwd"])
+        return state
+    return solve
+
+@solver
+def own_local():
+    async def solve(state, generate):
+        box = (await LocalSandboxEnvironment.sample_init("t", None, {}))["default"]
+        await box.exec(["touch", str(Path("on_the_host").absolute())])
+        return state
+    return solve
+
+@solver
+def without():
+    async def solve(state, generate):
+        Path("solved").touch()
+        return state
+    return solve
+
+def one(**given):
+    return Task(dataset=[Sample(id="s", input="x", **given)], solver=work())
+
+@task
+def plain():
+    return one()
+
+@task
+def makes_a_local_one():
+    return Task(dataset=[Sample(id="s", input="x")], solver=own_local())
+
+class Reverting(Task):
+    "Its sandbox is `local` whatever it is set to."
+    @property
+    def sandbox(self):
+        return SandboxEnvironmentSpec("local")
+    @sandbox.setter
+    def sandbox(self, value):
+        pass
+
+@task
+def reverts():
+    return Reverting(dataset=[Sample(id="s", input="x", sandbox="local")], solver=work())
+"""
+AT_LOAD = "\neval(Task(dataset=[Sample(input='x')], solver={solver}(), sandbox={sandbox!r}), model='mockllm/model', display='none', log_dir='nested')\n"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the tasks in it."""
+    (tmp_path / "task.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(here: Path, task: str, policy: str = "", cells: RecordedCells | None = None) -> RunOutcome:
+    """Run one of the tasks."""
+    return run_evaluation(
+        RunRequest(
+            inspect_args=[f"task.py@{task}", "--model", "mockllm/model"],
+            policy=policy,
+            quiet=True,
+            home=here / "home",
+            source=cells or RecordedCells(),
+        )
+    )
+
+
+class Other(SandboxEnvironment):
+    """A provider that is not ours."""
+
+    exec = write_file = read_file = sample_cleanup = None  # type: ignore[assignment]
+
+
+def test_another_provider_can_be_asked_but_not_used() -> None:
+    """Reading a task or log that names one is no harm; making or using its sandboxes stops the run."""
+    session = Session()
+    with sole_provider(session):
+        local = registry.registry_find_sandboxenv("local")
+        assert local.config_files() == LocalSandboxEnvironment.config_files()
+        assert registry.registry_find_sandboxenv("docker").is_docker_compatible()
+        assert SandboxEnvironmentSpec.model_validate({"type": "docker", "config": {"services": {}}}).type == "docker"
+        assert session.stopped is None
+        for use in ("sample_init", "task_init", "task_init_environment", "default_concurrency", "exec"):
+            with pytest.raises(ContainmentBreach, match="LocalSandboxEnvironment"):
+                getattr(local, use)
+        assert session.stopped is not None
+    assert registry.registry_find_sandboxenv("local") is LocalSandboxEnvironment
+
+
+def test_a_provider_can_not_be_made_directly() -> None:
+    """Not by its class either, in whatever thread; afterwards it can be."""
+    session = Session()
+    with sole_provider(session), pytest.raises(ContainmentBreach, match="Other"):
+        Other()
+    assert session.stopped is not None
+    Other()
+
+
+def test_the_name_belljar_means_ours() -> None:
+    """A provider of that name that a task registers is not found."""
+
+    @sandboxenv(name="belljar")
+    class Impostor(LocalSandboxEnvironment):
+        pass
+
+    with sole_provider(Session()):
+        assert registry.registry_find_sandboxenv("belljar") is BelljarSandboxEnvironment
+    assert issubclass(Impostor, SandboxEnvironment)
+
+
+def test_a_solver_that_makes_a_sandbox_of_its_own(here: Path) -> None:
+    """The run stops, exit 2; nothing ran on the host."""
+    outcome = run(here, "makes_a_local_one")
+    assert outcome.exit_code == 2
+    assert not (here / "on_the_host").exists()
+
+
+def test_a_task_that_can_not_be_given_a_cell(here: Path) -> None:
+    """Whatever a task says its sandbox is when Inspect asks, its samples get cells."""
+    cells = RecordedCells()
+    outcome = run(here, "reverts", cells=cells)
+    assert (outcome.exit_code, len(cells.opened)) == (0, 1)
+
+
+@pytest.mark.parametrize(("solver", "sandbox"), [("work", "local"), ("work", "docker"), ("without", None)])
+def test_an_evaluation_inside_the_loading_of_a_task(here: Path, solver: str, sandbox: str | None) -> None:
+    """It has no cells: with another sandbox, or with none, it stops the run before its solver."""
+    with (here / "task.py").open("a") as file:
+        file.write(AT_LOAD.format(solver=solver, sandbox=sandbox))
+    cells = RecordedCells()
+    with pytest.raises(ContainmentBreach) as caught:
+        run(here, "plain", cells=cells)
+    assert caught.value.exit_code == 2
+    assert not cells.opened
+    assert not (here / "solved").exists()
+
+
+def test_a_sample_without_a_sandbox_is_reported_where_the_risk_is_low(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It runs, and is named."""
+    with (here / "task.py").open("a") as file:
+        file.write(AT_LOAD.format(solver="without", sandbox=None))
+    assert run(here, "plain", policy="low").exit_code == 0
+    assert (here / "solved").exists()
+    assert "no sandbox" in capsys.readouterr().err
+
+
+def test_a_sandbox_that_is_not_ours_ends_the_sample(here: Path) -> None:
+    """The look at the start of each attempt is at what is really there."""
+    other = SimpleNamespace(_sandbox=Other())
+    with sole_provider(Session()) as hold:
+        with pytest.raises(ContainmentBreach, match="default"):
+            hold.look_at({"default": other}, where="sample s")
+        with pytest.raises(ContainmentBreach, match="no sandbox"):
+            hold.look_at({}, where="sample s")
+        ours = BelljarSandboxEnvironment.__new__(BelljarSandboxEnvironment)
+        hold.look_at({"default": SimpleNamespace(_sandbox=ours)}, where="sample s")
+    assert not LookAtSandboxes().enabled()
+
+
+def test_one_hold_at_a_time() -> None:
+    """A second evaluation in the same process is refused, and does not end the first one's hold."""
+    with sole_provider(Session()):
+        with pytest.raises(HostError, match="another evaluation"), sole_provider(Session()):
+            pass
+        assert registry.registry_find_sandboxenv("local") is not LocalSandboxEnvironment
+
+
+def _other_lookup(envtype: str) -> type[SandboxEnvironment]:
+    return LocalSandboxEnvironment
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "inspect_ai.util._sandbox.registry.registry_find",
+        "inspect_ai.util._sandbox.registry.registry_find_sandboxenv",
+        "inspect_ai._eval.run.registry_find_sandboxenv",
+        "inspect_ai._eval.task.sandbox.registry_find_sandboxenv",
+        "inspect_ai.hooks._hooks.get_all_hooks",
+    ],
+)
+def test_an_inspect_that_works_otherwise_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the places that are held nothing runs."""
+    monkeypatch.setattr(place, None if place.endswith("registry_find") else lambda *_: [])
+    with pytest.raises(HostError, match="not known"), sole_provider(Session()):
+        pass
+    monkeypatch.undo()
+    assert registry.registry_find_sandboxenv("local") is LocalSandboxEnvironment
