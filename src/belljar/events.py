@@ -18,6 +18,7 @@ class Kind(StrEnum):
     """Every kind of event, `subject.what-happened`."""
 
     RUN_STARTED = "run.started"
+    RUN_EVALUATED = "run.evaluated"
     RUN_FINISHED = "run.finished"
     HOST_REAPED = "host.reaped"
     POLICY_REFUSED = "policy.refused"

@@ -34,19 +34,32 @@ from belljar.probe.run import probe_cell
 _numbers = itertools.count(1)
 
 
+class _KeyedRecorder(MemoryRecorder):
+    """With the name of a key."""
+
+    key = SimpleNamespace(fingerprint="0" * 64)
+
+
 class FakeRun:
     """A run directory in memory."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.run_id = "fake-run"
         self.path = Path("/nowhere")
-        self.recorder = MemoryRecorder()
+        self.is_sealed = False
+        self.files: dict[str, Any] = {}
+        self.recorder = _KeyedRecorder()
         self.outcome = ""
         self.closed = False
 
-    def finish(self, outcome: str, *, exit_code: int | None) -> None:
+    def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: Any) -> None:
         """As the real one."""
         self.outcome = outcome
+
+    def write_json(self, name: str, value: Any) -> None:
+        """As the real one."""
+        self.files[name] = value
 
 
 class FakeCell:

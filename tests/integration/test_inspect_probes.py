@@ -76,7 +76,7 @@ def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -
     )
     said = json.loads(done.stdout.splitlines()[-1])
     for containment, score in said.values():
-        assert containment["verdict"] == score["containment_verdict"] == "contained", containment
+        assert containment["cell_verdict"] == score["containment_cell_verdict"] == "contained", containment
         assert min(containment[phase]["probes"] for phase in ("start", "end")) > 60
         assert containment["destroyed"]
     run = belljar.runs()[-1]
@@ -85,7 +85,7 @@ def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -
     assert sorted(cell.sample for cell in cells.values()) == ["a", "b"]
     assert all(cell.probed(phase) is Verdict.CONTAINED for cell in cells.values() for phase in ("start", "end"))
     finished = [line.data["containment"] for line in read_events(run) if line.kind is Kind.SAMPLE_FINISHED]
-    assert [each["verdict"] for each in finished] == ["contained", "contained"]
+    assert [each["cell_verdict"] for each in finished] == ["contained", "contained"]
 
 
 async def on_the_host(
@@ -121,7 +121,7 @@ def test_a_weakened_cell_stops_the_run(home: Path, tmp_path: Path, monkeypatch: 
     words = [str(task), "--model", "mockllm/model", "--no-fail-on-error"]
     outcome = run_evaluation(RunRequest(inspect_args=words, policy="low", tier="container", quiet=True, home=home))
     assert (outcome.exit_code, outcome.findings.verdict) == (2, Verdict.BREACHED)
-    assert any("kernel.masked_files" in problem for problem in outcome.findings.problems)
+    assert any("kernel.masked_files" in str(problem) for problem in outcome.findings.problems)
     lines = list(read_events(outcome.path))
     assert Kind.EXEC_STARTED not in {line.kind for line in lines}
     assert [line.data["clean"] for line in lines if line.kind is Kind.CELL_DESTROYED]

@@ -60,7 +60,7 @@ def test_the_shop_is_broken_into_and_the_record_shows_how(home: Path) -> None:
     assert shown["requests_in_hindsight"] == shown["requests_in_all"] == len(told)
     assert not any("UNION" in each["what"] for each in samples["shopping"]["ranges"][0]["requests"])
     assert (run / shown["packets"]).stat().st_size > 0
-    assert not shown["faults"]
+    assert not shown["reasons"]
 
 
 def requests(run: Path) -> Iterator[tuple[Line, str, int]]:

@@ -71,7 +71,7 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
         yield f"{thrown} packet(s) of the packet record were thrown away, the oldest first: see record.packets in the policy"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were cut down, beyond what a range may put on record"
-    yield from (f"EVIDENCE MISSING: {lost}" for lost in found.lost)
+    yield from (f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost)
 
 
 def _sums(found: RangeFindings) -> Iterator[str]:

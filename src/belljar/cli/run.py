@@ -111,6 +111,8 @@ def show(outcome: RunOutcome) -> None:
     """The table, what the transcript does not show, and where the evidence is."""
     from rich.console import Console
 
+    from belljar.report.samples import headline
+
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
     findings = outcome.findings
     console.print()
@@ -119,7 +121,10 @@ def show(outcome: RunOutcome) -> None:
         console.print(line, markup=False)
     for use in findings.upstreams:
         console.print(use.sentence(), markup=False, style="bold red")
-    console.print(f"\n{summary(findings)}", markup=False, style=_COLOURS[findings.verdict.value])
+    colour = _COLOURS[
+        "void" if findings.exit_code and findings.verdict.value == "contained" else findings.verdict.value
+    ]
+    console.print(f"\n{headline(findings)}", markup=False, style=colour)
     console.print(f"run {outcome.run_id}: {outcome.path}", markup=False)
 
 
@@ -175,7 +180,7 @@ def _cells(row: Row) -> list[tuple[str, str]]:
         ("out", format_size(row.bytes_out)),
         ("time", format_duration(row.lasted_s)),
         ("destroyed", "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN"),
-        ("note", "; ".join((*row.reasons, *transcript.notes))),
+        ("note", "; ".join((*map(str, row.reasons), *transcript.notes))),
     ]
 
 
@@ -196,14 +201,18 @@ def remarks(findings: RunFindings) -> list[str]:
     if lines:
         lines.insert(0, "\nOn record in the ledger, but not in the transcript:")
     lines += [
-        f"stray cell {cell.cell_id}: "
-        + (f"sample {printable(cell.sample)} is not in the log" if cell.sample else "no sample began in it")
+        f"stray cell {cell.cell_id}: no sample began in it"
         for cell in findings.strays
-        if not cell.is_spare
+        if not cell.sample and not cell.is_spare
     ]
     if findings.spares:
         lines.append(f"{len(findings.spares)} cell(s) made ahead that no sample took")
-    lines += [f"problem: {printable(problem)}" for problem in findings.problems]
+    lines += [
+        f"sample {printable(each.sample)} #{each.epoch} was reused from run {printable(each.judged_by)}, which judged it "
+        f"{printable(each.judged_as or 'not at all')}: belljar verdict {printable(each.judged_by)}"
+        for each in findings.reused
+    ]
+    lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
     lines += [f"error: {printable(error)}" for error in findings.errors]
     lines += [
         f"error: sample {printable(row.transcript.sample)}: {printable(row.transcript.error, max_chars=300)}"
@@ -211,11 +220,3 @@ def remarks(findings: RunFindings) -> list[str]:
         if row.transcript.error
     ]
     return lines
-
-
-def summary(findings: RunFindings) -> str:
-    """One line that says how it went."""
-    counts = [f"{sum(row.verdict.value == verdict for row in findings.rows)} {verdict}" for verdict in _COLOURS]
-    emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
-    where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
-    return f"{findings.verdict.value}: {len(findings.rows)} sample(s), {', '.join(counts)}{where}"

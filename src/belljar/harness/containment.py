@@ -1,4 +1,7 @@
-"""A sample's containment as far as its own cell can say: probes at both ends, and the destruction. And its way into Inspect's sample."""
+"""What a sample's own cell can say of its containment when it ends, and its way into Inspect's sample.
+
+That is `cell_verdict`: probes at both ends, and the destruction. The verdict is `report.verdict`'s, when the run is over.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 KEY: Final = "containment"
 """Key of the sample's metadata in Inspect's log."""
-SCORE_KEY: Final = "containment_verdict"
+SCORE_KEY: Final = "containment_cell_verdict"
 """Key of each score's metadata there. Not `containment`: with that a *scorer* makes a verdict worse."""
 
 
@@ -21,12 +24,13 @@ SCORE_KEY: Final = "containment_verdict"
 class Containment:
     """What is known so far. `clean`: the destruction found nothing left; None as long as it was not looked for."""
 
+    run_id: str = ""
     start: ProbeReport | None = None
     end: ProbeReport | None = None
     clean: bool | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def cell_verdict(self) -> Verdict:
         """The worst of both ends and the destruction; what is missing is void."""
         ends = [report.verdict if report is not None else Verdict.VOID for report in (self.start, self.end)]
         return worst([*ends, Verdict.CONTAINED if self.clean else Verdict.VOID])
@@ -34,7 +38,8 @@ class Containment:
     def data(self) -> dict[str, JsonValue]:
         """As JSON values, for the ledger and for Inspect's log."""
         return {
-            "verdict": self.verdict.value,
+            "run_id": self.run_id,
+            "cell_verdict": self.cell_verdict.value,
             "start": _brief(self.start),
             "end": _brief(self.end),
             "destroyed": self.clean is True,
@@ -56,7 +61,7 @@ def _brief(report: ProbeReport | None) -> dict[str, JsonValue]:
 
 
 def bind(containment: Containment, who: SampleIdentity) -> None:
-    """Put the verdict into the sample that Inspect is ending in this context: its metadata, and each score's.
+    """Put the cell's verdict into the sample that Inspect is ending in this context: its metadata, and each score's.
 
     Inspect makes the logged sample after the sandbox is cleaned up, from the very state and scores that are changed here. Outside of
     that sample (cells that were held, direct use of the provider) there is nothing to bind to; the ledger has it.
@@ -69,7 +74,7 @@ def bind(containment: Containment, who: SampleIdentity) -> None:
     data: dict[str, Any] = containment.data()
     state.metadata[KEY] = data
     for score in (state.scores or {}).values():
-        score.metadata = {**(score.metadata or {}), SCORE_KEY: data["verdict"]}
+        score.metadata = {**(score.metadata or {}), SCORE_KEY: data["cell_verdict"]}
 
 
 def tell_transcript(phase: str, report: ProbeReport) -> None:

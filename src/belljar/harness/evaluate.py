@@ -15,30 +15,27 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from belljar.errors import BelljarError, LedgerError, PolicyError
+from belljar.errors import BelljarError, PolicyError
+from belljar.harness.judge import check_ledger, own_evidence, put_on_record
 from belljar.harness.lifecycle import say
 from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
-from belljar.report.cells import gather_cells
-from belljar.report.ranges import gather_ranges
-from belljar.report.samples import RunFindings, as_json, find_rows
-from belljar.report.upstreams import gather_upstreams
+from belljar.report.reasons import Reason, ReasonCode
+from belljar.report.samples import RunFindings
+from belljar.report.verdict import Evidence, LedgerState, judge
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai import Task
 
     from belljar.harness.config import BelljarConfig
-    from belljar.harness.transcript import Logs
     from belljar.ledger import RunDirectory
-
-FINDINGS: Final = "findings.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +53,6 @@ class RunRequest:
     quiet: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
-
-
-INTERRUPTED_CODE: Final = 130
-"""As a shell says it: 128 + SIGINT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +90,6 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 
 def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session) -> RunOutcome:
-    from belljar.harness.transcript import read_logs
-
     what = ", ".join(task.name for task in tasks)
     with (
         request.source.start_run("run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what) as run,
@@ -113,17 +104,24 @@ def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], 
             session.stop = _interrupt
             interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
-        if session.refusal is not None:
-            raise session.refusal
-        logs = read_logs(run.inspect_log_dir)
-        findings, dropped = _bound(_findings(run, session, logs), run, require_contained=request.require_contained)
-        run.write_json(FINDINGS, {**as_json(findings), "not_in_metrics": dropped})
-        interrupted = (interrupted or logs.interrupted) and session.stopped is None
-        outcome = "interrupted" if interrupted else "failed" if findings.exit_code else "completed"
-        run.finish(outcome, exit_code=_exit_code(findings, interrupted=interrupted))
-    findings = _verified(findings, run)
-    code = _exit_code(findings, interrupted=interrupted)
-    return RunOutcome(findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=code)
+        session.record_end(interrupted=interrupted)
+        evidence = own_evidence(run)
+        findings, dropped = _bound(judge(evidence), run, require_contained=request.require_contained)
+        put_on_record(run, findings, dropped)
+    if session.refusal is not None and findings.exit_code == session.refusal.exit_code:
+        raise session.refusal
+    findings = _sealed(evidence, findings, run)
+    return RunOutcome(
+        findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=findings.exit_code
+    )
+
+
+def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> RunFindings:
+    """The findings hold only if the sealed record does."""
+    state, problem = check_ledger(run)
+    if state is LedgerState.VERIFIED:
+        return findings
+    return judge(replace(evidence, ledger=state, ledger_problem=problem))
 
 
 def _interrupt() -> None:
@@ -151,16 +149,10 @@ def _bound(findings: RunFindings, run: RunDirectory, *, require_contained: bool)
     try:
         return findings, bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained)
     except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
-        problem = (
-            f"the verdicts are not in Inspect's log: {type(error).__name__}: {printable(str(error), max_chars=300)}"
-        )
+        detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
+        problem = Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)
         say(f"belljar: {problem}")
         return (replace(findings, problems=(*findings.problems, problem)) if require_contained else findings), []
-
-
-def _exit_code(findings: RunFindings, *, interrupted: bool) -> int:
-    """An interrupt is the reason for what is unfinished, but never hides missing evidence."""
-    return INTERRUPTED_CODE if interrupted and findings.exit_code != 2 else findings.exit_code
 
 
 def _check_policy(policy: str, tier: str) -> None:
@@ -289,32 +281,3 @@ def _standard_output_to_error() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _findings(run: RunDirectory, session: Session, logs: Logs) -> RunFindings:
-    from belljar.ledger import read_events
-
-    errors = logs.errors if logs.transcripts or logs.errors else ["the evaluation did not run"]
-    problems = [error.what for error in session.breaches]
-    return find_rows(
-        logs.transcripts,
-        gather_cells(read_events(run.path)),
-        problems=problems,
-        errors=errors,
-        upstreams=gather_upstreams(read_events(run.path)),
-        ranges=gather_ranges(read_events(run.path)),
-    )
-
-
-def _verified(findings: RunFindings, run: RunDirectory) -> RunFindings:
-    """The findings hold only if the sealed record does."""
-    from belljar.ledger import verify
-
-    try:
-        verification = verify(run.path)
-    except LedgerError as error:
-        return replace(findings, problems=(*findings.problems, error.what))
-    if verification.ok(strict=True):
-        return findings
-    why = verification.problem or verification.status.value
-    return replace(findings, problems=(*findings.problems, f"the ledger does not verify: {why}"))

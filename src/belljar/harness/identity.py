@@ -19,6 +19,11 @@ class SampleIdentity:
     task: str
     uuid: str = ""
     eval_id: str = ""
+    log: str = ""
+
+    def started(self) -> dict[str, JsonValue]:
+        """As the data of its beginning: `log` is where Inspect writes the log that will have it."""
+        return {**self.data(), "log": self.log}
 
     def data(self) -> dict[str, JsonValue]:
         """As an event's data."""
@@ -45,4 +50,5 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
         task=active.task,
         uuid=active.sample_uuid,
         eval_id=active.eval_id,
+        log=active.log_location,
     )

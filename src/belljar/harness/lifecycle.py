@@ -19,6 +19,8 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.harness.provider import BelljarSandboxEnvironment
+    from belljar.ledger import RunDirectory
+    from belljar.report.samples import RunFindings
 
 _LOOK_EVERY_S: Final = 2.0
 
@@ -43,11 +45,30 @@ def tell(session: Session, notes: Iterable[str]) -> None:
             say(f"belljar: {note}")
 
 
-def leave(session: Session, *, failed: bool) -> None:
-    """Count a user out; the last closes the run directory that `enter` opened."""
+async def leave(session: Session) -> None:
+    """Count a user out; the last judges and closes the run directory that `enter` opened."""
     session.users = max(0, session.users - 1)
-    if not session.users:
-        session.close_own_run("failed" if failed else "completed")
+    if session.users or session.own is None:
+        return
+    run = session.ensure_run()
+    session.record_end(interrupted=bool(session.told_to_end))
+    from belljar.report.samples import headline
+
+    findings = await anyio.to_thread.run_sync(_judge_own, run)
+    session.close_own_run()
+    if not findings.refusal_code:
+        say(f"belljar: {printable(headline(findings))}")
+        say(f"belljar: reasons and evidence: belljar verdict {run.run_id}")
+
+
+def _judge_own(run: RunDirectory) -> RunFindings:
+    """In a thread: Inspect reads its logs with an event loop of its own."""
+    from belljar.harness.judge import own_evidence, put_on_record
+    from belljar.report.verdict import judge
+
+    findings = judge(own_evidence(run))
+    put_on_record(run, findings)
+    return findings
 
 
 def refused(error: BelljarError) -> Exception:

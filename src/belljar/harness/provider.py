@@ -102,11 +102,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             lifecycle.tell(session, configs.notes_on(config, forced=session.forced_policy))
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
-            lifecycle.leave(session, failed=True)
             session.refusal = session.refusal or error
+            await lifecycle.leave(session)
             raise lifecycle.refused(error) from error
         except BaseException:
-            lifecycle.leave(session, failed=True)
+            with anyio.CancelScope(shield=True):
+                await lifecycle.leave(session)
             raise
 
     @override
@@ -144,7 +145,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 bridge = ModelBridge()
                 cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
             for each in (cell, *cell.others.values()):
-                session.record(Event(kind=Kind.SAMPLE_STARTED, data=who.data(), cell_id=each.id, actor=Actor.HARNESS))
+                session.record(
+                    Event(kind=Kind.SAMPLE_STARTED, data=who.started(), cell_id=each.id, actor=Actor.HARNESS)
+                )
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -190,7 +193,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 try:
                     await lifecycle.close_all(session, outcome="completed" if not cleanup else "interrupted")
                 finally:
-                    lifecycle.leave(session, failed=bool(session.breaches))
+                    await lifecycle.leave(session)
 
     @override
     @classmethod
@@ -343,7 +346,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """
         session = self._session
         async with session.source.open_cell(self.policy, run=session.ensure_run(), home=session.home) as cell:
-            started = Event(kind=Kind.SAMPLE_STARTED, data=self.who.data(), cell_id=cell.id, actor=Actor.HARNESS)
+            started = Event(kind=Kind.SAMPLE_STARTED, data=self.who.started(), cell_id=cell.id, actor=Actor.HARNESS)
             session.record(started)
             await self._stop_if_breached(await self._probe(cell, "start"), cell)
             try:
@@ -379,6 +382,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             self._session.breaches.append(error)
             raise
         finally:
+            self.containment.run_id = self._session.ensure_run().run_id
             data = {**self.who.data(), "outcome": outcome, "containment": self.containment.data()}
             finished = Event(kind=Kind.SAMPLE_FINISHED, data=data, cell_id=self.cell.id, actor=Actor.HARNESS)
             self._session.record(finished)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import anyio
 
 from belljar.errors import BelljarError, ContainmentBreach
-from belljar.events import Actor, Event
+from belljar.events import Actor, Event, JsonValue, Kind
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -144,7 +144,7 @@ class Session:
         if self.run is None:
             import sys
 
-            self.own = ExitStack()
+            self.own, self.breaches, self.refusal = ExitStack(), [], None
             self.run = self.own.enter_context(self.source.start_run("inspect", sys.argv, home=self.home))
         return self.run
 
@@ -161,11 +161,24 @@ class Session:
             return self.source.open_cell(policy, run=self.ensure_run(), home=self.home)
         return self.warm.cell(config, policy)
 
-    def close_own_run(self, outcome: str) -> None:
+    def record_end(self, *, interrupted: bool) -> None:
+        """Record that the evaluation is over, with what only this process knows of it. What follows is judged."""
+        refusal = self.refusal
+        why: dict[str, JsonValue] = (
+            {"refusal": _plain(refusal), "refusal_code": refusal.exit_code} if refusal is not None else {}
+        )
+        data: dict[str, JsonValue] = {
+            "interrupted": interrupted,
+            "stopped": self.stopped is not None,
+            "errors": [_plain(error) for error in self.breaches],
+            **why,
+        }
+        self.record(Event(kind=Kind.RUN_EVALUATED, data=data, actor=Actor.HARNESS))
+
+    def close_own_run(self) -> None:
         """Close the run directory if `ensure_run` opened it."""
-        if self.own is None or self.run is None:
+        if self.own is None:
             return
-        self.run.finish(outcome, exit_code=None)
         own, self.own, self.run = self.own, None, None
         own.close()
 
@@ -197,6 +210,10 @@ class Session:
     def record(self, event: Event) -> None:
         """Record an event of the harness."""
         self.ensure_run().recorder.record(event)
+
+
+def _plain(error: BelljarError) -> str:
+    return f"{error.where}: {error.what}" if error.where else error.what
 
 
 _given: ContextVar[Session | None] = ContextVar("belljar_session", default=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_samples
 
@@ -12,66 +12,86 @@ from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Action
 from belljar.report.reconcile import Call
 from belljar.report.samples import Transcript
+from belljar.report.verdict import LogRecord, LogStatus
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai.event import Event
     from inspect_ai.log import EvalLog, EvalSample
+    from inspect_ai.scorer import Score
 
 CONTAINMENT: Final = "containment"
 """Key of a score's metadata by which a scorer that looked at the host can make a verdict worse: `breached` or `void`.
 It can't make it better.
 """
 NOTE: Final = "containment_note"
+OWN_SCORE: Final = "judged_by_run"
+"""Key of the metadata of the score that Belljar makes: the run that says it."""
 
 
-class Logs(NamedTuple):
-    """What Inspect's logs say: the samples, the errors of the evaluations as a whole, and whether a person ended one."""
-
-    transcripts: list[Transcript]
-    errors: list[str]
-    interrupted: bool
+JUDGED: Final = "containment"
+"""Key of the sample's metadata under which Belljar says what it knows, with the run that says it."""
 
 
-def read_logs(log_dir: Path) -> Logs:
-    """Every log in `log_dir`."""
+def logs_in(directory: Path) -> list[str]:
+    """The logs in a directory, oldest first; none when it is not there."""
+    return [info.name for info in list_eval_logs(str(directory), descending=False)] if directory.is_dir() else []
+
+
+def read_log(location: str) -> LogRecord:
+    """One log. What can't be read of it is its `problem`: nothing is raised."""
+    if not (path := Path(location.removeprefix("file://"))).exists() and "://" not in str(path):
+        return LogRecord(location=location, missing=True)
     transcripts: list[Transcript] = []
-    errors: list[str] = []
-    interrupted = False
-    for info in list_eval_logs(str(log_dir), descending=False):
-        header = read_eval_log(info, header_only=True)
-        errors.extend(_errors(header))
-        interrupted = interrupted or header.status == "cancelled"
-        transcripts.extend(_samples(info, header))
-    return Logs(transcripts, errors, interrupted)
+    try:
+        header = read_eval_log(location, header_only=True)
+        for sample in read_eval_log_samples(location, all_samples_required=False, resolve_attachments=True):
+            transcripts.append(read_sample(header.eval.task, sample))
+    except Exception as error:  # noqa: BLE001 - Inspect's format: a truncated archive, a version that it does not know
+        why = printable(f"{type(error).__name__}: {error}", max_chars=300)
+        return LogRecord(location=location, transcripts=tuple(transcripts), problem=why)
+    return LogRecord(
+        location=location,
+        task=printable(header.eval.task),
+        status=LogStatus(header.status),
+        error=printable(header.error.message, max_chars=400) if header.error else "",
+        transcripts=tuple(transcripts),
+        expected=_expected(header),
+        samples_logged=header.eval.config.log_samples is not False,
+    )
 
 
-def _errors(header: EvalLog) -> Iterator[str]:
-    if header.status != "success":
-        why = printable(header.error.message, max_chars=400) if header.error else "it did not finish"
-        yield f"{printable(header.eval.task)}: {header.status}: {why}"
-
-
-def _samples(info: Any, header: EvalLog) -> Iterator[Transcript]:  # noqa: ANN401 - EvalLogInfo is not exported for typing everywhere
-    for sample in read_eval_log_samples(info, all_samples_required=False, resolve_attachments=True):
-        yield read_sample(header.eval.task, sample)
+def _expected(header: EvalLog) -> int | None:
+    results = header.results
+    if results is None or results.early_stopping is not None:
+        return None
+    return results.total_samples if results.logged_samples is None else results.logged_samples
 
 
 def read_sample(task: str, sample: EvalSample) -> Transcript:
     """One sample."""
     scores = sample.scores or {}
     said = [score.metadata or {} for score in scores.values()]
+    judged = sample.metadata.get(JUDGED)
+    judged = judged if isinstance(judged, dict) else {}
     return Transcript(
         task=task,
         sample=str(sample.id),
         epoch=sample.epoch,
         uuid=sample.uuid or "",
-        scores={name: str(score.value) for name, score in scores.items()},
+        scores={name: str(score.value) for name, score in scores.items() if not is_own_score(score)},
         error=_error(sample.error.message) if sample.error else "",
         calls=tuple(_calls(_all_events(sample))),
         lowered=_lowered(str(metadata.get(CONTAINMENT, "")) for metadata in said),
         notes=tuple(str(metadata[NOTE]) for metadata in said if NOTE in metadata),
+        judged_by=str(judged.get("run_id", "")),
+        judged_as=str(judged.get("verdict", "")),
     )
+
+
+def is_own_score(score: Score) -> bool:
+    """Whether Belljar made this score, when an earlier judgement was written into the log."""
+    return OWN_SCORE in (score.metadata or {})
 
 
 def _error(message: str) -> str:

@@ -24,10 +24,13 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, ScoreEdit
 
+from belljar.harness.transcript import JUDGED, OWN_SCORE
 from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
 
 SCORE: Final = "containment"
+SCORE_VERDICT: Final = "containment_verdict"
+"""Key of each score's metadata."""
 _AUTHOR: Final = "belljar"
 _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BREACHED: INCORRECT}
 
@@ -41,7 +44,7 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []
     for info in list_eval_logs(str(log_dir), descending=False):
-        log = _bound(read_eval_log(info), rows)
+        log = _bound(read_eval_log(info), rows, findings.run_id)
         if require_contained:
             log, left_out = _only_contained(log, rows)
             dropped += left_out
@@ -49,14 +52,26 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     return dropped
 
 
-def _bound(log: EvalLog, rows: Mapping[str, Row]) -> EvalLog:
+def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
     judged = [(sample, rows[sample.uuid]) for sample in log.samples or [] if sample.uuid and sample.uuid in rows]
     for sample, row in judged:
+        codes = [reason.code.value for reason in row.reasons]
+        known = sample.metadata.get(JUDGED)
+        said = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
+        sample.metadata[JUDGED] = {**(known if isinstance(known, dict) else {}), **said}
+        for score in (sample.scores or {}).values():
+            score.metadata = {**(score.metadata or {}), SCORE_VERDICT: row.verdict.value}
         edit = ScoreEdit(
             value=_VALUES[row.verdict],
             answer=row.verdict.value,
-            explanation="; ".join(row.reasons) or "every piece of evidence is there",
-            metadata={"cells": [cell.cell_id for cell in row.cells], "probes": row.probed, "destroyed": row.destroyed},
+            explanation="; ".join(map(str, row.reasons)) or "every piece of evidence is there",
+            metadata={
+                OWN_SCORE: run_id,
+                "reasons": codes,
+                "cells": [cell.cell_id for cell in row.cells],
+                "probes": row.probed,
+                "destroyed": row.destroyed,
+            },
             provenance=_provenance("the ledger's verdict"),
         )
         edit_score(log, sample.id, _free_name(sample), edit, recompute_metrics=False, epoch=sample.epoch)

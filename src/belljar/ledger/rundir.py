@@ -23,6 +23,8 @@ from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
 
 RUNS: Final = "runs"
+INSPECT_LOGS: Final = "inspect"
+"""Where a run directory of `belljar run` has Inspect's logs."""
 
 _MAX_ERROR_CHARS: Final = 4096
 OUTCOMES: Final = ("completed", "failed", "interrupted")
@@ -71,6 +73,7 @@ class RunDirectory:
     run_id: str
     path: Path
     recorder: LedgerWriter
+    is_sealed: bool
 
     def __init__(
         self,
@@ -85,6 +88,8 @@ class RunDirectory:
         self._home, self._kind, self._argv, self._what, self._versions = home, kind, argv, what, versions
         self._checkpoint_interval_s = checkpoint_interval_s
         self._outcome: tuple[str, int | None, str | None] | None = None
+        self._details: dict[str, JsonValue] = {}
+        self.is_sealed = False
         self._stack = ExitStack()
         self._holding, self._held = threading.Lock(), set[str]()
 
@@ -98,7 +103,7 @@ class RunDirectory:
     @property
     def inspect_log_dir(self) -> Path:
         """Where the harness puts its own log; made on first use."""
-        folder = self.path / "inspect"
+        folder = self.path / INSPECT_LOGS
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
@@ -112,12 +117,12 @@ class RunDirectory:
         for what is not JSON."""
         return self._write(name, canonical(value) + b"\n")
 
-    def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None) -> None:
+    def finish(self, outcome: str, *, exit_code: int | None, error: str | None = None, **details: JsonValue) -> None:
         """Say how the run ended: `completed`, `failed` or `interrupted`. Without it, the exception that ends the
-        context says it (none: completed, 0)."""
+        context says it (none: completed, 0). `details` are further fields of the event."""
         if outcome not in OUTCOMES:
             raise ValueError(f"{outcome!r} is not one of {', '.join(OUTCOMES)}")
-        self._outcome = (outcome, exit_code, error)
+        self._outcome, self._details = (outcome, exit_code, error), details
 
     def __enter__(self) -> RunDirectory:
         try:
@@ -170,7 +175,7 @@ class RunDirectory:
 
     def _seal(self, error: BaseException | None) -> None:
         outcome, exit_code, text = self._outcome or _outcome_of(error)
-        data = {"outcome": outcome, "exit_code": exit_code} | ({"error": text} if text else {})
+        data = {"outcome": outcome, "exit_code": exit_code} | ({"error": text} if text else {}) | self._details
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
         try:
@@ -179,6 +184,7 @@ class RunDirectory:
             self.recorder.seal(sha256_hex(content))
             (self.path / MANIFEST_PART).rename(self.path / MANIFEST)
             sync_directory(self.path)
+            self.is_sealed = True
         except OSError as failure:
             raise LedgerError(
                 f"the run can't be sealed: {failure.strerror}",

@@ -130,6 +130,12 @@ class _RunStarted(_Data):
     belljar: str
 
 
+class _RunEvaluated(_Data):
+    interrupted: bool
+    stopped: bool
+    errors: TextList
+
+
 class _RunFinished(_Data):
     outcome: Literal["completed", "failed", "interrupted"]
     exit_code: int | None
@@ -384,6 +390,7 @@ class _NetworkUpstream(_Data):
 
 _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.RUN_STARTED: _RunStarted,
+    Kind.RUN_EVALUATED: _RunEvaluated,
     Kind.RUN_FINISHED: _RunFinished,
     Kind.HOST_REAPED: _HostReaped,
     Kind.POLICY_REFUSED: _Reason,

@@ -13,6 +13,7 @@ from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
 from belljar.probe.model import Verdict, worst
+from belljar.report.reasons import Reason, ReasonCode
 
 
 class Action(StrEnum):
@@ -40,6 +41,7 @@ class Operation:
 
 
 CUT_OFF: Final = "it was cut off"
+_NOT_ALL: Final = "not all could be tried"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,6 +104,42 @@ class CellFindings:
     def probed(self, phase: str) -> Verdict:
         """What the probes of one end of the sample say: the worst of their runs; void when none is on record."""
         return worst(probing.verdict for probing in self.probings if probing.phase == phase)
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """Why the sample in it is not contained, as far as this cell goes."""
+        phases = {probing.phase for probing in self.probings}
+        return [
+            *self.end_reasons,
+            *(self._reason(ReasonCode.PROBES_MISSING, phase) for phase in ("start", "end") if phase not in phases),
+            *(
+                self._reason(ReasonCode.PROBES_VOID, f"{each.phase or 'asked for'}: {each.problem or _NOT_ALL}")
+                for each in self.probings
+                if each.verdict is Verdict.VOID
+            ),
+        ]
+
+    @property
+    def end_reasons(self) -> list[Reason]:
+        """What would be amiss of a cell that no sample had: a breach, or an end that is not proven."""
+        breached = [
+            self._reason(ReasonCode.PROBES_BREACHED, breach)
+            for probing in self.probings
+            if probing.verdict is Verdict.BREACHED
+            for breach in probing.breaches or ["the event names no probe"]
+        ]
+        if not self.destroyed:
+            given_up = self.is_spare and self.never_stood
+            return breached if given_up else [*breached, self._reason(ReasonCode.CELL_NOT_DESTROYED)]
+        if self.clean:
+            return breached
+        if self.survivors or not self.not_checked:
+            left = ", ".join(self.survivors) or "something"
+            return [*breached, self._reason(ReasonCode.CELL_SURVIVORS, left)]
+        return [*breached, self._reason(ReasonCode.CELL_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked))]
+
+    def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
+        return Reason(code=code, where=f"cell {self.cell_id}", detail=detail)
 
     @property
     def lasted_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.places import Places
+from belljar.report.reasons import Reason, ReasonCode
 from belljar.report.requests import Requests, in_hindsight, place
 from belljar.units import printable
 
@@ -16,21 +17,17 @@ TOLD: Final = 20
 """Of names, and of a flow's destinations: so many are named, the others counted."""
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
-_UNREAD: Final = "{} packet(s) were thrown away before what cells said to each other was read out of them: record.packets in the policy gives more room"
-"""Evidence that is missing where cells reach each other: no gateway has it."""
 _HINDSIGHT: Final = "hindsight_"
 _PACKETS: Final = "packets"
 _READER: Final = "reader"
 """Whoever read it ended before the record did: its effect says why."""
-_READER_ENDED: Final = "what cells said to each other: {}"
-"""Evidence that is missing: what a cell sends may be why nobody reads the rest."""
 _MAX_EFFECT_CHARS: Final = 600
 _COUNTED_LOST: Final = {
-    "packets_not_recorded": "{} packet(s) are in no packet record",
-    "logs_lost": "{} refused or allowed packet(s) are in no event",
-    "untold_at_end": "{} thing(s) or more that were cut by the range's end are in no event",
+    "packets_not_recorded": ReasonCode.PACKETS_NOT_RECORDED,
+    "logs_lost": ReasonCode.FLOWS_NOT_RECORDED,
+    "untold_at_end": ReasonCode.EVENTS_CUT_AT_END,
 }
-"""Evidence that is missing: what the kernel had no room for, and what its end left no time for."""
+"""Counters of `range.destroyed` that are missing evidence: what the kernel had no room for, and what its end left no time for."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,36 +117,37 @@ class RangeFindings:
     probing: set[str] = field(default_factory=set)
     places: Places = field(default_factory=Places)
 
-    @property
-    def unclean(self) -> list[str]:
-        """Why its end is not proven."""
-        if not self.destroyed:
-            return ["its destruction is not on record"]
-        if self.clean:
-            return []
-        if self.left or not self.not_checked:
-            return [f"its destruction left {', '.join(self.left) or 'something'}"]
-        return [f"its destruction is not proven; not looked for: {'; '.join(self.not_checked)}"]
+    def _reason(self, code: ReasonCode, detail: str = "") -> Reason:
+        return Reason(code=code, where=f"range {self.range_id}", detail=detail)
 
     @property
-    def faults(self) -> list[str]:
+    def reasons(self) -> list[Reason]:
         """Why a sample in it is not contained: it died, its end is not proven, or evidence is missing."""
-        return [*self.troubles, *self.lost]
+        return [*self.end_reasons, *self.lost]
 
     @property
-    def troubles(self) -> list[str]:
+    def end_reasons(self) -> list[Reason]:
         """What would be amiss of a range that nobody had used: it died, or its end is not proven."""
-        died = [f"it ended by itself: {self.failed}"] if self.failed else []
-        return [*died, *self.unclean]
+        code = ReasonCode.RANGE_BREACHED if self.breached else ReasonCode.RANGE_FAILED
+        died = [self._reason(code, self.failed)] if self.failed or self.breached else []
+        if not self.destroyed:
+            return [*died, self._reason(ReasonCode.RANGE_NOT_DESTROYED)]
+        if self.clean:
+            return died
+        if self.left or not self.not_checked:
+            return [*died, self._reason(ReasonCode.RANGE_SURVIVORS, ", ".join(self.left) or "something")]
+        return [*died, self._reason(ReasonCode.RANGE_DESTRUCTION_UNPROVEN, "; ".join(self.not_checked))]
 
     @property
-    def lost(self) -> list[str]:
+    def lost(self) -> list[Reason]:
         """What its record should have and has not. What a bound left out of one record and another has is not lost."""
-        lost = [said.format(self.counters[name]) for name, said in _COUNTED_LOST.items() if self.counters.get(name)]
+        counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
         overwritten = self.unread_packets - self.counters.get("packets_not_recorded", 0)
-        unread = [_UNREAD.format(overwritten)] if overwritten > 0 else []
-        ended = [_READER_ENDED.format(self.reader_ended)] if self.reader_ended else []
-        return [*lost, *unread, *ended]
+        counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(0, overwritten)))
+        lost = [self._reason(code, str(count)) for code, count in counted if count]
+        if self.reader_ended:
+            lost.append(self._reason(ReasonCode.TRAFFIC_ANALYSIS_ENDED, self.reader_ended))
+        return lost
 
     def name_places(self) -> None:
         """Tell each place by the names that were asked for, now that all are known."""
@@ -172,7 +170,7 @@ class RangeFindings:
             "connections_open_at_the_end": self.requests.still_open,
             "flows": [asdict(flow) for flow in self.flows.values()],
             **{name: asdict(getattr(self, name)) for name in told},
-            "faults": self.faults,
+            "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
         }
 

@@ -1,27 +1,25 @@
-"""Ledger + transcript → one row per sample and a verdict for the run. Pure: the only place where *contained* is
-decided.
-"""
+"""The findings of a run: one row for each sample, what is amiss with the run, and both as JSON. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import CellFindings, Probing
 from belljar.report.ranges import RangeFindings
-from belljar.report.reconcile import Call, Difference, reconcile
+from belljar.report.reasons import Reason, ReasonCode, verdict_of
+from belljar.report.reconcile import Call, Difference
 from belljar.report.upstreams import UpstreamUse
-
-NO_RANGES: Final[Mapping[str, RangeFindings]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One sample as the harness's log has it. `lowered` is a verdict that a scorer reached from the host's side; it
-    can only make ours worse.
+    """One sample as the harness's log has it.
+
+    `lowered` is a verdict that a scorer reached from the host's side; it can only make ours worse. `judged_by` is the run
+    that the sample's metadata names, `judged_as` the verdict that stands there: a reused sample has another run's.
     """
 
     task: str
@@ -33,6 +31,8 @@ class Transcript:
     calls: tuple[Call, ...] = ()
     lowered: Verdict = Verdict.CONTAINED
     notes: tuple[str, ...] = ()
+    judged_by: str = ""
+    judged_as: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,13 @@ class Row:
     transcript: Transcript
     cells: tuple[CellFindings, ...]
     difference: Difference
-    verdict: Verdict
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
     ranges: tuple[RangeFindings, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What its reasons mean."""
+        return verdict_of(self.reasons)
 
     @property
     def commands(self) -> int:
@@ -87,16 +91,23 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFindings:
-    """The run as a whole. `strays` are cells of no sample (`stray_ranges` likewise), `spares` those of them that were made ahead and that nobody took;
-    `problems` concern the run and void it; `upstreams` are real and were asked for.
+    """The run as a whole.
+
+    `problems` concern the run; `errors` are the evaluation's own. `strays` are cells of no sample in a log (`stray_ranges`
+    likewise), `spares` those of them that were made ahead and that nobody took. `reused` are samples that another run
+    judged. `refusal_code` is the exit code of an error that kept the run from beginning, else 0. `upstreams` are real.
     """
 
-    rows: tuple[Row, ...]
-    strays: tuple[CellFindings, ...]
-    problems: tuple[str, ...] = ()
+    run_id: str = ""
+    rows: tuple[Row, ...] = ()
+    strays: tuple[CellFindings, ...] = ()
+    stray_ranges: tuple[RangeFindings, ...] = ()
+    reused: tuple[Transcript, ...] = ()
+    problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
     upstreams: tuple[UpstreamUse, ...] = ()
-    stray_ranges: tuple[RangeFindings, ...] = ()
+    interrupted: bool = False
+    refusal_code: int = 0
 
     @property
     def spares(self) -> tuple[CellFindings, ...]:
@@ -105,13 +116,8 @@ class RunFindings:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its samples; void if there is none, or the record as a whole is in doubt."""
-        verdicts = [row.verdict for row in self.rows]
-        verdicts += [Verdict.BREACHED for cell in self.strays if _breaches(cell)]
-        verdicts += [Verdict.BREACHED for each in self.stray_ranges if each.breached]
-        if self.problems or not verdicts:
-            verdicts.append(Verdict.VOID)
-        return worst(verdicts)
+        """The worst of its samples and of what is amiss with the run."""
+        return worst((verdict_of(self.problems), *(row.verdict for row in self.rows)))
 
     @property
     def failed(self) -> bool:
@@ -120,121 +126,63 @@ class RunFindings:
 
     @property
     def exit_code(self) -> int:
-        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached. The worse news wins.
+        """0 all contained, 1 evaluation errors, 2 containment evidence missing or breached, 130 interrupted, else a refusal's.
 
-        A sample that failed before anything ran in a cell is an error, not missing evidence: there is nothing that could have got out.
+        The worse news wins. A sample that failed before anything ran in a cell is an error, not missing evidence: there
+        is nothing that could have got out.
         """
         doubted = any(row.verdict is not Verdict.CONTAINED and row.ran for row in self.rows)
-        if doubted or self.problems or not (self.rows or self.errors):
+        if doubted or any(reason.code not in _NOTHING_RAN for reason in self.problems):
             return 2
-        return 1 if self.failed else 0
+        if self.refusal_code:
+            return self.refusal_code
+        if self.interrupted:
+            return INTERRUPTED_CODE
+        if self.failed:
+            return 1
+        return 0 if self.rows else 2
+
+    @property
+    def outcome(self) -> str:
+        """How the evaluation ended: `completed`, `failed` or `interrupted`."""
+        return "interrupted" if self.interrupted else "failed" if self.exit_code else "completed"
 
 
-def find_rows(
-    transcripts: Sequence[Transcript],
-    cells: Mapping[str, CellFindings],
-    *,
-    problems: Sequence[str] = (),
-    errors: Sequence[str] = (),
-    upstreams: Sequence[UpstreamUse] = (),
-    ranges: Mapping[str, RangeFindings] = NO_RANGES,
-) -> RunFindings:
-    """Join the harness's samples with the ledger's cells and judge each."""
-    by_uuid: dict[str, list[CellFindings]] = {}
-    for cell in cells.values():
-        by_uuid.setdefault(cell.uuid, []).append(cell)
-    rows = [_row(transcript, by_uuid.pop(transcript.uuid, []), ranges) for transcript in transcripts]
-    strays = tuple(cell for left in by_uuid.values() for cell in left)
-    unclean = [f"cell {cell.cell_id}: {fault}" for cell in strays for fault in (*_unclean(cell), *_breaches(cell))]
-    taken = {each.range_id for row in rows for each in row.ranges}
-    stray_ranges = tuple(each for each in ranges.values() if each.range_id not in taken)
-    unclean += [f"range {each.range_id}: {fault}" for each in stray_ranges for fault in each.troubles]
-    return RunFindings(
-        rows=tuple(rows),
-        strays=strays,
-        stray_ranges=stray_ranges,
-        problems=(*problems, *unclean),
-        errors=tuple(errors),
-        upstreams=tuple(upstreams),
-    )
+def headline(findings: RunFindings) -> str:
+    """One line that says how it went. It begins with `contained` only when everything ran and all of it was."""
+    counts = [f"{sum(row.verdict is verdict for row in findings.rows)} {verdict.value}" for verdict in Verdict]
+    is_whole = findings.verdict is not Verdict.CONTAINED or not findings.exit_code
+    word = findings.verdict.value if is_whole else findings.outcome
+    reused = f"; {len(findings.reused)} more are another run's" if findings.reused else ""
+    emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
+    where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
+    return f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}{reused}{where}"
 
 
-def _row(transcript: Transcript, cells: Sequence[CellFindings], ranges: Mapping[str, RangeFindings]) -> Row:
-    difference = reconcile(transcript.calls, cells)
-    its = tuple(ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges)
-    reasons = [reason for cell in cells for reason in _faults(cell)]
-    reasons += [f"range {each.range_id}: {fault}" for each in its for fault in each.faults]
-    if not cells:
-        reasons.append("no cell is on record for this sample")
-    if difference.unfounded:
-        reasons.append(f"{len(difference.unfounded)} call(s) of the transcript never reached a cell")
-    verdict = worst(
-        (
-            transcript.lowered,
-            Verdict.VOID if reasons else Verdict.CONTAINED,
-            *(_probed(cell) for cell in cells),
-            *(Verdict.BREACHED for each in its if each.breached),
-        )
-    )
-    if transcript.lowered is not Verdict.CONTAINED:
-        reasons.append(f"a scorer says {transcript.lowered.value}")
-    return Row(
-        transcript=transcript,
-        cells=tuple(cells),
-        difference=difference,
-        verdict=verdict,
-        reasons=tuple(reasons),
-        ranges=its,
-    )
-
-
-def _probed(cell: CellFindings) -> Verdict:
-    """The worst of everything that was probed in this cell, at any time, and of both ends of its sample."""
-    return worst((cell.probed("start"), cell.probed("end"), *(probing.verdict for probing in cell.probings)))
-
-
-def _faults(cell: CellFindings) -> list[str]:
-    """Why the cell of a sample is not contained."""
-    faults = (*_unclean(cell), *_breaches(cell), *_unproven(cell))
-    return [f"cell {cell.cell_id}: {fault}" for fault in faults]
-
-
-def _unclean(cell: CellFindings) -> list[str]:
-    if cell.is_spare and cell.never_stood and not cell.destroyed:
-        return []
-    if not cell.destroyed:
-        return ["its destruction is not on record"]
-    if cell.clean:
-        return []
-    if cell.survivors or not cell.not_checked:
-        return [f"its destruction left {', '.join(cell.survivors) or 'something'}"]
-    return [f"its destruction is not proven; not looked for: {'; '.join(cell.not_checked)}"]
-
-
-def _breaches(cell: CellFindings) -> list[str]:
-    return [f"breached: {breach}" for probing in cell.probings for breach in probing.breaches]
-
-
-def _unproven(cell: CellFindings) -> list[str]:
-    missing = [phase for phase in ("start", "end") if not any(probing.phase == phase for probing in cell.probings)]
-    void = [probing for probing in cell.probings if probing.verdict is Verdict.VOID]
-    return [
-        *(f"it was not probed at its {phase}" for phase in missing),
-        *(
-            f"its probes at its {each.phase or 'own time'} are void: {each.problem or 'not all could be tried'}"
-            for each in void
-        ),
-    ]
+INTERRUPTED_CODE: Final = 130
+"""As a shell says it: 128 + SIGINT."""
+_NOTHING_RAN: Final = frozenset({ReasonCode.NO_SAMPLES, ReasonCode.RUN_REFUSED})
 
 
 def as_json(findings: RunFindings) -> dict[str, Any]:
     """The findings as JSON values, for `--json` and for the run directory."""
     return {
+        "run_id": findings.run_id,
         "verdict": findings.verdict.value,
+        "outcome": findings.outcome,
         "exit_code": findings.exit_code,
-        "problems": list(findings.problems),
+        "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
         "samples": [_row_json(row) for row in findings.rows],
+        "reused_samples": [
+            {
+                "sample": each.sample,
+                "epoch": each.epoch,
+                "run_id": each.judged_by,
+                "verdict_of_that_run": each.judged_as,
+            }
+            for each in findings.reused
+        ],
         "upstreams": [use.to_json() for use in findings.upstreams],
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_spare],
         "spare_cells": [cell.cell_id for cell in findings.spares],
@@ -263,7 +211,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "error": row.transcript.error,
         "notes": list(row.transcript.notes),
         "verdict": row.verdict.value,
-        "reasons": list(row.reasons),
+        "reasons": [reason.to_json() for reason in row.reasons],
         "cells": [cell.cell_id for cell in row.cells],
         "tier": row.cells[0].tier if row.cells else "",
         "emulated": any(cell.emulated for cell in row.cells),

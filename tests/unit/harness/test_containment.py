@@ -43,14 +43,14 @@ def report(verdict: Verdict) -> ProbeReport:
 def test_the_worst_is_the_verdict(start: Verdict, end: Verdict, clean: bool | None, verdict: Verdict) -> None:
     """Both ends and the destruction: the worst of them; what is missing is void."""
     containment = Containment(start=report(start), end=report(end), clean=clean)
-    assert containment.verdict is verdict
-    assert containment.data()["verdict"] == verdict.value
+    assert containment.cell_verdict is verdict
+    assert containment.data()["cell_verdict"] == verdict.value
 
 
 def test_what_was_not_probed_is_void() -> None:
     """No probe, no contained; and only a breach is an error."""
-    assert Containment(start=report(C), clean=True).verdict is V
-    assert Containment(end=report(C), clean=True).verdict is V
+    assert Containment(start=report(C), clean=True).cell_verdict is V
+    assert Containment(end=report(C), clean=True).cell_verdict is V
     assert breach_of(None, "c") is breach_of(report(V), "c") is None
     assert isinstance(breach_of(report(B), "c"), ContainmentBreach)
 
@@ -102,7 +102,7 @@ async def test_a_breach_at_the_end_stops_the_others(session: Session, cells: Fak
         with pytest.raises(ContainmentBreach, match="stopped"):
             await call
     await second.close(outcome="completed")
-    assert (first.containment.verdict, second.containment.verdict) == (B, C)
+    assert (first.containment.cell_verdict, second.containment.cell_verdict) == (B, C)
     assert all(cell.destroyed for cell in cells.opened)
 
 
@@ -113,7 +113,7 @@ async def test_a_dead_cell_is_void_at_its_end(session: Session, cells: FakeCells
     with pytest.raises(SandboxUnavailableError):
         await environment.exec(["true"])
     await environment.close(outcome="completed")
-    assert environment.containment.verdict is V
+    assert environment.containment.cell_verdict is V
 
 
 async def test_another_cell_is_probed_too(session: Session, cells: FakeCells) -> None:

@@ -16,6 +16,7 @@ from tests.fakes.cell import FakeCells, FakeRun
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.config import BelljarConfig
+from belljar.harness.judge import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 
@@ -110,7 +111,7 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cel
     ]
     assert [event.data["phase"] for event in events if event.kind is Kind.PROBE_COMPLETED] == ["start", "end"]
     said = events[-1].data["containment"]
-    assert (said["verdict"], said["destroyed"]) == ("contained", True)
+    assert (said["cell_verdict"], said["destroyed"], said["run_id"]) == ("contained", True, session.run.run_id)
 
 
 async def test_results(session: Session) -> None:
@@ -225,7 +226,8 @@ async def test_task_init_prepares_and_the_last_cleanup_closes_the_run(session: S
     run: FakeRun = cells.runs[0]
     assert not run.closed
     await BelljarSandboxEnvironment.task_cleanup("shutdown", "critical", cleanup=True)
-    assert (run.closed, run.outcome) == (True, "completed")
+    assert run.closed
+    assert FINDINGS in run.files
     assert not environment.door.path.exists()
 
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cli.run import remarks, show, summary, table
+from belljar.cli.run import remarks, show, table
 from belljar.harness.evaluate import RunOutcome
 from belljar.report.cells import CellFindings
-from belljar.report.samples import RunFindings, Transcript, find_rows
+from belljar.report.samples import RunFindings, Transcript, headline
+from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J[bold red]x[/]\u202egnp.exe"
 
@@ -20,8 +21,12 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
     """A run whose every word may be the guest's."""
     cell = CellFindings(cell_id="c-1", uuid="u", destroyed=True, clean=True, emulated=emulated, sample=text)
     transcript = Transcript(task=text, sample=text, epoch=2, uuid="u", scores={text: text}, error=text, notes=(text,))
-    return find_rows(
-        [transcript], {"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text)}, problems=[text], errors=[text]
+    return judge(
+        Evidence(
+            logs=[LogRecord(transcripts=(transcript,), task=text, status=LogStatus.ERROR, error=text, problem="")],
+            cells={"c-1": cell, "c-2": CellFindings(cell_id="c-2", sample=text, survivors=[text])},
+            run=RunRecord(run_id=text, ended=True, errors=[text], refusal=text),
+        )
     )
 
 
@@ -57,16 +62,19 @@ def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     failed = Transcript(task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve")
     begun = CellFindings(cell_id="c-1", destroyed=True, clean=True)
     left = CellFindings(cell_id="c-2", uuid="other", sample="gone", destroyed=True, clean=True)
-    found = find_rows([failed], {"c-1": begun, "c-2": left})
+    log = LogRecord(transcripts=(failed,))
+    found = judge(Evidence(logs=[log], cells={"c-1": begun}, run=RunRecord(ended=True)))
+    assert found.exit_code == 1
+    found = judge(Evidence(logs=[log], cells={"c-1": begun, "c-2": left}, run=RunRecord(ended=True)))
+    assert found.exit_code == 2
     show(RunOutcome(findings=found, run_id="r", path=Path("/runs/r"), exit_code=1))
     shown = capsys.readouterr().out
     assert "NOT PROVEN" not in shown
     assert "stray cell c-1: no sample began in it" in shown
-    assert "stray cell c-2: sample gone is not in the log" in shown
-    assert found.exit_code == 1
+    assert "cell c-2: sample gone is in no log" in shown
 
 
 def test_the_summary_says_emulated() -> None:
     """Without hardware virtualisation the last line says so."""
-    assert "emulated" in summary(findings("x"))
-    assert "emulated" not in summary(findings("x", emulated=False))
+    assert "emulated" in headline(findings("x"))
+    assert "emulated" not in headline(findings("x", emulated=False))

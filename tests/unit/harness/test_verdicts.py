@@ -96,7 +96,8 @@ def test_verdicts_are_in_the_log(tmp_path: Path) -> None:
         sample = verdicts[name]
         scores = sample.scores or {}
         assert sample.metadata["containment"]["verdict"] == verdict
-        assert scores["points"].metadata == {"containment_verdict": verdict}
+        assert scores["points"].metadata == {"containment_cell_verdict": verdict, "containment_verdict": verdict}
+        assert sample.metadata["containment"]["run_id"] == outcome.run_id
         assert (scores["containment"].value, scores["containment"].answer) == (value, verdict)
         assert [e.source for e in sample.events if e.event == "info"] == ["belljar probes"] * 2
     assert log.metadata["containment"] == {"contained": 2, "void": 1, "breached": 0}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
 from belljar.report.cells import gather_cells
 from belljar.report.ranges import gather_ranges
-from belljar.report.samples import RunFindings, Transcript, find_rows
+from belljar.report.samples import RunFindings, Transcript
+from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 RANGE = "r-0123456789ab"
 HOSTILE = "\x1b]0;owned\x07[bold]x[/]\u202e\n"
@@ -104,7 +106,19 @@ def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
     ]
 
 
+def findings_of(transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = "") -> RunFindings:
+    """The findings of a run with one log, whose end is on record."""
+    status = LogStatus.ERROR if error else LogStatus.SUCCESS
+    return judge(
+        Evidence(
+            logs=[LogRecord(transcripts=tuple(transcripts), status=status, error=error)],
+            cells=gather_cells(lines),
+            ranges=gather_ranges(lines),
+            run=RunRecord(run_id="R", ended=True),
+        )
+    )
+
+
 def judged(lines: list[Line]) -> RunFindings:
     """A run of one sample."""
-    transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
-    return find_rows([transcript], gather_cells(lines), ranges=gather_ranges(lines))
+    return findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u1")], lines)

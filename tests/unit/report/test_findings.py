@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import PROBED
+from tests.unit.report.stories import PROBED, findings_of
 
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import Action, CellFindings, Operation, gather_cells
+from belljar.report.reasons import ReasonCode
 from belljar.report.reconcile import Call, reconcile
-from belljar.report.samples import RunFindings, Transcript, as_json, find_rows
+from belljar.report.samples import RunFindings, Transcript, as_json
 
 
 def line(
@@ -110,7 +111,7 @@ def judged(
 ) -> RunFindings:
     """A run of one sample."""
     transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1", calls=calls, lowered=lowered, error=error)
-    return find_rows([transcript], gather_cells(lines))
+    return findings_of([transcript], lines)
 
 
 def test_contained_needs_all_the_evidence() -> None:
@@ -126,7 +127,7 @@ def test_a_call_that_never_reached_the_cell_voids() -> None:
     """Something stands between the transcript and the cell."""
     findings = judged(*STORY, calls=(Call(action=Action.EXEC, what="never"),))
     assert findings.verdict is Verdict.VOID
-    assert "never reached" in findings.rows[0].reasons[0]
+    assert [reason.code for reason in findings.rows[0].reasons] == [ReasonCode.CALLS_OUTSIDE_CELL]
 
 
 def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
@@ -134,7 +135,8 @@ def test_survivors_mean_void_and_scorers_can_mean_breached() -> None:
     left = line(Kind.CELL_DESTROYED, clean=False, survivors=["process 7"], duration_ms=1.0)
     findings = judged(*STORY[:-3], left, error="too")
     assert findings.verdict is Verdict.VOID
-    assert "process 7" in findings.rows[0].reasons[0]
+    (reason,) = findings.rows[0].reasons
+    assert (reason.code, reason.detail) == (ReasonCode.CELL_SURVIVORS, "process 7")
     assert findings.exit_code == 2
     assert judged(*STORY, lowered=Verdict.BREACHED).verdict is Verdict.BREACHED
 
@@ -145,7 +147,8 @@ def test_a_destruction_that_could_not_be_looked_at_means_void() -> None:
     unseen = line(Kind.CELL_DESTROYED, clean=False, survivors=[], not_checked=missed, duration_ms=1.0)
     findings = judged(*STORY[:-3], unseen)
     assert findings.verdict is Verdict.VOID
-    assert "not looked for: mounts named after the cell: Permission denied" in findings.rows[0].reasons[0]
+    (reason,) = findings.rows[0].reasons
+    assert (reason.code, reason.detail) == (ReasonCode.CELL_DESTRUCTION_UNPROVEN, missed[0])
     assert findings.exit_code == 2
 
 
@@ -174,26 +177,26 @@ def test_the_worst_of_both_ends_decides(
     rest = [each for each in STORY if each.data.get("phase") != phase]
     findings = judged(*rest[:-3], *lines(phase), *rest[-3:])
     assert (findings.verdict, findings.exit_code) == (verdict, 2)
-    assert any(reason in said for said in findings.rows[0].reasons)
+    assert any(reason in str(said) for said in findings.rows[0].reasons)
     assert verdict.value in findings.rows[0].probed or verdict is Verdict.BREACHED
 
 
 def test_a_breach_in_a_stray_cell_is_the_runs() -> None:
     """A cell whose sample is not in the log can't hide a breach."""
-    stray = find_rows([], gather_cells([*STORY[:2], *probed("start", **BREACH), *STORY[-3:]]))
+    stray = findings_of([], [*STORY[:2], *probed("start", **BREACH), *STORY[-3:]])
     assert (stray.verdict, stray.exit_code) == (Verdict.BREACHED, 2)
 
 
 def test_errors_and_strays() -> None:
     """An evaluation that failed is 1; a cell without a sample counts only when it is not clean; no sample at all proves nothing."""
     assert judged(*STORY, error="the solver failed").exit_code == 1
-    refused = find_rows([Transcript(task="t", sample="s", epoch=1, uuid="u", error="no cell could be made")], {})
+    refused = findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u", error="no cell could be made")], [])
     assert (refused.exit_code, refused.verdict) == (1, Verdict.VOID)
-    unseen = find_rows([Transcript(task="t", sample="s", epoch=1, uuid="u")], {})
+    unseen = findings_of([Transcript(task="t", sample="s", epoch=1, uuid="u")], [])
     assert unseen.exit_code == 2
-    nothing = find_rows([], {}, errors=["the evaluation did not run"])
+    nothing = findings_of([], [], error="it did not run")
     assert (nothing.exit_code, nothing.verdict) == (1, Verdict.VOID)
-    stray = find_rows([], gather_cells(STORY[:-3]), errors=["cancelled"])
+    stray = findings_of([], STORY[:-3], error="cancelled")
     assert stray.exit_code == 2
     assert len(stray.strays) == 1
 
@@ -224,7 +227,7 @@ def test_a_cell_made_ahead_that_nobody_took_is_no_stray() -> None:
     transcript = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 
     def found(*lines: Line) -> RunFindings:
-        return find_rows([transcript], gather_cells([*STORY, *lines]))
+        return findings_of([transcript], [*STORY, *lines])
 
     assert (found(planned, gone).exit_code, len(found(planned, gone).spares)) == (found().exit_code, 1)
     assert as_json(found(planned, gone))["spare_cells"] == ["c9"]

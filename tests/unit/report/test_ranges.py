@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.report.stories import ENDED, FLOW, NAME, RANGE, STREAM, judged, line, story
+from tests.unit.report.stories import ENDED, FLOW, NAME, RANGE, STREAM, findings_of, judged, line, story
 
 from belljar.cli.network_report import network_lines
 from belljar.events import Kind
 from belljar.probe.model import Verdict
 from belljar.report.ranges import gather_ranges
-from belljar.report.samples import find_rows
+from belljar.report.reasons import Reason, ReasonCode
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
     findings = judged(story(**end))
     (row,) = findings.rows
     assert row.verdict is verdict
-    assert why in "; ".join(row.reasons)
+    assert why in "; ".join(map(str, row.reasons))
     assert findings.exit_code == (0 if verdict is Verdict.CONTAINED else 2)
     lost = [each for each in network_lines(findings, "RUN") if "EVIDENCE MISSING" in each]
     assert bool(lost) == ("no packet record" in why or "no event" in why)
@@ -45,8 +45,8 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
 @pytest.mark.parametrize(
     ("unread", "not_recorded", "said"),
     [
-        (9, 0, ["9 packet(s) were thrown away"]),
-        (9, 2, ["2 packet(s) are in no", "7 packet(s) were thrown away"]),
+        (9, 0, ["9 packet(s) were overwritten"]),
+        (9, 2, ["2 packet(s) are in no", "7 packet(s) were overwritten"]),
         (2, 2, ["2 packet(s) are in no"]),
     ],
 )
@@ -62,7 +62,7 @@ def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_record
     assert row.verdict is Verdict.VOID
     assert findings.exit_code == 2
     assert len(row.reasons) == len(said)
-    assert all(word in reason for word, reason in zip(said, row.reasons, strict=True))
+    assert all(word in str(reason) for word, reason in zip(said, row.reasons, strict=True))
 
 
 def test_a_reader_that_was_felled_voids_the_sample() -> None:
@@ -70,7 +70,8 @@ def test_a_reader_that_was_felled_voids_the_sample() -> None:
     limit = {"limit": "hindsight_reader", "value": 20, "hindsight": True, "effect": "not read further: it died"}
     (row,) = judged(story(line(Kind.LIMIT_HIT, **limit))).rows
     assert row.verdict is Verdict.VOID
-    assert any("what cells said to each other: not read further: it died" in reason for reason in row.reasons)
+    codes = [(reason.code, reason.detail) for reason in row.reasons]
+    assert codes == [(ReasonCode.TRAFFIC_ANALYSIS_ENDED, "not read further: it died")]
 
 
 def test_an_address_has_all_names_that_led_to_it() -> None:
@@ -93,16 +94,20 @@ def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> No
     """A part that ended, or rules that somebody changed."""
     (row,) = judged(story(line(Kind.RANGE_FAILED, error=error, reason="the keeper ended"))).rows
     assert row.verdict is verdict
-    assert f"range {RANGE}: it ended by itself: the keeper ended" in row.reasons
+    assert [(reason.where, reason.detail) for reason in row.reasons] == [(f"range {RANGE}", "the keeper ended")]
 
 
 def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
     """One that was made ahead, or of a sample that never began."""
     opened = [line(Kind.RANGE_OPENING, prefix="10.0.0.0/22")]
-    findings = find_rows([], {}, ranges=gather_ranges(opened))
-    assert findings.problems == (f"range {RANGE}: its destruction is not on record",)
-    assert not find_rows([], {}, ranges=gather_ranges([*opened, line(Kind.RANGE_DESTROYED, **ENDED)])).problems
+    empty = Reason(code=ReasonCode.NO_SAMPLES)
+
+    def found(code: ReasonCode, detail: str = "") -> tuple[Reason, Reason]:
+        return Reason(code=code, where=f"range {RANGE}", detail=detail), empty
+
+    assert findings_of([], opened).problems == found(ReasonCode.RANGE_NOT_DESTROYED)
+    assert findings_of([], [*opened, line(Kind.RANGE_DESTROYED, **ENDED)]).problems == (empty,)
     died = line(Kind.RANGE_FAILED, error="ContainmentBreach", reason="the rules were changed")
-    findings = find_rows([], {}, ranges=gather_ranges([*opened, died, line(Kind.RANGE_DESTROYED, **ENDED)]))
+    findings = findings_of([], [*opened, died, line(Kind.RANGE_DESTROYED, **ENDED)])
     assert findings.verdict is Verdict.BREACHED
-    assert findings.problems == (f"range {RANGE}: it ended by itself: the rules were changed",)
+    assert findings.problems == found(ReasonCode.RANGE_BREACHED, "the rules were changed")

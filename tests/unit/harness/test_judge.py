@@ -1,0 +1,94 @@
+"""Reading the evidence of a run directory: what is found there is what the run itself found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.cell import RecordedCells
+
+from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.judge import FINDINGS, stored_evidence
+from belljar.ledger import local_fingerprint
+from belljar.report.reasons import ReasonCode as Code
+from belljar.report.samples import as_json
+from belljar.report.verdict import judge
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["true"])
+        return state
+    return solve
+
+@task
+def one():
+    return Task(dataset=[Sample(id="a", input="x")], solver=work())
+"""
+
+
+@pytest.fixture
+def outcome(tmp_path: Path) -> RunOutcome:
+    """A run of one sample, sealed."""
+    (tmp_path / "task.py").write_text(TASK)
+    words = [str(tmp_path / "task.py"), "--model", "mockllm/model"]
+    return run_evaluation(RunRequest(inspect_args=words, quiet=True, home=tmp_path / "home", source=RecordedCells()))
+
+
+def codes(outcome: RunOutcome, *, key: str | None = None) -> set[Code]:
+    """All causes that are found in its directory now."""
+    key = key or local_fingerprint(outcome.path.parents[1])
+    findings = judge(stored_evidence(outcome.path, expected_key=key))
+    assert bool(findings.exit_code) == bool(findings.problems)
+    return {reason.code for reason in (*findings.problems, *(r for row in findings.rows for r in row.reasons))}
+
+
+def test_a_sealed_run_says_what_it_said(outcome: RunOutcome) -> None:
+    """The findings in the directory are those that its files give again."""
+    key = local_fingerprint(outcome.path.parents[1])
+    recorded = json.loads((outcome.path / FINDINGS).read_text())
+    recorded.pop("not_in_metrics")
+    assert as_json(judge(stored_evidence(outcome.path, expected_key=key))) == recorded
+    assert recorded["verdict"] == "contained"
+
+
+def cut(path: Path) -> None:
+    """Leave the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def log_of(path: Path) -> Path:
+    """Inspect's log of the run."""
+    (log,) = (path / "inspect").iterdir()
+    return log
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (lambda path: log_of(path).unlink(), {Code.LEDGER_BAD, Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG}),
+        (lambda path: cut(log_of(path)), {Code.LEDGER_BAD, Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG}),
+        (lambda path: cut(path / "ledger.jsonl"), {Code.LEDGER_BAD}),
+        (lambda path: (path / FINDINGS).write_text("{}"), {Code.LEDGER_BAD}),
+    ],
+)
+def test_what_is_missing_or_changed_is_found(
+    outcome: RunOutcome, spoil: Callable[[Path], object], expected: set[Code]
+) -> None:
+    """A log that is gone or cut short, a ledger that is, a file that was changed: never contained, each by its code."""
+    spoil(outcome.path)
+    assert expected <= codes(outcome)
+
+
+def test_a_ledger_of_an_unknown_key_is_nobodys_word(outcome: RunOutcome) -> None:
+    """Without a key to compare with, or with another, the record proves nothing."""
+    assert {reason.code for reason in judge(stored_evidence(outcome.path)).problems} == {Code.LEDGER_BAD}
+    assert Code.LEDGER_BAD in codes(outcome, key="0" * 64)

@@ -1,0 +1,204 @@
+"""The one verdict function: what each kind of missing evidence makes of a sample and of a run."""
+
+# ruff: noqa: ANN401 - fields of frozen data
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.report.stories import ENDED, line, story
+
+from belljar.events import Kind
+from belljar.ledger import Line
+from belljar.probe.model import Verdict
+from belljar.report.cells import Action, gather_cells
+from belljar.report.ranges import gather_ranges
+from belljar.report.reasons import ReasonCode as Code
+from belljar.report.reconcile import Call
+from belljar.report.samples import RunFindings, Transcript, as_json, headline
+from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, gather_run, judge
+
+SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
+LOG = LogRecord(location="l", task="t", transcripts=(SAMPLE,), expected=1)
+RUN = RunRecord(run_id="R", ended=True)
+
+
+def evidence(*logs: LogRecord, lines: list[Line] | None = None, **more: Any) -> Evidence:
+    """A run of one sample of which everything is there."""
+    lines = story() if lines is None else lines
+    ready = Evidence(logs=logs or (LOG,), cells=gather_cells(lines), ranges=gather_ranges(lines), run=RUN)
+    return replace(ready, **more)
+
+
+def sampled(**changes: Any) -> LogRecord:
+    """The log, its sample changed."""
+    return replace(LOG, transcripts=(replace(SAMPLE, **changes),))
+
+
+def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s") -> list[Line]:
+    """The story, and a second cell that was never probed."""
+    planned = line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])
+    started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid)
+    return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
+
+
+CALL = Call(action=Action.EXEC, what="never")
+CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
+    "all there": (evidence(), Verdict.CONTAINED, 0, set()),
+    "a solver's error": (evidence(sampled(error="x")), Verdict.CONTAINED, 1, set()),
+    "an evaluation's error": (evidence(replace(LOG, status=LogStatus.ERROR)), Verdict.CONTAINED, 1, set()),
+    "interrupted": (evidence(run=replace(RUN, interrupted=True)), Verdict.CONTAINED, 130, set()),
+    "cancelled": (evidence(replace(LOG, status=LogStatus.CANCELLED)), Verdict.CONTAINED, 130, set()),
+    "no cell": (evidence(lines=[]), Verdict.VOID, 2, {Code.NO_CELL}),
+    "an error before anything ran": (evidence(sampled(error="x"), lines=[]), Verdict.VOID, 1, {Code.NO_CELL}),
+    "a call of no cell": (evidence(sampled(calls=(CALL,))), Verdict.VOID, 2, {Code.CALLS_OUTSIDE_CELL}),
+    "a scorer's void": (evidence(sampled(lowered=Verdict.VOID)), Verdict.VOID, 2, {Code.SCORER_VOID}),
+    "a scorer's breach": (evidence(sampled(lowered=Verdict.BREACHED)), Verdict.BREACHED, 2, {Code.SCORER_BREACHED}),
+    "a void attempt before a clean one": (evidence(lines=other_cell()), Verdict.VOID, 2, {Code.PROBES_MISSING}),
+    "a sample that no log has": (
+        evidence(lines=other_cell("u2")),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "an interrupt hides no evidence that is missing": (
+        evidence(lines=other_cell("u2"), run=replace(RUN, interrupted=True)),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "a bad ledger": (evidence(ledger=LedgerState.BAD), Verdict.VOID, 2, {Code.LEDGER_BAD}),
+    "a crash": (evidence(ledger=LedgerState.UNFINISHED), Verdict.VOID, 2, {Code.LEDGER_UNFINISHED}),
+    "no end on record": (evidence(run=replace(RUN, ended=False)), Verdict.VOID, 2, {Code.RUN_END_MISSING}),
+    "an error that only the process knew": (
+        evidence(run=replace(RUN, errors=["x"])),
+        Verdict.VOID,
+        2,
+        {Code.RUN_ERROR},
+    ),
+    "a log that is gone": (
+        evidence(LogRecord(location="l", missing=True)),
+        Verdict.VOID,
+        2,
+        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES},
+    ),
+    "a log that is cut short": (evidence(replace(LOG, problem="x")), Verdict.VOID, 2, {Code.LOG_UNREADABLE}),
+    "a log that was not ended": (
+        evidence(replace(LOG, status=LogStatus.STARTED)),
+        Verdict.VOID,
+        2,
+        {Code.LOG_UNFINISHED},
+    ),
+    "samples that were not logged": (
+        evidence(replace(LOG, samples_logged=False)),
+        Verdict.VOID,
+        2,
+        {Code.LOG_WITHOUT_SAMPLES},
+    ),
+    "fewer samples than there were": (evidence(replace(LOG, expected=2)), Verdict.VOID, 2, {Code.LOG_INCOMPLETE}),
+    "metrics that could not be bound": (
+        evidence(run=replace(RUN, not_in_log="x")),
+        Verdict.VOID,
+        2,
+        {Code.VERDICTS_NOT_IN_LOG},
+    ),
+    "a refusal": (
+        evidence(logs=(), cells={}, ranges={}, run=replace(RUN, refusal="x", refusal_code=3)),
+        Verdict.VOID,
+        3,
+        {Code.RUN_REFUSED, Code.NO_SAMPLES},
+    ),
+    "a refusal after samples of which evidence is missing": (
+        evidence(sampled(calls=(CALL,)), run=replace(RUN, refusal="x", refusal_code=3)),
+        Verdict.VOID,
+        2,
+        {Code.RUN_REFUSED, Code.CALLS_OUTSIDE_CELL},
+    ),
+}
+
+
+def codes(findings: RunFindings) -> set[Code]:
+    """All causes, of the run and of its samples."""
+    reasons = (*findings.problems, *(reason for row in findings.rows for reason in row.reasons))
+    return {reason.code for reason in reasons}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
+    """Verdict, exit code and reason codes; `contained` stands at the head of the summary only when all of it was."""
+    given, verdict, exit_code, expected = CASES[name]
+    findings = judge(given)
+    assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
+    assert headline(findings).startswith("contained") == (exit_code == 0)
+    assert as_json(findings)["verdict"] == verdict.value
+
+
+@pytest.mark.parametrize("name", ["a bad ledger", "a crash", "no end on record"])
+def test_a_record_in_doubt_voids_every_sample(name: str) -> None:
+    """No row says contained of a record that can't be trusted."""
+    assert {row.verdict for row in judge(CASES[name][0]).rows} == {Verdict.VOID}
+
+
+def test_a_breach_is_no_interrupt() -> None:
+    """Belljar itself interrupted the evaluation: exit code 2, as a breach."""
+    log = replace(LOG, status=LogStatus.CANCELLED)
+    findings = judge(evidence(log, run=replace(RUN, stopped=True, errors=["a way out"])))
+    assert (findings.interrupted, findings.exit_code) == (False, 2)
+
+
+def test_a_reused_sample_is_the_other_runs() -> None:
+    """`eval-retry` copies a sample with its verdict: it is listed with the run that gave it, and makes nothing contained here."""
+    reused = replace(SAMPLE, uuid="old", judged_by="Q", judged_as="contained")
+    log = replace(LOG, transcripts=(SAMPLE, reused), expected=2)
+    plain = replace(RUN, kind="inspect")
+    findings = judge(evidence(log, run=plain))
+    assert [(each.judged_by, each.judged_as) for each in findings.reused] == [("Q", "contained")]
+    assert (len(findings.rows), findings.exit_code) == (1, 0)
+    (said,) = as_json(findings)["reused_samples"]
+    assert (said["run_id"], said["verdict_of_that_run"]) == ("Q", "contained")
+    alone = judge(evidence(replace(log, transcripts=(reused,), expected=1), lines=[], run=plain))
+    assert (alone.verdict, alone.exit_code, codes(alone)) == (Verdict.VOID, 2, {Code.NO_SAMPLES})
+
+
+def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
+    """Metadata can't take a sample away from the run that has its cell, nor from `belljar run`, which reuses nothing."""
+    claims = replace(SAMPLE, judged_by="Q", judged_as="contained", calls=(CALL,))
+    log = replace(LOG, transcripts=(claims,))
+    assert codes(judge(evidence(log, run=replace(RUN, kind="inspect")))) == {Code.CALLS_OUTSIDE_CELL}
+    assert Code.NO_CELL in codes(judge(evidence(log, lines=[])))
+
+
+def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
+    """Inspect copies a sample into the log of its next attempt."""
+    findings = judge(evidence(LOG, replace(LOG, location="l2")))
+    assert [len(row.cells) for row in findings.rows] == [1, 1]
+    assert findings.exit_code == 0
+
+
+def test_a_transcript_without_an_id_has_no_cells() -> None:
+    """Cells that no sample began in are nobody's."""
+    begun = [*story(), line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])]
+    findings = judge(evidence(sampled(uuid=""), lines=begun))
+    assert [len(row.cells) for row in findings.rows] == [0]
+
+
+def test_the_run_is_gathered_from_its_events() -> None:
+    """Who made it, where Inspect's logs are, how the evaluation ended, and what could not be bound."""
+    started = line(Kind.RUN_STARTED, run_id="R", kind="inspect", argv=[], key="0" * 64, belljar="1")
+    ended = line(Kind.RUN_EVALUATED, interrupted=True, stopped=True, errors=["e"], refusal="no", refusal_code=3)
+    sample = line(Kind.SAMPLE_STARTED, "c1", sample="s", log="/logs/a.eval")
+    finished = line(Kind.RUN_FINISHED, outcome="failed", exit_code=2, verdicts_not_in_log="n")
+    assert gather_run([started, sample, sample, ended, finished]) == RunRecord(
+        run_id="R",
+        kind="inspect",
+        ended=True,
+        interrupted=True,
+        stopped=True,
+        errors=["e"],
+        refusal="no",
+        refusal_code=3,
+        logs=["/logs/a.eval"],
+        not_in_log="n",
+    )
