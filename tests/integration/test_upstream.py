@@ -88,7 +88,14 @@ def world(tmp_path: Path) -> Iterator[World]:
 def scene_of(directory: Path) -> Scene:
     """A range that may reach them."""
     upstreams = (
-        UpstreamPlan(host=host, ports=(443,), methods=("GET", "HEAD", "POST"), budget_bytes=BUDGET, reason=REASON)
+        UpstreamPlan(
+            host=host,
+            ports=(443,),
+            methods=("GET", "HEAD", "POST"),
+            budget_bytes=BUDGET,
+            run_budget_bytes=100 << 20,
+            reason=REASON,
+        )
         for host in HOSTS
     )
     return Scene(directory / "store", stand_ins=(), upstreams=tuple(upstreams))
@@ -242,7 +249,10 @@ def test_a_cell_can_not_end_its_range_by_dialling(tmp_path: Path) -> None:
         raise OSError("there is none")
 
     upstreams = tuple(
-        UpstreamPlan(host=host, ports=(80,), methods=("GET",), budget_bytes=BUDGET, reason=REASON) for host in hosts
+        UpstreamPlan(
+            host=host, ports=(80,), methods=("GET",), budget_bytes=BUDGET, run_budget_bytes=100 << 20, reason=REASON
+        )
+        for host in hosts
     )
     scene = Scene(tmp_path / "store", stand_ins=(), upstreams=upstreams)
     most = Bounds().dials

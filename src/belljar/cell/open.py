@@ -17,6 +17,7 @@ from belljar.cell.runs import describe, start_run
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
+from belljar.host.settings import resolve_here
 from belljar.isolation.live import Live
 from belljar.isolation.microvm import open_vm
 from belljar.isolation.microvm.template import ensure_template
@@ -24,7 +25,7 @@ from belljar.isolation.oci import ensure_tree, open_container
 from belljar.isolation.port import Port
 from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger import RunDirectory
-from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.policy import LoadedPolicy
 from belljar.probe.routed import Router
 
 
@@ -84,7 +85,7 @@ async def open_cell(
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
     home = home or belljar_home()
-    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
+    loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
         if run is None:
             run = stack.enter_context(start_run("cell", loaded.source, [], home=home))

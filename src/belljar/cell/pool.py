@@ -34,8 +34,9 @@ from belljar.cell.workshop import Workshop, async_workshop, promised
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
+from belljar.host.settings import resolve_here
 from belljar.ledger import RunDirectory
-from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 
@@ -396,7 +397,7 @@ async def open_pool(
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")
     home = home or belljar_home()
-    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
+    loaded = resolve_here(policy)
     if run is None:
         with start_run("pool", loaded.source, [], home=home) as own:
             async with open_pool(loaded, size=size, run=own, home=home, actor=actor) as pool:

@@ -29,6 +29,7 @@ from belljar.cell.trust import ENVIRONMENT, trust
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
+from belljar.host.settings import resolve_here
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.processes import started_zygote
@@ -38,7 +39,7 @@ from belljar.network.reading import Task, read_back
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, StandInPlan
-from belljar.policy import LoadedPolicy, resolve_policy
+from belljar.policy import LoadedPolicy
 from belljar.policy.network import OWN_CELL
 from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
@@ -142,7 +143,7 @@ async def open_range(
     A policy without a network gives a range of one cell.
     """
     home = home or belljar_home()
-    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
+    loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
         if run is None:
             run = stack.enter_context(start_run("range", loaded.source, [], home=home))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from belljar.cell import Cell, ExecOutput
     from belljar.channel import Stream
     from belljar.plan import Plan
+    from belljar.policy import LoadedPolicy
 
 TIERS = ("container", "gvisor", "microvm")
 COMMAND_KEY = "belljar.command"
@@ -99,10 +100,9 @@ async def _exec(
     policy: str | None, tier: str | None, argv: list[str], *, as_json: bool, options: dict[str, Any]
 ) -> int:
     from belljar.cell import open_cell, start_run
-    from belljar.policy import resolve_policy, with_tier
 
     with start_run("exec", None, argv) as run:
-        async with open_cell(with_tier(resolve_policy(policy), tier), run=run) as cell:
+        async with open_cell(typed_policy(policy, tier), run=run) as cell:
             if not as_json:
                 tell_passed_over(cell.plan)
             argv = argv or _of_the_image(cell)
@@ -116,6 +116,24 @@ async def _exec(
         code = TIMED_OUT_CODE if output.timed_out else output.returncode
         run.finish("completed", exit_code=code)
         return code
+
+
+def typed_policy(policy: str | None, tier: str | None) -> LoadedPolicy:
+    """The policy that the operator typed, under the settings of this host. What they change of it,
+    and what of it leaves this host, is said on standard error. Raises as `resolve_here`.
+    """
+    from belljar.host.settings import read_settings, within_settings
+    from belljar.plan.network_radius import announcements
+    from belljar.policy import resolve_policy, with_tier
+
+    asked, settings = with_tier(resolve_policy(policy), tier), read_settings()
+    loaded = within_settings(asked, settings)
+    if loaded != asked:
+        words = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as {settings.least_risk_from} says"
+        click.echo(f"belljar: {printable(words)}", err=True)
+    for sentence in announcements(loaded):
+        click.echo(f"belljar: {sentence}", err=True)
+    return loaded
 
 
 def tell_passed_over(plan: Plan) -> None:

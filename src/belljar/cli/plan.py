@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.exec import TIERS
+from belljar.cli.exec import TIERS, typed_policy
 
 if TYPE_CHECKING:
     from belljar.plan import ImageFacts
@@ -31,9 +31,8 @@ def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) ->
     from belljar.host import belljar_home
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan import make_plan, render_plan
-    from belljar.policy import resolve_policy, with_tier
 
-    loaded, home = with_tier(resolve_policy(policy), tier), belljar_home()
+    loaded, home = typed_policy(policy, tier), belljar_home()
     check_stand_ins(loaded)
     facts, image = host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image)
     made = make_plan(loaded.policy, facts, image, base=loaded.base)

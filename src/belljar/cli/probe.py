@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from belljar.cli.exec import TIERS
+from belljar.cli.exec import TIERS, typed_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -102,10 +102,9 @@ async def _probe(
     policy: str | None, tier: str | None, wanted: str | list[str], user: str | None, *, as_json: bool
 ) -> int:
     from belljar.cell import start_run
-    from belljar.policy import resolve_policy, with_tier
 
     with start_run("probe", policy or "high", sys.argv[1:]) as run:
-        result = await _tried(with_tier(resolve_policy(policy), tier), run, wanted, user)
+        result = await _tried(typed_policy(policy, tier), run, wanted, user)
         verdict = result.verdict.value
         if as_json:
             click.echo(json.dumps({**_as_object(result), "run_dir": str(run.path)}, indent=2))
@@ -249,12 +248,11 @@ async def _write_page(page: Path, policy: str) -> int:
 
 async def _tier_result(policy: str, tier: str, run: RunDirectory) -> TierResult:
     from belljar.errors import HostError
-    from belljar.policy import resolve_policy, with_tier
     from belljar.probe.run import ALL
     from belljar.report.containment import TierResult
 
     try:
-        return await _tried(with_tier(resolve_policy(policy), tier), run, ALL, None)
+        return await _tried(typed_policy(policy, tier), run, ALL, None)
     except HostError as error:
         return TierResult(tier=tier, refused=error.what)
 

@@ -24,13 +24,18 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="TASK [--policy FILE|PRESET] [--tier TIER] [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
+    options_metavar="TASK [--policy FILE|PRESET] [--allow-upstreams] [--tier TIER] [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
     default="",
     metavar="FILE|PRESET",
     help="The policy of every cell; it beats the task's own. Default: the task's, else high.",
+)
+@click.option(
+    "--allow-upstreams",
+    is_flag=True,
+    help="Let a policy that came with the task reach the real hosts that it names. They are announced first.",
 )
 @click.option(
     "--tier",
@@ -60,6 +65,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
     policy: str,
+    allow_upstreams: bool,  # noqa: FBT001 - click passes options by name
     tier: str | None,
     require_contained: bool,  # noqa: FBT001 - click passes options by name
     warm: int,
@@ -87,6 +93,7 @@ def run(
         RunRequest(
             inspect_args=inspect_args,
             policy=policy,
+            allow_upstreams=allow_upstreams,
             tier=tier or "",
             require_contained=require_contained,
             warm=warm,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.exec import TIERS, tell_passed_over
+from belljar.cli.exec import TIERS, tell_passed_over, typed_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
 async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
     from belljar.cell import PtySize, open_cell, start_run
-    from belljar.policy import resolve_policy, with_tier
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
-        async with open_cell(with_tier(resolve_policy(policy), tier), run=run) as cell:
+        async with open_cell(typed_policy(policy, tier), run=run) as cell:
             tell_passed_over(cell.plan)
             click.echo(
                 f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D",

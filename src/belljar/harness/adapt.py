@@ -4,6 +4,7 @@ decides.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -106,8 +107,8 @@ def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfi
         return config
     if config is None:
         return beside_policy(directory)
-    path = directory / str(config)
-    return BelljarConfig(policy=str(path.resolve()) if path.exists() else str(config))
+    path = (directory / str(config)).absolute()
+    return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> tuple[dict[str, Any] | None, bool]:

@@ -67,10 +67,10 @@ def check_services(compose: Mapping[str, Any]) -> None:
 
 def _read(compose: Mapping[str, Any]) -> Composed:
     check_services(compose)
+    services, notes = _services(compose)  # first: of a file that has none, no key is shown
     extra = sorted(str(key) for key in compose if key not in _TOP and not str(key).startswith("x-"))
     if extra:
         raise CannotKeepError(f"its compose file has {printable(', '.join(extra))}")
-    services, notes = _services(compose)
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from belljar.units import format_size, printable
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
 _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
+_SERVICES: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
 MAX_BYTES: Final = 128 << 10
 
 
@@ -31,8 +33,8 @@ def is_dockerfile_name(config: str) -> bool:
 
 
 def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if it has one."""
-    return next((directory / name for name in COMPOSE_NAMES if (directory / name).is_file()), None)
+    """The compose file of a directory, if it has one; a link that leads nowhere is one too, which is refused when it is read."""
+    return next((directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None)
 
 
 def as_document(config: BaseModel) -> dict[str, Any]:
@@ -49,13 +51,19 @@ def read_document(path: Path) -> dict[str, Any]:
 
     where = printable(str(path))
     try:
-        content = read_regular(path, MAX_BYTES + 1)
+        content = read_regular(path.parent, path.name, MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
             raise _refused(f"is larger than {format_size(MAX_BYTES)}, the most that a compose file may have", where)
         parsed = read_yaml(content.decode("utf-8-sig"))
     except NotReadError as error:
-        raise _refused(f"can't be read: {error}", f"{where}:{error.line}" if error.line else where) from error
-    except (OSError, ValueError) as error:
+        # Whatever else a file of this name holds is not shown: it may be anything.
+        why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
+        raise _refused(f"can't be read: {why}", f"{where}:{error.line}" if error.line else where) from error
+    except UnicodeDecodeError as error:
+        raise _refused("can't be read: it is not UTF-8", where) from error
+    except OSError as error:
+        raise _refused(f"can't be read: {(error.strerror or 'an error').lower()}", where) from error
+    except ValueError as error:
         raise _refused(f"can't be read: {printable(str(error), max_chars=300)}", where) from error
     if not isinstance(parsed, dict):
         raise _refused("is not a compose file", where)

@@ -3,7 +3,7 @@ purely.
 
 Order, first hit wins: the policy the operator gave to `belljar run --policy`; the task's or sample's own (`("belljar",
 "policy.yaml")`); `$BELLJAR_POLICY`; the preset `high`. What a compose file says is put on top of it; but from the policy of `--policy` a task can
-only take the network away.
+only take the network away. `$BELLJAR_POLICY` is a floor too: a task's own policy, and its compose file, is used as far as it is nowhere looser.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ from belljar.errors import PolicyError
 from belljar.harness.compat import DOCKERFILE, NO_NETWORK, Refused, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.compose_file import as_document, is_compose_name, is_dockerfile_name, read_document
 from belljar.harness.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.harness.operator import POLICY_VARIABLE, Operator, permitted, read_operator
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from belljar.policy.stand_ins import StandIn
 
 DEFAULT_POLICY: Final = "high"
-POLICY_VARIABLE: Final = "BELLJAR_POLICY"
 _TAKEN_AWAY: Final = "the task's compose file has `network_mode: none`: the network of the policy is taken away"
 _REPLACED: Final = "the task's compose file has several services: they take the place of the policy's network, whose stand-ins and upstreams are not there"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
@@ -124,9 +124,9 @@ def of_compose(
 
 
 def beside_policy(directory: Path) -> BelljarConfig:
-    """The policy beside a task, if there is one."""
-    found = next((directory / name for name in POLICY_NAMES if (directory / name).is_file()), None)
-    return BelljarConfig(policy=str(found.resolve()) if found else "")
+    """The policy beside a task, if there is one: also a link, which is judged when it is read."""
+    found = next((directory / name for name in POLICY_NAMES if os.path.lexists(directory / name)), None)
+    return BelljarConfig(policy=str(found.absolute()) if found else "")
 
 
 def settled(
@@ -149,12 +149,19 @@ def settled(
 def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, ...]:
     """What the operator should know of a configuration as Inspect handed it over; what was said when `belljar run` made it is not among it. Raises `PolicyError`."""
     from belljar.policy import resolve_policy
+    from belljar.policy.floor import looser_fields
 
     written, notes = described(config)
     ours, more = settled(written, None)
     said = () if isinstance(config, BelljarConfig) else (*notes, *more)
     used = _narrowing(ours) if forced else ours
-    if not used.network or resolve_policy(choose_policy(ours, forced=forced)).policy.network is None:
+    operator = read_operator()
+    base = resolve_policy(choose_policy(used, forced=forced, operator=operator))
+    if operator.policy and not forced:
+        wider = looser_fields(_changed(base, used).policy, resolve_policy(operator.policy).policy)
+        told = f"the task asks for more than ${POLICY_VARIABLE} allows, and gets what that says: {', '.join(wider)}"
+        said = (*said, printable(told, max_chars=1000)) if wider else said
+    if not used.network or base.policy.network is None:
         return said
     return (*said, _TAKEN_AWAY if used.network == NO_NETWORK else _REPLACED)
 
@@ -173,12 +180,12 @@ def _preset_again(config: str) -> str:
     from belljar.policy.load import PRESETS
 
     path = Path(config)
-    return path.name if path.is_absolute() and path.name in PRESETS and not path.exists() else config
+    return path.name if path.is_absolute() and path.name in PRESETS and not os.path.lexists(path) else config
 
 
-def choose_policy(config: BelljarConfig, *, forced: str = "") -> str:
-    """The file or preset to load; `forced` is the operator's."""
-    return forced or config.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
+def choose_policy(config: BelljarConfig, *, forced: str, operator: Operator) -> str:
+    """The file or preset to load; `forced` is that of `--policy`. What `os.environ` alone says came later, from a `.env` file: it is the task's word."""
+    return forced or config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
 def load(
@@ -187,26 +194,44 @@ def load(
     forced: str = "",
     forced_tier: str = "",
     metadata: Mapping[str, object] | None = None,
+    allow_upstreams: bool = False,
 ) -> LoadedPolicy:
-    """Load the policy for a sandbox configuration, with its changes made and in the operator's tier, if he gave one.
+    """Load the policy for a sandbox configuration, with its changes made and in the operator's tier, if one was given.
 
     Of the operator's policy (`forced`) a configuration changes nothing; but one without a network takes it away. `metadata`: as `settled`.
+    `allow_upstreams`: the operator lets a task's own policy reach something real.
 
     Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own configuration, demands.
     """
     ours, _ = settled(as_config(config), metadata)
-    return _loaded(_narrowing(ours) if forced else ours, forced=forced, forced_tier=forced_tier)
+    operator = read_operator(allow_upstreams=allow_upstreams)
+    return _loaded(_narrowing(ours) if forced else ours, operator, forced=forced, forced_tier=forced_tier)
 
 
 def _narrowing(config: BelljarConfig) -> BelljarConfig:
     return BelljarConfig(network=NO_NETWORK if config.network == NO_NETWORK else "")
 
 
-def _loaded(ours: BelljarConfig, *, forced: str, forced_tier: str) -> LoadedPolicy:
+def _loaded(ours: BelljarConfig, operator: Operator, *, forced: str, forced_tier: str) -> LoadedPolicy:
     from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.floor import tightened
+
+    own = with_tier(_changed(resolve_policy(choose_policy(ours, forced=forced, operator=operator)), ours), ours.tier)
+    if operator.policy and not forced:
+        own = tightened(own, resolve_policy(operator.policy))
+        if ours.changes().get("network", NO_NETWORK) != NO_NETWORK:
+            raise PolicyError(
+                f"the task's compose file has several services, which is a network that ${POLICY_VARIABLE} does not have",
+                where=printable(own.source),
+                mend=f"start without ${POLICY_VARIABLE}; `least_risk` in the settings raises the risk of such tasks too",
+            )
+    return permitted(with_tier(own, forced_tier), operator, is_named=bool(forced or operator.policy))
+
+
+def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:
+    from belljar.policy.load import with_changes
     from belljar.policy.resources import written_resources
 
-    loaded = resolve_policy(choose_policy(ours, forced=forced))
     changes = ours.changes()
     if isinstance(changes.get("network"), dict) and loaded.policy.network is not None:
         changes["network"]["record"] = loaded.policy.network.record
@@ -214,36 +239,26 @@ def _loaded(ours: BelljarConfig, *, forced: str, forced_tier: str) -> LoadedPoli
         changes["resources"] = {**written_resources(loaded.policy.resources), **dict(ours.resources)}
     if ours.env:
         changes["env"] = {**loaded.policy.env, **dict(ours.env)}
-    changed = with_changes(loaded, changes) if changes else loaded
-    return with_tier(with_tier(changed, ours.tier), forced_tier)
+    return with_changes(loaded, changes) if changes else loaded
 
 
 def sample_policy(
-    config: BaseModel | str | None, metadata: Mapping[str, object], *, forced: str = "", forced_tier: str = ""
+    config: BaseModel | str | None,
+    metadata: Mapping[str, object],
+    *,
+    forced: str = "",
+    forced_tier: str = "",
+    allow_upstreams: bool = False,
 ) -> SamplePolicy:
     """As `load`, for one sample, with its metadata in the values of `env` too. Raises `PolicyError`."""
     written = as_config(config)
     ours, _ = settled(written, metadata)
     used = _narrowing(ours) if forced else ours
-    loaded = _loaded(used, forced=forced, forced_tier=forced_tier)
+    operator = read_operator(allow_upstreams=allow_upstreams)
+    loaded = _loaded(used, operator, forced=forced, forced_tier=forced_tier)
     policy = for_sample(loaded, metadata)
     is_shared = policy is loaded and not written.compose
     return SamplePolicy(policy=policy, is_shared=is_shared, service=used.service, program=used.program)
-
-
-def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
-    """The same policy with some fields replaced, checked again as if it had been written so. Raises `PolicyError`."""
-    model = type(loaded.policy)
-    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
-    try:
-        changed = model.model_validate({**fields, **changes}, strict=False)
-    except ValueError as error:
-        raise PolicyError(
-            f"the policy can't take what the task asks for: {printable(str(error), max_chars=600)}",
-            where=str(loaded.source),
-            mend="change the task's sandbox, or give --policy",
-        ) from error
-    return replace(loaded, policy=changed)
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:
@@ -258,6 +273,8 @@ def for_sample(loaded: LoadedPolicy, metadata: Mapping[str, object]) -> LoadedPo
     an unknown reference without default.
     """
     variables = metadata_variables(metadata)
+    from belljar.policy.load import with_changes
+
     changes: dict[str, Any] = {}
     env = _expanded(loaded.policy.env, variables, where="env")
     if env != dict(loaded.policy.env):

@@ -47,6 +47,7 @@ class RunRequest:
 
     inspect_args: Sequence[str]
     policy: str = ""
+    allow_upstreams: bool = False
     tier: str = ""
     require_contained: bool = False
     warm: int = 0
@@ -78,7 +79,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         _check_policy(request.policy, request.tier)
     options = read_options(request.inspect_args)
     session = Session(
-        forced_policy=_absolute(request.policy), forced_tier=request.tier, home=request.home, source=request.source
+        forced_policy=_absolute(request.policy),
+        forced_tier=request.tier,
+        allow_upstreams=request.allow_upstreams,
+        home=request.home,
+        source=request.source,
     )
     from belljar.harness.sole_provider import sole_provider
 
@@ -156,15 +161,16 @@ def _bound(findings: RunFindings, run: RunDirectory, *, require_contained: bool)
 
 
 def _check_policy(policy: str, tier: str) -> None:
+    from belljar.host.settings import resolve_here
     from belljar.policy import resolve_policy, with_tier
 
-    with_tier(resolve_policy(policy), tier)
+    resolve_here(with_tier(resolve_policy(policy), tier))
 
 
 def _absolute(policy: str) -> str:
     """Inspect changes directory for a task: a file must be found from anywhere."""
     path = Path(policy)
-    return str(path.resolve()) if policy and path.exists() else policy
+    return str(path.absolute()) if policy and os.path.lexists(path) else policy
 
 
 def _check_files(specs: Sequence[str]) -> None:

@@ -39,6 +39,7 @@ from belljar.harness.door import Door
 from belljar.harness.identity import SampleIdentity, identify
 from belljar.harness.programs import start_program
 from belljar.harness.session import Session, current_session
+from belljar.plan.network_radius import announcements
 from belljar.policy.network import OWN_CELL
 from belljar.probe.run import breach_of
 from belljar.units import printable
@@ -63,7 +64,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     def default_concurrency(cls) -> int | None:
         """As many cells as this host carries if each uses all that the default policy allows."""
         cpus, available_bytes = host_cpus_and_memory()
-        resources = configs.load(None, forced=current_session().forced_policy).policy.resources
+        try:
+            resources = configs.load(None, **current_session().operators_word).policy.resources
+        except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
+            return None
         return cells_at_once(
             cpus=cpus,
             available_bytes=available_bytes,
@@ -98,8 +102,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session = current_session()
         lifecycle.enter(session)
         try:
-            loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
+            loaded = configs.load(config, **session.operators_word)
             lifecycle.tell(session, configs.notes_on(config, forced=session.forced_policy))
+            lifecycle.tell(session, announcements(loaded))
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             session.refusal = session.refusal or error
@@ -132,7 +137,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """
         session = current_session()
         await session.check_running()
-        sample = configs.sample_policy(config, metadata, forced=session.forced_policy, forced_tier=session.forced_tier)
+        sample = configs.sample_policy(config, metadata, **session.operators_word)
+        lifecycle.tell(session, announcements(sample.policy))
         who = identify(task_name, metadata)
         stack = AsyncExitStack()
         try:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypedDict
 
 import anyio
 
@@ -99,6 +99,14 @@ class RealCells:
         return await probe_cell(cell, recorder=run.recorder, phase=phase)
 
 
+class OperatorsWord(TypedDict):
+    """See `Session`."""
+
+    forced: str
+    forced_tier: str
+    allow_upstreams: bool
+
+
 @dataclass
 class Session:
     """One evaluation. Mutable, owned by one event loop; `breached` may be called from the thread of cells made ahead too.
@@ -107,6 +115,7 @@ class Session:
         run: the run directory; None until the first use.
         forced_policy: the operator's policy (`belljar run --policy`); it beats every other.
         forced_tier: the operator's tier (`belljar run --tier`), "" for the policy's.
+        allow_upstreams: the operator lets a task's own policy reach something real.
         home: the store, None for the default.
         own: holds the run directory open when the provider opened it.
         users: `task_init` calls without their `task_cleanup`.
@@ -123,6 +132,7 @@ class Session:
     run: RunDirectory | None = None
     forced_policy: str = ""
     forced_tier: str = ""
+    allow_upstreams: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None
@@ -136,6 +146,15 @@ class Session:
     stop: Callable[[], None] | None = None
     told_to_end: list[int] = field(default_factory=list)
     said: set[str] = field(default_factory=set)
+
+    @property
+    def operators_word(self) -> OperatorsWord:
+        """What `config.load` and `config.sample_policy` want to know of the operator."""
+        return {
+            "forced": self.forced_policy,
+            "forced_tier": self.forced_tier,
+            "allow_upstreams": self.allow_upstreams,
+        }
 
     def ensure_run(self) -> RunDirectory:
         """The run directory; opened now if nobody gave one. Raises `HostError` when it can't be made: without a

@@ -44,6 +44,7 @@ ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
     "lseek": (8, 62),
     "dup": (32, 23),
     "openat": (257, 56),
+    "openat2": (437, 437),
     "newfstatat": (262, 79),
     "fstat": (5, 80),
     "stat": (4, None),

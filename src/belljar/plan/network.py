@@ -89,13 +89,15 @@ class StandInPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamPlan:
-    """A real service that the gateway may dial: exactly this host name, these ports, these methods, at most `budget_bytes` in both directions together."""
+    """A real service that the gateway may dial: exactly this host name, these ports, these methods; in both directions together at most `budget_bytes`
+    for each range, and `run_budget_bytes` for all ranges of a run."""
 
     host: str
     ports: tuple[int, ...]
     methods: tuple[str, ...]
     budget_bytes: int
     reason: str
+    run_budget_bytes: int
 
     @property
     def id(self) -> str:
@@ -110,6 +112,7 @@ class UpstreamPlan:
             ports=tuple(int(port) for port in data["ports"]),
             methods=tuple(str(method) for method in data["methods"]),
             budget_bytes=int(data["budget_bytes"]),
+            run_budget_bytes=int(data["run_budget_bytes"]),
             reason=str(data["reason"]),
         )
 
@@ -238,6 +241,7 @@ def plan_network(network: Network, base: Path | None) -> NetworkPlan:
                 ports=item.ports,
                 methods=item.methods,
                 budget_bytes=item.budget,
+                run_budget_bytes=item.whole_run,
                 reason=item.reason,
             )
             for item in network.upstreams

@@ -7,7 +7,16 @@ from typing import Final
 
 from belljar.host import HostFacts
 from belljar.plan.model import Bound
-from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import (
+    CATCH_ALL_PORTS,
+    METADATA_ADDRESS,
+    NetworkPlan,
+    PortPlan,
+    StandInPlan,
+    UpstreamPlan,
+    plan_network,
+)
+from belljar.policy import LoadedPolicy
 from belljar.units import format_size, printable
 
 REAL: Final = "REAL network: "
@@ -35,7 +44,7 @@ def _reach(network: NetworkPlan) -> Iterator[str]:
     if network.sink:
         yield "ANY other TCP port of any address: a sink that records the first bytes and closes (`sink: true`)"
     yield f"the range's gateway, which answers all this: a confined process, {_without(network)}"
-    yield from (_upstream(item) for item in network.upstreams)
+    yield from real(network)
 
 
 def _but(network: NetworkPlan) -> str:
@@ -59,11 +68,24 @@ def _ports(ports: tuple[PortPlan, ...]) -> str:
     return ", ".join(f"{port.number}/{port.protocol}" for port in ports)
 
 
+def real(network: NetworkPlan) -> tuple[str, ...]:
+    """A sentence for each host that is not simulated: what leaves this host, and the most of it."""
+    return tuple(_upstream(item) for item in network.upstreams)
+
+
+def announcements(loaded: LoadedPolicy) -> tuple[str, ...]:
+    """As `real`, of a policy: what is said before anything of it runs. Raises as `plan_network`."""
+    network = loaded.policy.network
+    return () if network is None else real(plan_network(network, loaded.base))
+
+
 def _upstream(item: UpstreamPlan) -> str:
     ports = ", ".join(map(str, item.ports))
     return (
-        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by this host for the gateway; at most "
-        f"{format_size(item.budget_bytes)} in both directions. Why: {printable(item.reason)}"
+        f"{REAL}{printable(item.host)} on {ports}, by {', '.join(item.methods)}, dialled by this host"
+        f" for the gateway; in both directions at most {format_size(item.budget_bytes)} for each sample"
+        f" and {format_size(item.run_budget_bytes)} for all samples of a run."
+        f" Why: {printable(item.reason)}"
     )
 
 

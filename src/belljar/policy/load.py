@@ -7,10 +7,11 @@ of the host.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
@@ -21,7 +22,7 @@ from belljar.policy import yaml_tree
 from belljar.policy.files import FileCopy
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, locate
-from belljar.policy.regular import open_regular, read_regular
+from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
 from belljar.policy.resources import ResourcesText
 from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, CellStandIn, StandIn
@@ -71,7 +72,7 @@ _FILE_RULE: Final = (
 
 
 def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
-    """The policy in a file of at most 64 KiB.
+    """The policy in a file of at most 64 KiB, which is no link out of its directory.
 
     Raises:
         PolicyError: it can't be read or isn't a valid policy. The message tells everything that is wrong, each with line and column.
@@ -83,12 +84,14 @@ def load_policy(path: str | os.PathLike[str]) -> LoadedPolicy:
 def read_policy_file(file: Path) -> bytes:
     """The bytes of a policy file, at most one more than allowed (so that too large is seen). Raises `PolicyError` when it can't be read."""
     try:
-        return read_regular(file, yaml_tree.MAX_BYTES + 1)
+        return read_regular(file.parent, file.name or ".", yaml_tree.MAX_BYTES + 1)
     except (OSError, ValueError) as exc:
         raise PolicyError(
             f"the policy can't be read: {_reason(exc)}",
             where=printable(str(file)),
-            mend=f"give a policy file, or a preset: {', '.join(PRESETS)}",
+            mend="put the file itself there, or name it where it is"
+            if isinstance(exc, OutsideError)
+            else f"give a policy file, or a preset: {', '.join(PRESETS)}",
         ) from exc
 
 
@@ -113,7 +116,7 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     if ref is None:
         return load_preset(DEFAULT_PRESET)
     text = os.fspath(ref)
-    looks_like_path = "/" in text or "." in text or Path(text).exists() if "\0" not in text else False
+    looks_like_path = "\0" not in text and ("/" in text or "." in text or os.path.lexists(text))
     return load_policy(text) if text not in PRESETS and looks_like_path else load_preset(text)
 
 
@@ -140,6 +143,25 @@ def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
     return replace(loaded, policy=policy.model_copy(update={"tier": asked}))
 
 
+def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
+    """The same policy with some fields replaced, checked again as if it had been written so. Raises `PolicyError`."""
+    model = type(loaded.policy)
+    fields = {name: getattr(loaded.policy, name) for name in model.model_fields}
+    try:
+        changed = model.model_validate({**fields, **changes}, strict=False)
+    except ValidationError as error:
+        wrong = (
+            f"{yaml_tree.field_name(locate(each['loc']).path)}: {_message(each, each['loc'], None)}"
+            for each in error.errors(include_url=False)
+        )
+        raise PolicyError(
+            f"the policy can't be changed as asked: {printable('; '.join(wrong), max_chars=600)}",
+            where=printable(loaded.source),
+            mend="change the task's sandbox, or give --policy",
+        ) from error
+    return replace(loaded, policy=changed)
+
+
 def _lowered(policy: Policy, asked: Tier) -> str:
     if asked < least_tier(policy.risk):
         return lowered(policy.risk, asked)
@@ -164,6 +186,8 @@ def examine(
 ) -> tuple[Policy | None, tuple[Problem, ...]]:
     """The policy these bytes hold, and all that is wrong with them, in the order of the text. No policy: at least one problem."""
     tree = yaml_tree.read_tree(text)
+    if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
+        return None, (_no_policy(tree),)
     if tree.problems:
         return None, tuple(sorted(tree.problems, key=lambda problem: problem.mark))
     if not isinstance(tree.value, dict):
@@ -176,6 +200,19 @@ def examine(
         return None, tuple(sorted(problems, key=lambda problem: problem.mark))
     network = _network_problems(policy.network, tree, base) if policy.network is not None else ()
     return policy, tuple(sorted((*_file_problems(policy, tree, base), *network), key=lambda problem: problem.mark))
+
+
+def _no_policy(tree: Tree) -> Problem:
+    """A file without the field that every policy has may be anything, a link's or a mistaken name's secret among it: nothing
+    that it holds is shown, not even the names of its fields."""
+    first = min(tree.problems, key=lambda problem: problem.mark, default=None)
+    mark = first.mark if first is not None else yaml_tree.closest_mark(tree, ())
+    if first is not None and first.is_of_the_file:
+        return first
+    what = "not YAML that a policy may hold, and" if first is not None else "not a policy:"
+    return Problem(
+        mark=mark, field="", message=f"{what} it has no field `belljar`, as in `belljar: 1`; nothing of it is shown"
+    )
 
 
 def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
@@ -286,17 +323,20 @@ _OWN_RULE: Final = "a stand-in sees the whole directory, so it is one below the 
 
 
 def _check_own(base: Path | None, item: StandIn, own_field: str, own: str) -> None:
-    found = _inside(base, own)
+    home = _home(base)
     if own_field == item.directory_field:
-        if not found.is_dir():
-            raise ValueError("it is no directory")
+        folder = own
     else:
-        with open_regular(found) as fd:
+        folder = str(PurePosixPath(own).parent)
+        with open_regular(home, own) as fd:
             size_bytes = os.fstat(fd).st_size
         if size_bytes > MAX_FILE_BYTES:
             raise ValueError(f"it has {format_size(size_bytes)}")
-        found = found.parent
-    if base is not None and found == base.resolve():
+    with open_beneath(home, folder) as fd:
+        found, above = os.fstat(fd), home.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ValueError("it is no directory")
+    if os.path.samestat(found, above):
         raise ValueError("it is not in a directory of its own")
 
 
@@ -304,21 +344,16 @@ def _reason(exc: OSError | ValueError) -> str:
     return (exc.strerror or type(exc).__name__).lower() if isinstance(exc, OSError) else str(exc)
 
 
-def _inside(base: Path | None, source: str) -> Path:
+def _home(base: Path | None) -> Path:
+    """The directory that a policy's files stay below: one may come with someone else's evaluation, and must not take what
+    is elsewhere on this host into a cell, by a path or by a link. Raises `ValueError` for a policy that has none."""
     if base is None:
         raise ValueError("this policy has no directory of its own")
-    # A policy may come with someone else's evaluation: through the files it names, or a link among them, it must not take what is
-    # elsewhere on this host into a cell.
-    home = base.resolve(strict=True)
-    found = (home / source).resolve(strict=True)
-    if not found.is_relative_to(home):
-        raise ValueError("a link leads out of the policy's directory")
-    return found
+    return base
 
 
 def _source_size(base: Path | None, file: FileCopy) -> int:
-    found = _inside(base, file.source)
-    with open_regular(found) as fd:
+    with open_regular(_home(base), file.source) as fd:
         size_bytes = os.fstat(fd).st_size
     if size_bytes > MAX_FILE_BYTES:
         raise ValueError(f"it has {format_size(size_bytes)}")
@@ -326,7 +361,7 @@ def _source_size(base: Path | None, file: FileCopy) -> int:
 
 
 def _read_source(base: Path | None, file: FileCopy) -> bytes:
-    content = read_regular(_inside(base, file.source), MAX_FILE_BYTES + 1)
+    content = read_regular(_home(base), file.source, MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"it has more than {format_size(MAX_FILE_BYTES)}")
     return content

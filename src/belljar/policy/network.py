@@ -35,6 +35,8 @@ from belljar.policy.stand_ins import (
 MAX_STAND_INS: Final = 64
 MAX_TARGETS: Final = 16
 MAX_UPSTREAMS: Final = 32
+RUN_BUDGETS: Final = 100
+"""How many samples' budgets a run has for an upstream, unless its policy says otherwise."""
 MIN_REASON_CHARS: Final = 10
 MAX_REASON_CHARS: Final = 500
 OWN_CELL: Final = "default"
@@ -50,7 +52,7 @@ class Default(Enum):
 
 
 class Upstream(Strict):
-    """A real service that the gateway may dial. Risk low and medium only."""
+    """A real service that the gateway may dial, within a budget. Risk low and medium only."""
 
     host: Annotated[str, hosts.HOST] = Field(description="Exactly this host name.")
     ports: Annotated[
@@ -61,12 +63,27 @@ class Upstream(Strict):
         description="HTTP methods that are passed on."
     )
     budget: Annotated[int, kinds.Size(least="1KiB", most="100GiB")] = Field(
-        description="The most bytes in both directions together. From 1KiB to 100GiB."
+        description="The most bytes of each sample, in both directions together; a dial costs 512. From 1KiB to 100GiB."
+    )
+    run_budget: Annotated[int, kinds.Size(least="1KiB", most="100TiB")] | None = Field(
+        default=None,
+        description=f"The most bytes of all samples of a run together. Default: {RUN_BUDGETS} times `budget`. From 1KiB to 100TiB.",
     )
     reason: Annotated[
         str,
         kinds.Text(reader=lambda value: _read_reason(value), pattern=f"^.{{{MIN_REASON_CHARS},{MAX_REASON_CHARS}}}$"),
     ] = Field(description="Why a stand-in would not do, in a sentence; it stands in plan and report.")
+
+    @property
+    def whole_run(self) -> int:
+        """The most bytes of all samples of a run together."""
+        return self.budget * RUN_BUDGETS if self.run_budget is None else self.run_budget
+
+    @model_validator(mode="after")
+    def _run_has_room_for_a_sample(self) -> Upstream:
+        if self.whole_run < self.budget:
+            raise At("is less than `budget`, which is what one sample may use", "run_budget")
+        return self
 
 
 def _read_reason(value: object) -> str:

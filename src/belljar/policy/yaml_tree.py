@@ -74,6 +74,8 @@ class Problem:
     mark: Mark
     field: str
     message: str
+    is_of_the_file: bool = False
+    """It is about the file as a whole, and has no word of what the file holds."""
 
     def line(self, source: str) -> str:
         """`file:line:column: field: message`."""
@@ -130,6 +132,7 @@ def _decode(data: bytes, tree: Tree, reading: Reading) -> str | None:
                 mark=start,
                 field="",
                 message=f"larger than {format_size(reading.max_bytes)}, which is the most {reading.what} may have",
+                is_of_the_file=True,
             )
         )
         return None

@@ -35,7 +35,7 @@ def test_a_bad_policy_exits_4_with_all_that_is_wrong(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     ("text", "code", "places"),
-    [(GOOD, 0, []), ("belljar: 1\nrisk: hihg\n", 4, [(2, 7, "risk")]), ("a: &x 1\n", 4, [(1, 4, "a")])],
+    [(GOOD, 0, []), ("belljar: 1\nrisk: hihg\n", 4, [(2, 7, "risk")]), ("belljar: 1\na: &x 1\n", 4, [(2, 4, "a")])],
 )
 def test_json_is_one_object(
     text: str, code: int, places: list[tuple[int, int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -17,6 +17,7 @@ from belljar.harness.compose_file import (
     is_dockerfile_name,
     read_document,
 )
+from belljar.harness.config import as_config, settled
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
         (b"[1]", "is not a compose file", ""),
         (b"", "is not a compose file", ""),
         (b"a: [", "can't be read: it is no YAML", ":1"),
-        (b"a: 1\nb: !reset x", "can't be read: the tag `!reset` is not read", ":2"),
-        (b"a: \xff", "can't be read: 'utf-8' codec", ""),
+        (b"services: 1\nb: !reset x", "can't be read: the tag `!reset` is not read", ":2"),
+        (b"a: \xff", "can't be read: it is not UTF-8", ""),
         (b"a: 1\n#" + b"#" * MAX_BYTES, "is larger than 128 KiB", ""),
     ],
     ids=["list", "empty", "open", "tag", "bytes", "large"],
@@ -85,7 +86,7 @@ def test_no_pipe_and_no_device_is_waited_for(tmp_path: Path) -> None:
     for path in (tmp_path / "compose.yaml", Path("/dev/zero"), tmp_path):
         with pytest.raises(PolicyError, match="no regular file"):
             read_document(path)
-    with pytest.raises(PolicyError, match="No such file"):
+    with pytest.raises(PolicyError, match="no such file"):
         read_document(tmp_path / "none.yaml")
 
 
@@ -112,3 +113,27 @@ def test_what_has_no_name_of_its_own_is_left_as_it_is(tmp_path: Path, text: str)
     """It is judged later."""
     (tmp_path / "compose.yaml").write_text(text)
     assert "image" not in str(read_document(tmp_path / "compose.yaml"))
+
+
+def test_nothing_of_another_file_is_shown(tmp_path: Path) -> None:
+    """A secret that is called like a compose file, whatever is wrong with it as one."""
+    for number, content in enumerate(("hunter2: !hunter2 x", "hunter2: 1\nhunter2: 2", "a: *hunter2", "hunter2: 1")):
+        path = tmp_path / f"{number}-compose.yaml"
+        path.write_text(content)
+        with pytest.raises(PolicyError) as caught:
+            settled(as_config(str(path)), {})
+        assert "hunter2" not in str(caught.value)
+
+
+def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+    """Nothing of what it leads to is read; a loop and a link to nothing are told with the path."""
+    (tmp_path / "secret").write_text("services: {hunter2: {image: a}}")
+    (task := tmp_path / "task").mkdir()
+    for name, target in (("out", "../secret"), ("loop", "loop-compose.yaml"), ("gone", "nothing")):
+        (task / f"{name}-compose.yaml").symlink_to(target)
+        with pytest.raises(PolicyError) as caught:
+            read_document(task / f"{name}-compose.yaml")
+        assert str(task / f"{name}-compose.yaml") in caught.value.where
+        assert "hunter2" not in str(caught.value)
+    (task / "compose.yaml").symlink_to("nothing")
+    assert beside(task) == task / "compose.yaml"

@@ -22,8 +22,10 @@ from belljar.harness.config import (
     notes_on,
     sample_policy,
     shaping,
-    with_changes,
 )
+from belljar.harness.operator import Operator
+from belljar.host.settings import Settings
+from belljar.policy.load import with_changes
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'
 
@@ -37,13 +39,16 @@ def policy_file(tmp_path: Path) -> Path:
 
 
 def test_the_operators_policy_beats_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--policy`, then the task's own, then the environment, then the preset high."""
-    monkeypatch.setenv("BELLJAR_POLICY", "from-environment")
-    assert choose_policy(BelljarConfig(policy="own"), forced="forced") == "forced"
-    assert choose_policy(BelljarConfig(policy="own")) == "own"
-    assert choose_policy(BelljarConfig()) == "from-environment"
+    """`--policy`, then the task's own, then the environment at the start, then what a `.env` file made of it, then the preset high."""
+    nobody = Operator(settings=Settings())
+    operator = Operator(settings=Settings(), policy="at-start")
+    monkeypatch.setenv("BELLJAR_POLICY", "later")
+    assert choose_policy(BelljarConfig(policy="own"), forced="forced", operator=operator) == "forced"
+    assert choose_policy(BelljarConfig(policy="own"), forced="", operator=operator) == "own"
+    assert choose_policy(BelljarConfig(), forced="", operator=operator) == "at-start"
+    assert choose_policy(BelljarConfig(), forced="", operator=nobody) == "later"
     monkeypatch.delenv("BELLJAR_POLICY")
-    assert choose_policy(BelljarConfig()) == "high"
+    assert choose_policy(BelljarConfig(), forced="", operator=nobody) == "high"
 
 
 def test_a_preset_on_inspects_command_line(tmp_path: Path) -> None:
@@ -167,7 +172,7 @@ def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) ->
     assert changed.policy.workdir == "/srv"
     assert changed.policy.env["A"] == "1"
     assert changed.policy.env["PLAIN"] == "$HOME"
-    with pytest.raises(PolicyError, match="can't take"):
+    with pytest.raises(PolicyError, match="can't be changed"):
         load(BelljarConfig(policy=str(policy_file), workdir="not absolute"))
 
 

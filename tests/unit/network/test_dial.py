@@ -33,10 +33,20 @@ from belljar.network.dial import (
 from belljar.plan.network import NetworkPlan, UpstreamPlan
 
 REAL = UpstreamPlan(
-    host="real.example", ports=(80, 443), methods=("GET",), budget_bytes=1 << 20, reason="only there is it current"
+    host="real.example",
+    ports=(80, 443),
+    methods=("GET",),
+    budget_bytes=1 << 20,
+    run_budget_bytes=100 << 20,
+    reason="only there is it current",
 )
 OTHER = UpstreamPlan(
-    host="other.example", ports=(8443,), methods=("GET",), budget_bytes=1, reason="likewise, elsewhere"
+    host="other.example",
+    ports=(8443,),
+    methods=("GET",),
+    budget_bytes=1,
+    run_budget_bytes=100 << 20,
+    reason="likewise, elsewhere",
 )
 PLAN = NetworkPlan(upstreams=(REAL, OTHER))
 PUBLIC = ("93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c")

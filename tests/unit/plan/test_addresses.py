@@ -23,7 +23,14 @@ def stand_in(name: str, kind: str = "http", names: int = 1) -> StandInPlan:
 
 def plan(http: int = 2, targets: int = 1, *, simulate: bool = False, sink: bool = False) -> NetworkPlan:
     """A network with so many names and target cells, a metadata service and an upstream."""
-    upstream = UpstreamPlan(host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, reason="because")
+    upstream = UpstreamPlan(
+        host="real.example",
+        ports=(443,),
+        methods=("GET",),
+        budget_bytes=1,
+        run_budget_bytes=100 << 20,
+        reason="because",
+    )
     return NetworkPlan(
         stand_ins=(
             stand_in("web", names=http),

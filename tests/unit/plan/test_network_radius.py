@@ -19,7 +19,12 @@ CELL = StandInPlan(
     settings={"resources": {"memory_bytes": 1 << 30, "disk_bytes": 1 << 30}},
 )
 UPSTREAM = UpstreamPlan(
-    host="real.example", ports=(443,), methods=("GET", "HEAD"), budget_bytes=10 << 20, reason="a\x1b[2J b"
+    host="real.example",
+    ports=(443,),
+    methods=("GET", "HEAD"),
+    budget_bytes=10 << 20,
+    run_budget_bytes=100 << 20,
+    reason="a\x1b[2J b",
 )
 
 
@@ -48,7 +53,8 @@ def test_what_is_real_is_said_as_real(facts: HostFacts) -> None:
     network = NetworkPlan(upstreams=(UPSTREAM,))
     (real,) = [sentence for sentence in reach(network) if sentence.startswith(REAL)]
     assert real == (
-        "REAL network: real.example on 443, by GET, HEAD, dialled by this host for the gateway; at most 10 MiB in both directions. Why: a\\x1b[2J b"
+        "REAL network: real.example on 443, by GET, HEAD, dialled by this host for the gateway; in both directions at most"
+        " 10 MiB for each sample and 100 MiB for all samples of a run. Why: a\\x1b[2J b"
     )
     assert any("leaves this host" in sentence for sentence in warnings(network, facts))
     assert "but this host dials" in reach(network)[0]

@@ -21,7 +21,9 @@ HTTP = PortPlan(number=80, protocol="http")
 SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=(HTTP,))
 DATABASE = StandInPlan(id="db", kind="cell", names=("db",), ports=(PortPlan(number=5432, protocol="tcp"),))
 CLOUD = StandInPlan(id="cloud", kind="metadata", names=(), ports=(HTTP,))
-REAL = UpstreamPlan(host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, reason="only there")
+REAL = UpstreamPlan(
+    host="real.example", ports=(443,), methods=("GET",), budget_bytes=1, run_budget_bytes=100 << 20, reason="only there"
+)
 FRONT, BACK, BOTH = (
     StandInPlan(id=name, kind="cell", names=(name,), ports=(), settings={"networks": list(of)}, all_ports=True)
     for name, of in (("default", ("front",)), ("store", ("back",)), ("web", ("front", "back")))

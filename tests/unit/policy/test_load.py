@@ -308,3 +308,72 @@ def test_a_tier_asked_for_is_the_policys() -> None:
     loaded = parse_policy(b"belljar: 1\nrisk: low\n", source="mine", base=None)
     assert [with_tier(loaded, tier).policy.tier for tier in (None, "", *Tier)] == [None, None, *Tier]
     assert with_tier(loaded, "gvisor").text == loaded.text
+
+
+SECRETS = [
+    "hunter2: hunter2\n",
+    "user: hunter2\nrisk: hunter2\n",
+    "network: {hunter2: hunter2}\n",
+    "a: &hunter2 1\nb: *hunter2\n",
+    "a: !hunter2 1\n",
+    "hunter2: 1\nhunter2: 2\n",
+    "'hunter2' hunter2\n",
+    "a: 'hunter2\n",
+    "%hunter2\n---\na: 1\n",
+    "hunter2 ansible: [}\n",
+    "? hunter2\n? [hunter2]\n",
+    "1: hunter2\nhunter2: hunter2: hunter2\n",
+    "- belljar: 1\n- hunter2\n",
+    "hunter2",
+    "\x07",
+    "hunter2:\n  belljar: 1\n",
+]
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_nothing_of_a_file_that_is_no_policy_is_shown(text: str, tmp_path: Path) -> None:
+    """Whatever is wrong with it as one: a wrong name or a link may have led to a secret."""
+    (tmp_path / "belljar.yaml").write_text(text)
+    with pytest.raises(PolicyError) as refused:
+        load_policy(tmp_path / "belljar.yaml")
+    told = str(refused.value)
+    assert "hunter2" not in told.replace(str(tmp_path), "")
+    assert "\\x07" not in told
+    assert f"{tmp_path / 'belljar.yaml'}:" in told
+
+
+@given(st.text(st.characters(codec="ascii", exclude_characters="'\"{}[],&*!|>%@`"), min_size=6, max_size=20))
+def test_no_word_of_a_file_that_is_no_policy_is_shown(secret: str) -> None:
+    """Whatever it is, and wherever it stands; letters and signs are put around it, so that no message has it by chance."""
+    word = f"q7{secret}7q"
+    for text in (word, f"{word}: {word}", f"a: {word}\n\t- {word}", f"'{word}' x", f"[{word}"):
+        _, found = examine(text.encode(), base=None)
+        assert not any("q7" in problem.line("p") or "7q" in problem.line("p") for problem in found)
+
+
+def test_a_policy_that_is_a_link_out_of_its_directory_is_refused(tmp_path: Path) -> None:
+    """Also where it leads to a good one; a link beside it is followed. A loop is told with the path, in one sentence."""
+    (tmp_path / "elsewhere.yaml").write_text(HEAD)
+    (task := tmp_path / "task").mkdir()
+    (task / "real.yaml").write_text(HEAD)
+    (task / "beside.yaml").symlink_to("real.yaml")
+    assert load_policy(task / "beside.yaml").policy.name == "beside"
+    for name, target in (("out", "../elsewhere.yaml"), ("far", "/etc/hostname"), ("loop", "loop.yaml"), ("gone", "x")):
+        (task / f"{name}.yaml").symlink_to(target)
+        with pytest.raises(PolicyError) as refused:
+            resolve_policy(str(task / f"{name}.yaml"))
+        assert refused.value.where == str(task / f"{name}.yaml")
+
+
+def test_loops_of_links_in_a_policys_files_are_told_where_they_stand(tmp_path: Path) -> None:
+    """Never a traceback: a file, a stand-in's file, a stand-in's directory."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/loop.yaml").symlink_to("loop.yaml")
+    assert problems(files_policy("loop"), base=tmp_path)[0][2] == "files[0].source"
+    for field in (
+        "{kind: http, names: [a.example], routes: site/loop.yaml}",
+        "{kind: git, names: [a.example], repositories: loop}",
+    ):
+        found = problems(HEAD + f"network: {{stand_ins: {{s: {field}}}}}\n", base=tmp_path)
+        assert found[0][2].startswith("network.stand_ins.s."), found

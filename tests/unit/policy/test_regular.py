@@ -1,45 +1,144 @@
-"""A file that an author names is a regular one, and read no further than asked for."""
+"""A file that an author names is a regular one below one directory, and read no further than asked for."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from belljar.policy.regular import open_regular, read_regular
+from belljar.policy import regular
+from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
 
 
-def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
-    """Through a link too: where it may lead is the caller's to check."""
-    (tmp_path / "file").write_bytes(b"abcdef")
-    (tmp_path / "link").symlink_to("file")
-    assert read_regular(tmp_path / "file", 4) == read_regular(tmp_path / "link", 4) == b"abcd"
-    assert read_regular(tmp_path / "file", 10) == b"abcdef"
+@pytest.fixture(params=["openat2", "no openat2"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As this kernel has it, and as one without the call."""
+    if request.param == "no openat2":
+
+        class _Old:
+            @staticmethod
+            def syscall(*_args: object) -> int:
+                ctypes.set_errno(errno.ENOSYS)
+                return -1
+
+        monkeypatch.setattr(regular, "_libc", _Old)
+    return str(request.param)
 
 
-def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_no_more_is_read_than_asked_for(tmp_path: Path, kernel: str) -> None:
+    """And a file in a directory below is found."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/file").write_bytes(b"abcdef")
+    assert read_regular(tmp_path, "sub/file", 4) == b"abcd"
+    assert read_regular(tmp_path, "sub/file", 10) == b"abcdef"
+
+
+def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
+    """An author may arrange the files of one directory as they like; the directory itself may be reached by a link."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/file").write_bytes(b"x")
+    (tmp_path / "real/link").symlink_to("file")
+    (tmp_path / "way").symlink_to("real")
+    assert read_regular(tmp_path / "way", "link", 4) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("link", "../secret"),
+        ("link", "{root}/secret"),
+        ("link", "one"),
+        ("up/secret", ".."),
+        ("../secret", ""),
+        ("a/../../secret", ""),
+        ("/proc/self/environ", ""),
+        ("magic", "/proc/self/root/etc/hostname"),
+    ],
+)
+def test_nothing_outside_is_read(tmp_path: Path, kernel: str, name: str, target: str) -> None:
+    """By a relative or absolute link, a chain of them, a directory that is one, dots, or an absolute name."""
+    (tmp_path / "secret").write_text("s")
+    (base := tmp_path / "base").mkdir()
+    (base / "a").mkdir()
+    (base / "one").symlink_to("../secret")
+    if target:
+        (base / name.partition("/")[0]).symlink_to(target.format(root=tmp_path))
+    refused = (OutsideError, OSError) if kernel == "no openat2" else OutsideError
+    with pytest.raises(refused):
+        read_regular(base, name, 10)
+
+
+def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path, kernel: str) -> None:
+    """ELOOP, as open(2) has it."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        read_regular(tmp_path, "a", 1)
+
+
+def test_what_is_exchanged_meanwhile_is_never_read(tmp_path: Path) -> None:
+    """A directory that becomes a link between two looks: what is read is the file below, or it is refused."""
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/file").write_bytes(b"secret")
+    (base := tmp_path / "base").mkdir()
+    (base / "real").mkdir()
+    (base / "real/file").write_bytes(b"own")
+    (base / "link").symlink_to("../secret")
+    stop = threading.Event()
+
+    def exchange() -> None:
+        while not stop.is_set():
+            for name in ("real", "link"):
+                (base / "sub").unlink(missing_ok=True)
+                (base / "sub").symlink_to(name)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    seen = set()
+    try:
+        for _ in range(3000):
+            try:
+                seen.add(read_regular(base, "sub/file", 10))
+            except (OutsideError, OSError):
+                seen.add(b"refused")
+    finally:
+        stop.set()
+        thread.join()
+    assert b"secret" not in seen
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, kernel: str) -> None:
     """A pipe that nobody writes into would be waited for without end; a directory, a device and a bad name are refused too."""
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, Path("/dev/null"), Path("a\0b")):
+    (tmp_path / "sub").mkdir()
+    for directory, name in (
+        (tmp_path, "pipe"),
+        (tmp_path, "sub"),
+        (Path("/dev"), "null"),
+        (tmp_path, "a\0b"),
+    ):
         with pytest.raises(ValueError, match=r"no regular file|null byte"):
-            read_regular(path, 1)
+            read_regular(directory, name, 1)
     with pytest.raises(OSError, match="No such file"):
-        read_regular(tmp_path / "none", 1)
+        read_regular(tmp_path, "missing", 1)
 
 
-def test_no_descriptor_stays(tmp_path: Path) -> None:
+def test_no_descriptor_stays(tmp_path: Path, kernel: str) -> None:
     """Neither when it is refused (a pipe then has no reader) nor when its user fails."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="no regular file"), open_regular(tmp_path / "pipe"):
+    with pytest.raises(ValueError, match="no regular file"), open_regular(tmp_path, "pipe"):
         pass
     with pytest.raises(OSError, match="No such device or address"):
         os.open(tmp_path / "pipe", os.O_WRONLY | os.O_NONBLOCK)
     opened: list[int] = []
 
     def fail() -> None:
-        with open_regular(tmp_path / "file") as fd:
+        with open_beneath(tmp_path, "file") as fd:
             opened.append(fd)
             raise KeyError
 

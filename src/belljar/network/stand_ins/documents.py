@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from belljar.network.stand_ins.web import parse_json
 from belljar.policy.fields import nearest, quoted
-from belljar.policy.regular import read_regular
+from belljar.policy.regular import OutsideError, read_regular
 from belljar.policy.yaml_tree import Mark, Problem, Reading, Tree, closest_mark, field_name, read_tree
 from belljar.units import format_size, printable
 
@@ -98,11 +98,10 @@ def read_file(directory: Path | None, name: object, max_bytes: int) -> bytes | s
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
         return f"{quoted(name)} is not below the stand-in's directory: write it relative, without `..`"
-    path = directory / relative
     try:
-        if not path.resolve().is_relative_to(directory.resolve()):
-            return f"{printable(name)}: leads out of the stand-in's directory by a link"
-        data = read_regular(path, max_bytes + 1)
+        data = read_regular(directory, str(relative), max_bytes + 1)
+    except OutsideError:
+        return f"{printable(name)}: leads out of the stand-in's directory by a link"
     except FileNotFoundError:
         return f"{printable(name)}: there is no such file in the stand-in's directory"
     except ValueError as exc:

@@ -41,7 +41,14 @@ def test_a_cell_is_known_by_its_networks_alone() -> None:
 
 def test_an_upstream_looks_like_a_stand_in() -> None:
     """Its id, its one name, its ports by what is spoken there, its methods and budget."""
-    upstream = UpstreamPlan(host="real.example", ports=(80, 443, 8443), methods=("GET",), budget_bytes=7, reason="why")
+    upstream = UpstreamPlan(
+        host="real.example",
+        ports=(80, 443, 8443),
+        methods=("GET",),
+        budget_bytes=7,
+        run_budget_bytes=100 << 20,
+        reason="why",
+    )
     seen = as_stand_in(upstream)
     assert (seen.id, seen.names, seen.is_target) == (upstream.id, ("real.example",), False)
     assert [(port.number, port.protocol) for port in seen.ports] == [(80, "http"), (443, "tls"), (8443, "tls")]

@@ -54,7 +54,14 @@ class Asker:
             self.items.append(item)
 
         reporter = SimpleNamespace(dial=dial, post=self.items.append, record=record)
-        plan = UpstreamPlan(host=HOST, ports=(port,), methods=("GET",), budget_bytes=budget, reason="for a test")
+        plan = UpstreamPlan(
+            host=HOST,
+            ports=(port,),
+            methods=("GET",),
+            budget_bytes=budget,
+            run_budget_bytes=100 << 20,
+            reason="for a test",
+        )
         site = cast("Site", SimpleNamespace(bounds=bounds, reporter=reporter, hit=self.hits.append))
         self.app: Upstream = make(as_stand_in(plan), site, Trust(trust))
 

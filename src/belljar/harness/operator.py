@@ -1,0 +1,69 @@
+"""The operator's word on a task's policy: how far it holds, and whether something real may be reached.
+
+A task is someone else's, and so is every file beside it. `--policy` settles everything; `$BELLJAR_POLICY`
+and the host's settings are a floor that a task's own policy is never looser than.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from belljar.errors import PolicyError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.host.settings import Settings
+    from belljar.policy import LoadedPolicy
+
+POLICY_VARIABLE: Final = "BELLJAR_POLICY"
+ALLOW_VARIABLE: Final = "BELLJAR_ALLOW_UPSTREAMS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """What the operator of this process said outside of any task.
+
+    `policy` is `$BELLJAR_POLICY` as the process was started, "" for none; `allows_upstreams`:
+    `--allow-upstreams`, or the variable for it.
+    """
+
+    settings: Settings
+    policy: str = ""
+    allows_upstreams: bool = False
+
+
+def read_operator(*, allow_upstreams: bool = False) -> Operator:
+    """From the settings files and the environment at the start, which no `.env` file changes.
+
+    Raises `PolicyError`, `HostError`: they can't be read or mean nothing.
+    """
+    from belljar.host.settings import environment_at_start, read_settings
+
+    environ = environment_at_start()
+    return Operator(
+        settings=read_settings(),
+        policy=environ.get(POLICY_VARIABLE, ""),
+        allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
+    )
+
+
+def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> LoadedPolicy:
+    """The policy as this host's settings have it. `is_named`: its upstreams are the operator's own.
+
+    Raises `PolicyError` when it reaches something real and may not.
+    """
+    from belljar.host.settings import Upstreams, within_settings
+    from belljar.plan.network_radius import announcements
+
+    made = within_settings(loaded, operator.settings)
+    upstreams = made.policy.network.upstreams if made.policy.network is not None else ()
+    is_allowed = operator.allows_upstreams or operator.settings.upstreams is Upstreams.ALLOW
+    if upstreams and not is_named and not is_allowed:
+        raise PolicyError(
+            f"the task's own policy reaches something real: {', '.join(announcements(made))}",
+            where=printable(loaded.source),
+            mend="`belljar run --allow-upstreams` permits it, and so does starting `inspect eval`"
+            f" with {ALLOW_VARIABLE}=1; or name a policy with --policy",
+        )
+    return made

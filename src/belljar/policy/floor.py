@@ -1,0 +1,142 @@
+"""How far a task's own policy may go beneath an operator's: which of two policies is tighter, field by
+field, and the tighter of both. Pure.
+
+| field | tighter |
+|---|---|
+| `risk`, and the tier that risk and `tier` demand together | higher |
+| each of `resources` | smaller |
+| `network` | none; else the operator's own |
+| `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
+
+What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`) has no order: it opens nothing,
+and stays the task's. Stand-ins of two networks have none either: there the operator's are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from belljar.errors import PolicyError
+from belljar.policy.load import LoadedPolicy, with_changes
+from belljar.policy.model import Policy
+from belljar.policy.network import Network, Upstream
+from belljar.policy.resources import Resources
+from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier
+from belljar.units import printable
+
+
+def looser_fields(policy: Policy, floor: Policy) -> tuple[str, ...]:
+    """The fields in which `policy` goes beyond `floor`; empty: in none."""
+    return tuple(_looser(policy, floor))
+
+
+def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
+    if policy.risk < floor.risk:
+        yield "risk"
+    if demanded_tier(policy.risk, policy.tier) < demanded_tier(floor.risk, floor.tier):
+        yield "tier"
+    for field in fields(Resources):
+        if getattr(policy.resources, field.name) > getattr(floor.resources, field.name):
+            yield f"resources.{field.name.removesuffix('_bytes').removesuffix('_s')}"
+    if policy.network is None:
+        return
+    if floor.network is None:
+        yield "network"
+        return
+    ours = policy.network.model_copy(update={"upstreams": ()})
+    if ours != floor.network.model_copy(update={"upstreams": ()}):
+        yield "network"
+    named = {upstream.host: upstream for upstream in floor.network.upstreams}
+    for upstream in policy.network.upstreams:
+        if upstream.host not in named or not _is_within(upstream, named[upstream.host]):
+            yield f"network.upstreams ({upstream.host})"
+
+
+def _is_within(upstream: Upstream, floor: Upstream) -> bool:
+    return (
+        set(upstream.ports) <= set(floor.ports)
+        and set(upstream.methods) <= set(floor.methods)
+        and upstream.budget <= floor.budget
+        and upstream.whole_run <= floor.whole_run
+    )
+
+
+def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
+    """The task's policy, nowhere looser than the operator's.
+
+    Raises `PolicyError` where both bring files from directories of their own: a cell has one.
+    """
+    ours, theirs = loaded.policy, floor.policy
+    network = _tighter_network(ours.network, theirs.network)
+    base = loaded.base if network is None else floor.base
+    if network is not None and ours.files and base != loaded.base:
+        raise PolicyError(
+            "it has `files`, and the operator's policy has the network of their place: a cell takes"
+            " files from the directory of one policy",
+            where=printable(loaded.source),
+            mend="name one policy for both with --policy",
+        )
+    risk = max(ours.risk, theirs.risk)
+    changes = {
+        "risk": risk,
+        "tier": _tier(risk, ours.tier, theirs.tier),
+        "network": network,
+    }
+    made = with_changes(loaded, changes).policy
+    resources = _smaller(ours.resources, theirs.resources)
+    return replace(loaded, policy=made.model_copy(update={"resources": resources}), base=base)
+
+
+def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedPolicy:
+    """The policy with at least this risk, and what that demands. `where` says who asks for it.
+
+    Raises `PolicyError` for a policy that can't be of that risk: it reaches something real, say.
+    """
+    policy = loaded.policy
+    if policy.risk >= least:
+        return loaded
+    try:
+        return with_changes(loaded, {"risk": least, "tier": _tier(least, policy.tier, None)})
+    except PolicyError as error:
+        raise PolicyError(
+            f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}",
+            where=error.where,
+            mend=f"{where} says the least risk",
+        ) from error
+
+
+def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
+    named = [tier for tier in asked if tier is not None]
+    return max(*named, least_tier(risk)) if named else None
+
+
+def _smaller(ours: Resources, theirs: Resources) -> Resources:
+    return Resources(
+        **{field.name: min(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(Resources)}
+    )
+
+
+def _tighter_network(ours: Network | None, theirs: Network | None) -> Network | None:
+    if ours is None or theirs is None:
+        return None
+    wanted = {upstream.host: upstream for upstream in ours.upstreams}
+    both = (
+        _tighter_upstream(wanted[upstream.host], upstream) for upstream in theirs.upstreams if upstream.host in wanted
+    )
+    return theirs.model_copy(update={"upstreams": tuple(item for item in both if item is not None)})
+
+
+def _tighter_upstream(ours: Upstream, theirs: Upstream) -> Upstream | None:
+    ports = tuple(port for port in theirs.ports if port in ours.ports)
+    methods = tuple(method for method in theirs.methods if method in ours.methods)
+    if not ports or not methods:
+        return None
+    return theirs.model_copy(
+        update={
+            "ports": ports,
+            "methods": methods,
+            "budget": min(ours.budget, theirs.budget),
+            "run_budget": min(ours.whole_run, theirs.whole_run),
+        }
+    )

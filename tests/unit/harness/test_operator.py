@@ -1,0 +1,214 @@
+"""What a task's own files may ask for, against the operator's word: real Inspect, fake cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.fakes.cell import RecordedCells
+
+from belljar.errors import PolicyError
+from belljar.harness.config import BelljarConfig, load, notes_on, sample_policy
+from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.host import settings
+from belljar.policy import LoadedPolicy
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def work() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        await sandbox().exec(["echo", "first command"])
+        return state
+    return solve
+
+def one(sandbox, of_sample=None) -> Task:
+    return Task(dataset=[Sample(id="s", input="x", sandbox=of_sample)], solver=work(), sandbox=sandbox)
+
+@task
+def beside() -> Task:
+    return one("belljar")
+
+@task
+def bare() -> Task:
+    return one("docker")
+
+@task
+def coded() -> Task:
+    return one(("belljar", "belljar.yaml"))
+
+@task
+def of_a_sample() -> Task:
+    return one(("belljar", "high"), ("belljar", "belljar.yaml"))
+
+@task
+def of_compose() -> Task:
+    return one(("docker", "one-compose.yaml"))
+"""
+TASKS = ("beside", "bare", "coded", "of_a_sample", "of_compose")
+UPSTREAM = "{host: a.example, ports: [443], methods: [GET], budget: 1MiB, reason: because it is so}"
+REAL = f"belljar: 1\nrisk: low\nresources: {{memory: 1GiB}}\nnetwork: {{upstreams: [{UPSTREAM}]}}\n"
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The environment that this process was started with; the host's settings are `settings.yaml` here."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
+    monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
+    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
+    return environ
+
+
+@pytest.fixture
+def task_file(tmp_path: Path, start: dict[str, str]) -> Path:
+    """A task with a policy beside it that reaches something real."""
+    (directory := tmp_path / "task").mkdir()
+    (directory / "belljar.yaml").write_text(REAL)
+    (directory / "one-compose.yaml").write_text("services: {default: {image: other, mem_limit: 256m}}")
+    (directory / "task.py").write_text(TASK)
+    return directory / "task.py"
+
+
+def opened_policy(task_file: Path, name: str, *, allow: bool = False, policy: str = "") -> LoadedPolicy:
+    """Run a task; the policy that its sample's cell had."""
+    cells = RecordedCells()
+    request = RunRequest(
+        inspect_args=[f"{task_file}@{name}", "--model", "mockllm/model"],
+        policy=policy,
+        allow_upstreams=allow,
+        quiet=True,
+        home=task_file.parent / "home",
+        source=cells,
+    )
+    try:
+        run_evaluation(request)
+    except PolicyError:
+        assert not cells.opened
+        assert not cells.prepared
+        raise
+    (cell,) = cells.opened
+    found = cell.policy
+    assert isinstance(found, LoadedPolicy)
+    return found
+
+
+def real_hosts(loaded: LoadedPolicy) -> list[str]:
+    """What of the world a policy reaches."""
+    return [item.host for item in loaded.policy.network.upstreams] if loaded.policy.network is not None else []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, name: str) -> None:
+    """Wherever the task names its policy: nothing runs, and host, port and both budgets are told."""
+    with pytest.raises(PolicyError, match=r"a\.example on 443.*1 MiB for each sample.*100 MiB for all") as refused:
+        opened_policy(task_file, name)
+    assert "--allow-upstreams" in refused.value.mend
+
+
+def test_what_the_operator_allows_is_announced_first(task_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Host, port and budgets stand on standard error; likewise for the policy of `--policy`, which needs no leave."""
+    for name, allow, policy in (
+        ("beside", True, ""),
+        ("of_a_sample", True, ""),
+        ("bare", False, str(task_file.parent / "belljar.yaml")),
+    ):
+        assert real_hosts(opened_policy(task_file, name, allow=allow, policy=policy)) == ["a.example"]
+        said = capsys.readouterr().err
+        assert "REAL network: a.example on 443" in said
+        assert "1 MiB for each sample" in said
+
+
+def test_leave_is_given_at_the_start_and_by_nothing_that_came_later(
+    task_file: Path, start: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As plain `inspect eval` has it: by the environment at the start or the settings; a `.env` file changes only what came after."""
+    config = BelljarConfig(policy=str(task_file.parent / "belljar.yaml"))
+    monkeypatch.setenv("BELLJAR_ALLOW_UPSTREAMS", "1")
+    with pytest.raises(PolicyError, match="something real"):
+        load(config)
+    monkeypatch.setenv("BELLJAR_POLICY", config.policy)
+    with pytest.raises(PolicyError, match="something real"):
+        load(None)
+    start["BELLJAR_ALLOW_UPSTREAMS"] = "1"
+    assert real_hosts(load(config)) == ["a.example"]
+    del start["BELLJAR_ALLOW_UPSTREAMS"]
+    (tmp_path / "settings.yaml").write_text("upstreams: allow\n")
+    assert real_hosts(sample_policy(config, {}).policy) == ["a.example"]
+
+
+def test_what_the_host_forbids_nobody_allows(task_file: Path, tmp_path: Path, start: dict[str, str]) -> None:
+    """Neither the flag nor the operator's own policy."""
+    start["BELLJAR_ALLOW_UPSTREAMS"] = "1"
+    (tmp_path / "settings.yaml").write_text("upstreams: forbid\n")
+    for allow, policy in ((True, ""), (False, str(task_file.parent / "belljar.yaml"))):
+        with pytest.raises(PolicyError, match="forbids"):
+            opened_policy(task_file, "beside", allow=allow, policy=policy)
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("word", ["high", "medium", "low"])
+def test_the_operators_variable_is_a_floor(task_file: Path, start: dict[str, str], name: str, word: str) -> None:
+    """A policy beside a task, in its code, of a sample or under a compose file: risk, memory and network stay within it, whatever is allowed besides."""
+    start["BELLJAR_POLICY"] = word
+    made = opened_policy(task_file, name, allow=True)
+    assert str(made.policy.risk) == word
+    assert made.policy.network is None
+    assert made.policy.resources.memory_bytes <= 512 << 20
+    assert made.policy.image == ("other" if name == "of_compose" else "default")
+
+
+def test_a_task_may_be_tighter_than_the_variable(task_file: Path, start: dict[str, str]) -> None:
+    """Its own risk and limits count where they are."""
+    start["BELLJAR_POLICY"] = "low"
+    (task_file.parent / "belljar.yaml").write_text("belljar: 1\nrisk: critical\nresources: {memory: 64MiB}\n")
+    made = opened_policy(task_file, "beside").policy
+    assert (str(made.risk), made.resources.memory_bytes) == ("critical", 64 << 20)
+
+
+def test_what_a_task_does_not_get_is_told(task_file: Path, start: dict[str, str]) -> None:
+    """By the fields in which it asked for more."""
+    start["BELLJAR_POLICY"] = "high"
+    (told,) = notes_on(str(task_file.parent / "belljar.yaml"))
+    assert "risk, tier, resources.memory, network" in told
+    assert notes_on(None) == ()
+
+
+def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: Path) -> None:
+    """It is raised; what can't be at that risk is refused, also of `--policy`."""
+    (tmp_path / "settings.yaml").write_text("least_risk: high\n")
+    for allow, policy in ((True, ""), (False, str(task_file.parent / "belljar.yaml"))):
+        with pytest.raises(PolicyError, match="reaches nothing real"):
+            opened_policy(task_file, "beside", allow=allow, policy=policy)
+    assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
+
+
+def test_services_are_no_network_that_the_variable_has(task_file: Path, start: dict[str, str]) -> None:
+    """Nor are they left out without a word: another environment would be measured."""
+    (task_file.parent / "one-compose.yaml").write_text("services: {default: {image: a}, web: {image: b}}")
+    start["BELLJAR_POLICY"] = "low"
+    with pytest.raises(PolicyError, match="several services"):
+        opened_policy(task_file, "of_compose")
+    start.clear()
+    (task_file.parent / "belljar.yaml").unlink()
+    made = opened_policy(task_file, "of_compose").policy.network
+    assert made is not None
+    assert list(made.stand_ins) == ["web"]
+
+
+def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -> None:
+    """A link to a secret, one to nothing, a loop: refused with the path, and nothing that it leads to is shown."""
+    policy = task_file.parent / "belljar.yaml"
+    (task_file.parent.parent / "secret").write_text("hunter2: hunter2\n")
+    for target in ("../secret", "nothing", "belljar.yaml", "/etc/hostname"):
+        policy.unlink()
+        policy.symlink_to(target)
+        for name in ("beside", "bare", "coded"):
+            with pytest.raises(PolicyError) as refused:
+                opened_policy(task_file, name)
+            assert refused.value.where == str(policy)
+            assert "hunter2" not in str(refused.value)

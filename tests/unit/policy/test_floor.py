@@ -1,0 +1,188 @@
+"""A task's own policy is never looser than an operator's, in any field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import PolicyError
+from belljar.policy import LoadedPolicy, Risk, parse_policy
+from belljar.policy.floor import looser_fields, tightened, with_least_risk
+from belljar.policy.network import RUN_BUDGETS
+
+
+def policy(text: str, base: Path | None = None) -> LoadedPolicy:
+    """A policy of these fields; risk low unless they say another."""
+    risk = "" if "risk:" in text else "risk: low\n"
+    return parse_policy(f"belljar: 1\n{risk}{text}".encode(), source="p.yaml", base=base)
+
+
+def upstreams(*items: str) -> str:
+    """A network that reaches these, each with a reason."""
+    return "network: {upstreams: [" + ", ".join(f"{{{item}, reason: because it is so}}" for item in items) + "]}\n"
+
+
+ONE = "host: a.example, ports: [80, 443], methods: [GET, POST], budget: 2MiB"
+LESS = "host: a.example, ports: [443], methods: [GET], budget: 1MiB, run_budget: 2MiB"
+OTHER = "host: b.example, ports: [443], methods: [GET], budget: 1KiB"
+SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
+
+ORDER = [  # (what the task says, what the operator says, where the task is looser)
+    ("", "", ()),
+    ("risk: low\n", "risk: medium\n", ("risk", "tier")),
+    ("risk: medium\n", "risk: low\n", ()),
+    ("", "tier: gvisor\n", ("tier",)),
+    ("risk: critical\n", "tier: gvisor\n", ()),
+    ("resources: {memory: 1GiB}\n", "", ("resources.memory",)),
+    ("resources: {memory: 64MiB}\n", "", ()),
+    ("resources: {cpus: 2, disk: 1GiB, processes: 600, lifetime: 5h, exec_timeout: 11m, output: 11MiB}\n", "",
+     ("resources.cpus", "resources.disk", "resources.processes", "resources.lifetime", "resources.exec_timeout", "resources.output")),
+    ("network: {}\n", "", ("network",)),
+    ("", "network: {}\n", ()),
+    ("network: {default: simulate}\n", "network: {}\n", ("network",)),
+    ("network: {sink: true}\n", "network: {}\n", ("network",)),
+    (f"network: {{stand_ins: {{{SHOP}}}}}\n", "network: {}\n", ("network",)),
+    (upstreams(ONE), "network: {}\n", ("network.upstreams (a.example)",)),
+    (upstreams(ONE), "", ("network",)),
+    (upstreams(LESS), upstreams(ONE), ()),
+    (upstreams(ONE), upstreams(LESS), ("network.upstreams (a.example)",)),
+    (upstreams(OTHER), upstreams(ONE), ("network.upstreams (b.example)",)),
+    ("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\nname: n\n", "", ()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "operator", "looser"), ORDER)
+def test_where_a_policy_goes_beyond_another(task: str, operator: str, looser: tuple[str, ...]) -> None:
+    """Field by field; and what is made of both goes beyond nowhere."""
+    ours, floor = policy(task), policy(operator)
+    assert looser_fields(ours.policy, floor.policy) == looser
+    assert looser_fields(tightened(ours, floor).policy, floor.policy) == ()
+
+
+def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
+    """Ports, methods and the smaller of both budgets, of a run too; none where nothing is common."""
+    made = tightened(policy(upstreams(ONE, OTHER)), policy(upstreams(LESS))).policy.network
+    assert made is not None
+    (left,) = made.upstreams
+    assert (left.host, left.ports, left.methods, left.budget, left.whole_run) == (
+        "a.example",
+        (443,),
+        ("GET",),
+        1 << 20,
+        2 << 20,
+    )
+    apart = tightened(policy(upstreams(ONE)), policy(upstreams(OTHER))).policy.network
+    assert apart is not None
+    assert apart.upstreams == ()
+
+
+def test_what_a_cell_holds_stays_the_tasks() -> None:
+    """It opens nothing."""
+    ours = policy("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\n")
+    made = tightened(ours, policy("risk: high\nimage: mine\nenv: {B: c}\n")).policy
+    assert (made.image, made.user, made.workdir, dict(made.env), str(made.risk)) == (
+        "other",
+        "7",
+        "/x",
+        {"A": "b"},
+        "high",
+    )
+
+
+def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) -> None:
+    """And a task that brings files of its own can't have both directories."""
+    theirs, ours = tmp_path / "operator", tmp_path / "task"
+    for directory in (theirs, ours):
+        (directory / "site").mkdir(parents=True)
+        (directory / "site/routes.yaml").write_text("routes: []")
+    network = "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
+    floor = policy(network, theirs)
+    made = tightened(policy("network: {default: simulate}\n", ours), floor)
+    assert (made.policy.network, made.base) == (floor.policy.network, theirs)
+    assert tightened(policy("", ours), floor).base == ours
+    (ours / "f").touch()
+    with pytest.raises(PolicyError, match="files"):
+        tightened(policy("network: {}\nfiles: [{source: f, target: f}]\n", ours), floor)
+
+
+def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:
+    """Something real at risk high: an error, never a policy with it."""
+    for task in (upstreams(ONE), "risk: medium\n" + upstreams(ONE)):
+        with pytest.raises(PolicyError, match="reaches nothing real"):
+            with_least_risk(policy(task), Risk.HIGH, where="settings")
+        made = tightened(policy(task), policy("risk: high\n")).policy
+        assert (str(made.risk), made.network) == ("high", None)
+    raised = with_least_risk(policy("tier: gvisor\n"), Risk.CRITICAL, where="settings").policy
+    assert (str(raised.risk), str(raised.tier)) == ("critical", "microvm")
+    same = policy("risk: critical\n")
+    assert with_least_risk(same, Risk.HIGH, where="settings") is same
+
+
+def test_a_run_has_room_for_a_sample() -> None:
+    """Its budget is a hundred samples' unless it is said, and never less than one's."""
+    network = policy(upstreams(ONE)).policy.network
+    assert network is not None
+    assert network.upstreams[0].whole_run == RUN_BUDGETS * (2 << 20)
+    with pytest.raises(PolicyError, match=r"run_budget: is less than `budget`"):
+        policy(upstreams(ONE + ", run_budget: 1MiB"))
+
+
+_HOSTS = st.sampled_from(["a.example", "b.example", "c.example"])
+_UPSTREAM = st.builds(
+    lambda host, ports, methods, budget, more: (
+        f"host: {host}, ports: {sorted(ports)}, methods: {sorted(methods)}, budget: {budget}KiB, run_budget: {budget + more}KiB"
+    ).replace("'", ""),
+    _HOSTS,
+    st.sets(st.sampled_from([80, 443, 8443]), min_size=1),
+    st.sets(st.sampled_from(["GET", "HEAD", "POST"]), min_size=1),
+    st.integers(1, 5000),
+    st.integers(0, 9000),
+)
+_NETWORK = st.just("") | st.builds(
+    lambda default, sink, stand_in, real: (
+        f"network: {{default: {default}, sink: {sink}, stand_ins: {{{SHOP if stand_in else ''}}}, upstreams: ["
+        + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
+        + "]}\n"
+    ).replace(", upstreams: []", ""),
+    st.sampled_from(["deny", "simulate"]),
+    st.sampled_from(["true", "false"]),
+    st.booleans(),
+    st.lists(_UPSTREAM, max_size=3, unique_by=lambda item: item.split(",")[0]),
+)
+_RESOURCES = st.builds(
+    lambda cpus, memory, disk, processes, seconds, part, output: (
+        f"resources: {{cpus: {cpus}, memory: {memory}MiB, disk: {disk}MiB, processes: {processes},"
+        f" lifetime: {seconds + 0.1}s, exec_timeout: {max(1, seconds * part // 100)}.000001s, output: {output}KiB}}\n"
+    ),
+    st.integers(1, 64),
+    st.integers(64, 4096),
+    st.integers(16, 4096),
+    st.integers(16, 4096),
+    st.integers(10, 9999),
+    st.integers(1, 100),
+    st.integers(1, 9999),
+)
+_POLICY = st.builds(
+    lambda risk, tier, resources, network: (
+        f"risk: {risk}\n{tier}{resources}" + (network if risk in ("low", "medium") else "")
+    ),
+    st.sampled_from(["low", "medium", "high", "critical"]),
+    st.sampled_from(["", "tier: microvm\n"]),
+    st.just("") | _RESOURCES,
+    _NETWORK,
+)
+
+
+@given(_POLICY, _POLICY)
+def test_never_looser_than_the_floor(task: str, operator: str) -> None:
+    """Whatever both say: what is made of them is within the operator's policy, and within the task's bounds too; doing it twice changes nothing."""
+    ours, floor = policy(task), policy(operator)
+    made = tightened(ours, floor)
+    assert looser_fields(made.policy, floor.policy) == ()
+    assert made.policy.risk >= ours.policy.risk
+    assert "network.upstreams" not in " ".join(looser_fields(made.policy, ours.policy))
+    assert not [name for name in looser_fields(made.policy, ours.policy) if name.startswith(("resources", "tier"))]
+    assert tightened(made, floor).policy == made.policy
