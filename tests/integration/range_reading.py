@@ -72,7 +72,7 @@ async def two_files(home: Path) -> dict[str, Any]:
     disk = shutil.disk_usage(home / "small")
     scene = Scene(home, bounds=NetworkBounds(packet_record_bytes=disk.free * 7 // 8))
     scene.directory = home / "small"
-    newer = scene.directory / PACKETS_BESIDE
+    newer = scene.directory / PACKETS_BESIDE[1]
     async with scene.open() as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)

@@ -6,9 +6,11 @@ process of its own (`reading`). What is left out is said: an event for each boun
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice
+from operator import itemgetter
 from typing import BinaryIO, Final
 
 from belljar.events import Body, Event, JsonValue, Kind
@@ -44,7 +46,7 @@ def seen_exchanges(
     range_id: str,
     budget: Budget | None = None,
 ) -> Iterator[Event]:
-    """What cells said to target cells' ports, in the order of the connections. `records`: the files of the packet record, in the order of time.
+    """What cells said to target cells' ports, in the order of the connections. `records`: the files of the packet record, each in the order of time.
 
     Two events for each request (`network.http` and, where it was answered, `network.http.answered`), one for what is no HTTP (`network.stream`), one for segments
     outside of any connection (`network.flow`), one for each bound that was reached (`limit.hit`). `hindsight` in their data says that they were recorded afterwards,
@@ -100,7 +102,7 @@ class _Reader:
     def read(self, records: Sequence[BinaryIO]) -> Iterator[Event]:
         """All of it; `left_out` is right when it has ended."""
         listener = Listener(self._is_served)
-        frames = chain.from_iterable(map(sent_frames, records))
+        frames = heapq.merge(*map(sent_frames, records), key=itemgetter(0))
         for segment in read_segments(islice(frames, MAX_FRAMES)):
             listener.take(segment)
         self.left_out["frames"] += next(frames, None) is not None

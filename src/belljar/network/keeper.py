@@ -20,9 +20,10 @@ from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
 from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
+from belljar.network.accounting import Connections, batches
 from belljar.network.flows import Flows
 from belljar.network.gateway_process import send_listeners
-from belljar.network.packets import RECORD, PacketFiles, Tap
+from belljar.network.packets import FILES, RECORD, PacketFiles, Tap
 from belljar.network.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
@@ -47,6 +48,7 @@ _LOGS_AT_ONCE: Final = 256
 _ALL_LOGS: Final = 1 << 16
 """Many more than the socket has room for."""
 _STRANGE_TOLD: Final = 8
+_AT_RISK_A_MESSAGE: Final = 100
 _CHANGED_BACK: Final = "its rules were changed, and changed back"
 
 
@@ -61,7 +63,7 @@ class _Task:
 
 
 def run_keeper(fds: list[int], parent: int) -> NoReturn:
-    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the two packet files, and what it only holds."""
+    """`fds`: the owner's socket, the gateway's, the document, standard error, the rules, the packet files, and what it only holds."""
     owner, gateway = socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1])
     for standard in (1, 2):  # the zygote's are shared with all its children
         os.dup2(fds[3], standard)
@@ -70,7 +72,7 @@ def run_keeper(fds: list[int], parent: int) -> NoReturn:
         raise ValueError("the owner has not said go")
     task = _read_task(fds[2])
     try:
-        keeper = _Keeper(task, owner, fds[4], (fds[5], fds[6]))
+        keeper = _Keeper(task, owner, fds[4], fds[5 : 5 + FILES])
         keeper.make(gateway, parent)
         gateway.close()
         keeper.work()
@@ -128,10 +130,11 @@ class _Unheard(OSError):  # noqa: N818 - an end
 
 
 class _Keeper:
-    def __init__(self, task: _Task, owner: socket.socket, rules: int, files: tuple[int, int]) -> None:
+    def __init__(self, task: _Task, owner: socket.socket, rules: int, files: Sequence[int]) -> None:
         self._task, self._owner, self._rules, self._fds = task, owner, rules, files
         owner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(task.patience_s))
         self._flows = Flows(task.layout)
+        self._connections = Connections(task.layout)
         self._kernel: socket.socket | None = None
         self._next_check = 0.0
         self._ports: dict[int, links.Port] = {}
@@ -150,7 +153,8 @@ class _Keeper:
         with nft.Loading(task.nft, self._rules) as loading:
             self._left = read_standing(self._kernel, ())
             self._tap = Tap()
-            self._files = PacketFiles(self._fds, task.network.bounds.packet_record_bytes)
+            most = task.network.bounds.packet_record_bytes
+            self._files = PacketFiles(self._fds, most, self._connections)
             self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
         self._changes = nflog.open_changes()
@@ -321,6 +325,7 @@ class _Keeper:
             "only_counted": sum(packets.values()) - packets[Reason.ARP] - logged(listed),
             "packets_recorded": self._files.packets,
             "packets_recorded_and_dropped": self._files.dropped_packets,
+            "evidence_dropped": self._files.dropped_evidence,
             "packets_not_recorded": self._tap.count_lost(),
             "logs_lost": self._flows.lost,
         }
@@ -339,6 +344,8 @@ class _Keeper:
             listed = self._look_at_rules()
         self._flows.count_lost(logged(listed))
         self._tell_counted()
+        for batch in batches(self._connections.at_risk(), _AT_RISK_A_MESSAGE):
+            self._tell(at_risk=batch)
         self._tell(counters=self._counters(listed))
         self._tell(done=number)
         os._exit(0)

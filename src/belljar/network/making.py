@@ -27,7 +27,7 @@ from belljar.plan.rules import render_rules
 CHECK_EVERY_S: Final = 5.0
 PATIENCE_S: Final = 30.0
 PACKETS: Final = "packets.pcap"
-PACKETS_BESIDE: Final = "packets-2.pcap"
+PACKETS_BESIDE: Final = ("packets-2.pcap", "packets-3.pcap")
 _SEED_BYTES: Final = 32
 _MOST_FILES_LOOKED_AT: Final = 200_000
 
@@ -117,22 +117,22 @@ def _closing(fd: int) -> Iterator[int]:
 
 
 @contextmanager
-def _packet_files(directory: Path) -> Iterator[tuple[int, int]]:
+def _packet_files(directory: Path) -> Iterator[list[int]]:
     """Never over what is there: a record is written once."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with ExitStack() as stack:
         try:
-            first, second = (
+            files = [
                 stack.enter_context(_closing(os.open(directory / name, flags, 0o600)))
-                for name in (PACKETS, PACKETS_BESIDE)
-            )
+                for name in (PACKETS, *PACKETS_BESIDE)
+            ]
         except OSError as exc:
             raise HostError(
                 f"the packet record can't be made: {exc.strerror}",
                 where=str(exc.filename or directory),
                 mend="free some space there, or put BELLJAR_HOME elsewhere",
             ) from exc
-        yield first, second
+        yield files
 
 
 def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from belljar.network.making import (
     close_lines,
     fork_pair,
 )
-from belljar.network.packets import in_order, join
+from belljar.network.packets import held, join
 from belljar.network.processes import SERVE, map_ids, shared_zygote
 from belljar.network.watch import Answer, Lines, Watch
 from belljar.plan.addresses import RangeLayout
@@ -145,13 +145,17 @@ class Range:
 
     @property
     def pcap(self) -> Path:
-        """The packet record: whole when the range is destroyed. While it lives a second file stands beside it."""
+        """The packet record: whole when the range is destroyed. While it lives other files stand beside it."""
         return self._spec.directory / PACKETS
 
     @property
     def packet_files(self) -> tuple[Path, ...]:
-        """All that there is of the packet record, in the order of time: two files while the range lives, and where the disk had no room to make one of them."""
-        return in_order(self.pcap, self._spec.directory / PACKETS_BESIDE)
+        """All that there is of the packet record: several files while the range lives, and where the disk had no room to make one of them."""
+        return held((self.pcap, *self._packets_beside))
+
+    @property
+    def _packets_beside(self) -> list[Path]:
+        return [self._spec.directory / name for name in PACKETS_BESIDE]
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -459,14 +463,12 @@ class Range:
             return destruction
 
     def _settle_packets(self) -> None:
-        beside = self._spec.directory / PACKETS_BESIDE
-        if self._lines is not None and beside.exists():
+        if self._lines is not None and any(path.exists() for path in self._packets_beside):
             try:
-                join(self.pcap, beside)
+                join(self.pcap, *self._packets_beside)
             except OSError as exc:
-                effect = (
-                    f"{exc.strerror}: the packet record stays in two files, {PACKETS} and {PACKETS_BESIDE}, both whole"
-                )
+                names = " and ".join(path.name for path in self.packet_files)
+                effect = f"{exc.strerror}: the packet record stays in several files, {names}, each whole"
                 bound = self._spec.network.bounds.packet_record_bytes
                 data: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound, "effect": effect}
                 self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self.id}))

@@ -36,7 +36,7 @@ KINDS: Final = frozenset(
 READER_LIMIT: Final = "hindsight_reader"
 """The name, in `limit.hit`, of a record that was not read to its end."""
 LOST_LIMIT: Final = "hindsight_packets"
-"""Likewise, of packets that are not in the record: overwritten, or never written."""
+"""Likewise, of packets that are neither in the record nor in an event: thrown away, or never written."""
 MAX_LIMITS: Final = 20
 _MAX_LIMIT_BYTES: Final = 4 << 10
 LEAST_PROCESSOR_S: Final = 20
@@ -57,7 +57,7 @@ class Task:
     """What is to be read, and what that may take.
 
     Args:
-        files: the packet record's, in the order of time.
+        files: the packet record's, each in the order of time.
         budget: the range's, as far as it is spent: no more may be told.
         lost_packets: how many are not in the files.
         processor_s, memory_bytes: of the reader, which ends there. Six times as long it is waited for.
@@ -92,7 +92,7 @@ class Task:
             events=counters.get("events_recorded", 0),
             cut_events=counters.get("events_cut", 0),
         )
-        lost = sum(counters.get(name, 0) for name in ("packets_recorded_and_dropped", "packets_not_recorded"))
+        lost = sum(counters.get(name, 0) for name in ("packets_unaccounted", "packets_not_recorded"))
         size = sum(path.stat().st_size for path in files)
         return cls(
             files=tuple(files),

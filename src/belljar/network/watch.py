@@ -21,6 +21,7 @@ from typing import Any, Final
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.network import datagrams
+from belljar.network.accounting import Accounts
 from belljar.network.budget import Budget
 from belljar.network.desk import Desk
 from belljar.network.dial import Dialler, NotAnUpstream
@@ -126,6 +127,7 @@ class Watch:
         self._last_word = threading.Event()
         self._said = b""
         self._budget = budget
+        self._accounts = Accounts()
         self._send_lock, self._dying, self._recording = threading.Lock(), threading.Lock(), threading.Lock()
         self._silences = {who: Silence(patience_s) for who in ("keeper", "gateway")}
         self._questions, self._dials = (
@@ -151,7 +153,9 @@ class Watch:
         """The keeper's, as of its last word, and what was put on record until now."""
         budget = self._budget
         mine = {"events_recorded": budget.events, "events_cut": budget.cut_events, "recorded_bytes": budget.spent_bytes}
-        return {**self.heard.counters, **mine, "untold_at_end": self._untold}
+        counters = dict(self.heard.counters)
+        unaccounted = self._accounts.unaccounted + counters.pop("evidence_dropped", 0)
+        return {**counters, "packets_unaccounted": unaccounted, **mine, "untold_at_end": self._untold}
 
     def diagnosis(self) -> str:
         """What keeper and gateway wrote on standard error, escaped and bounded."""
@@ -256,6 +260,8 @@ class Watch:
             case {"counters": counters}:  # it has looked at the rules
                 self._silences["keeper"].heard()
                 self.heard.counters = {str(name): int(count) for name, count in counters.items()}
+            case {"at_risk": at_risk}:
+                self._accounts.settle(at_risk)
             case {"done": _} | {"refused": _}:
                 self.heard.answers.put(message)
             case {"unshared": True} | {"started": True}:
@@ -332,6 +338,7 @@ class Watch:
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self._range}))
         self._budget = after
         self._recorder.record(taken)
+        self._accounts.report(event, taken)
 
     def _ask(self, asked: Asked) -> None:
         """Whoever answers may take long: nobody waits for it here."""

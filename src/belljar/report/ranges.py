@@ -140,10 +140,12 @@ class RangeFindings:
 
     @property
     def lost(self) -> list[Reason]:
-        """What its record should have and has not. What a bound left out of one record and another has is not lost."""
+        """What its record should have and has not. A packet that was thrown away is not lost where the gateway's events hold it whole."""
         counted = [(code, self.counters.get(name, 0)) for name, code in _COUNTED_LOST.items()]
-        overwritten = self.unread_packets - self.counters.get("packets_not_recorded", 0)
-        counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(0, overwritten)))
+        dropped = self.counters.get("packets_recorded_and_dropped", 0)
+        unaccounted = self.counters.get("packets_unaccounted", dropped)
+        unread = self.unread_packets - self.counters.get("packets_not_recorded", 0)
+        counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(unaccounted, unread)))
         lost = [self._reason(code, str(count)) for code, count in counted if count]
         if self.reader_ended:
             lost.append(self._reason(ReasonCode.TRAFFIC_ANALYSIS_ENDED, self.reader_ended))

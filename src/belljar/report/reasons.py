@@ -75,7 +75,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.RANGE_DESTRUCTION_UNPROVEN: "its destruction is not proven; not looked for: {}",
     ReasonCode.PACKETS_NOT_RECORDED: "{} packet(s) are in no packet record",
     ReasonCode.PACKETS_OVERWRITTEN: (
-        "{} packet(s) were overwritten before the traffic between cells was read out of them: "
+        "{} packet(s) were thrown away that no event holds whole: "
         "record.packets in the policy gives more room"
     ),
     ReasonCode.FLOWS_NOT_RECORDED: "{} refused or allowed packet(s) are in no event",

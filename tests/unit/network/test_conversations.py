@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -33,10 +33,10 @@ class Packet(NamedTuple):
     checksum: int | None = None
 
 
-def record(packets: Sequence[Packet]) -> bytes:
+def record(packets: Sequence[Packet], times_s: Iterable[int] | None = None) -> bytes:
     """A packet record of them."""
     out = HEADER
-    for at, packet in enumerate(packets):
+    for at, packet in zip(times_s or range(len(packets)), packets, strict=True):
         frame = b"\0" * 12 + b"\x08\0" + ip(packet)
         out += struct.pack("=IIII", at, int(packet.sent), len(frame), len(frame)) + frame
     return out

@@ -168,10 +168,10 @@ def test_the_budget_is_the_rests_of_the_range() -> None:
     assert [event.data["cut"] for event in events if event.kind == Kind.NETWORK_HTTP] == [True]
 
 
-def test_two_files_are_read_one_after_the_other() -> None:
-    """As a full disk leaves them; a connection may begin in the one and end in the other."""
-    packets = TALK[0]
-    files = [io.BytesIO(record(packets[:2])), io.BytesIO(record(packets[2:]))]
+def test_files_are_read_in_the_order_of_time() -> None:
+    """As a full disk leaves them: the frames of one connection may stand in each of them."""
+    packets, times = TALK[0], range(len(TALK[0]))
+    files = [io.BytesIO(record(packets[at::2], times[at::2])) for at in (1, 0)]
     asked, answered = seen_exchanges(files, LAYOUT, PLAN, range_id="r-1")
     assert (asked.kind, answered.kind) == (Kind.NETWORK_HTTP, Kind.NETWORK_HTTP_ANSWERED)
 

@@ -181,7 +181,8 @@ def test_a_task_is_a_ranges_own(tmp_path: Path) -> None:
         "recorded_bytes": 9,
         "events_recorded": 3,
         "events_cut": 1,
-        "packets_recorded_and_dropped": 4,
+        "packets_recorded_and_dropped": 7,
+        "packets_unaccounted": 4,
         "packets_not_recorded": 2,
     }
     file = tmp_path / "packets"

@@ -27,11 +27,21 @@ from belljar.report.reasons import Reason, ReasonCode
         ({"clean": False, "survivors": ["a process"]}, Verdict.VOID, "its destruction left a process"),
         ({"clean": False, "not_checked": ["mounts"]}, Verdict.VOID, "its destruction is not proven"),
         ({"destroyed": False}, Verdict.VOID, "its destruction is not on record"),
-        ({"counters": {"packets_not_recorded": 0, "packets_recorded_and_dropped": 9}}, Verdict.CONTAINED, ""),
+        (
+            {"counters": {"packets_recorded_and_dropped": 9}},
+            Verdict.VOID,
+            "9 packet(s) were thrown away that no event holds whole",
+        ),
+        (
+            {"counters": {"packets_recorded_and_dropped": 9, "packets_unaccounted": 2}},
+            Verdict.VOID,
+            "2 packet(s) were thrown away that no event holds whole",
+        ),
+        ({"counters": {"packets_recorded_and_dropped": 9, "packets_unaccounted": 0}}, Verdict.CONTAINED, ""),
     ],
 )
 def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict, why: str) -> None:
-    """What a range's record lacks, and an end that is not proven; what the policy's bound threw away is told and is no fault."""
+    """What a range's record lacks, and an end that is not proven. What the policy's bound threw away is told, and is a fault unless events hold it whole."""
     findings = judged(story(**end))
     (row,) = findings.rows
     assert row.verdict is verdict
@@ -39,21 +49,22 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
     assert findings.exit_code == (0 if verdict is Verdict.CONTAINED else 2)
     lost = [each for each in network_lines(findings, "RUN") if "EVIDENCE MISSING" in each]
     assert bool(lost) == ("no packet record" in why or "no event" in why)
-    assert any("9 packet(s) of the packet record" in each for each in network_lines(findings, "RUN")) == (not why)
+    shown = any("9 packet(s) of the packet record" in each for each in network_lines(findings, "RUN"))
+    assert shown == ("packets_recorded_and_dropped" in end.get("counters", {}))
 
 
 @pytest.mark.parametrize(
     ("unread", "not_recorded", "said"),
     [
-        (9, 0, ["9 packet(s) were overwritten"]),
-        (9, 2, ["2 packet(s) are in no", "7 packet(s) were overwritten"]),
+        (9, 0, ["9 packet(s) were thrown away"]),
+        (9, 2, ["2 packet(s) are in no", "7 packet(s) were thrown away"]),
         (2, 2, ["2 packet(s) are in no"]),
     ],
 )
 def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_recorded: int, said: list[str]) -> None:
     """No gateway has what cells say to each other: overwritten packets of theirs are missing evidence, told once. What is left in the packet record is not missing."""
     limit = {"value": 1, "hindsight": True, "effect": "", "count": unread}
-    lines = story(counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7})
+    lines = story(counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7, "packets_unaccounted": 0})
     alone = line(Kind.LIMIT_HIT, **{**limit, "limit": "hindsight_events"})
     (row,) = judged([*lines, alone]).rows
     assert (row.verdict is Verdict.VOID) == bool(not_recorded)

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import struct
 import time
-from typing import Final
+from typing import Final, TypeAlias
 
 from belljar.events import Body, JsonValue, Kind
 from belljar.network.gateway.context import kept_body
@@ -25,6 +25,10 @@ MAX_DATAGRAM_BYTES: Final = 1 << 16
 # linux/in.h; not in Python's socket.
 _IP_PKTINFO: Final = 8
 _PKTINFO: Final = struct.Struct("=I4s4s")
+
+
+_Key: TypeAlias = tuple[str, str]
+"""Cell and transport."""
 
 
 class _Batch:
@@ -49,14 +53,14 @@ class _Batch:
 class QueryRecord:
     """Puts queries on record: each by itself up to a rate, those beyond it together.
 
-    Together means one event in 20 ms and cell, with a count and the first 64 KiB of the messages.
+    Together means one event in 20 ms for a cell and transport, with a count and the first 64 KiB of the messages.
     """
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._second = 0
         self._used = 0
-        self._batches: dict[str, _Batch] = {}
+        self._batches: dict[_Key, _Batch] = {}
 
     async def record(self, cell: str, said: Answer, transport: str, query: bytes) -> None:
         """Returns when the query is on record."""
@@ -64,14 +68,15 @@ class QueryRecord:
             bodies = () if said.whole else (kept_body("query", query, MAX_QUERY_BYTES),)
             await self._site.reporter.record(dns_item(cell, said, transport, bodies))
         else:
-            await asyncio.shield(self.count(cell, said, query))
+            await asyncio.shield(self.count(cell, said, transport, query))
 
-    def count(self, cell: str, said: Answer, query: bytes) -> asyncio.Future[None]:
+    def count(self, cell: str, said: Answer, transport: str, query: bytes) -> asyncio.Future[None]:
         """Records it with others, soon; done when they are on record."""
-        batch = self._batches.get(cell)
+        key = (cell, transport)
+        batch = self._batches.get(key)
         if batch is None:
-            batch = self._batches[cell] = _Batch(self._site.bounds.kept_body_bytes)
-            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, cell)
+            batch = self._batches[key] = _Batch(self._site.bounds.kept_body_bytes)
+            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, key)
         batch.add(said, query)
         return batch.recorded
 
@@ -84,22 +89,23 @@ class QueryRecord:
 
     def flush_all(self) -> None:
         """Those that are counted together go on record now."""
-        for cell in list(self._batches):
-            self._flush(cell)
+        for key in list(self._batches):
+            self._flush(key)
 
-    def _flush_if_room(self, cell: str) -> None:
+    def _flush_if_room(self, key: _Key) -> None:
         """While the owner is late a batch grows in count alone: its kept bytes are bounded."""
-        if cell in self._batches and self._site.reporter.is_full:
-            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, cell)
+        if key in self._batches and self._site.reporter.is_full:
+            asyncio.get_running_loop().call_later(BATCH_S, self._flush_if_room, key)
         else:
-            self._flush(cell)
+            self._flush(key)
 
-    def _flush(self, cell: str) -> None:
-        batch = self._batches.pop(cell, None)
+    def _flush(self, key: _Key) -> None:
+        batch = self._batches.pop(key, None)
         if batch is None:
             return
         data: dict[str, JsonValue] = {
-            "cell": cell,
+            "cell": key[0],
+            "transport": key[1],
             "name": "",
             "type": "",
             "answer": "TOO MANY",
@@ -171,7 +177,7 @@ class DnsServer:
         self._site.hit("dns_pending")
         try:
             cell = self._site.cell(peer[0])
-            recorded = self._record.count(cell, answer(query, self._site.known_to(cell)), query)
+            recorded = self._record.count(cell, answer(query, self._site.known_to(cell)), "udp", query)
             recorded.add_done_callback(lambda done: done.exception())
         except MemoryError:
             self._site.starve()

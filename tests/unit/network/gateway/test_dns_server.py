@@ -69,7 +69,7 @@ def test_a_sum_keeps_every_message() -> None:
         bounds = Bounds(kept_body_bytes=1000)
         record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=reporter))
         for query in queries:
-            record.count("agent", SAID, query)
+            record.count("agent", SAID, "udp", query)
         record.flush_all()
 
     asyncio.run(scene())
@@ -93,13 +93,13 @@ def test_a_sum_waits_for_room_in_the_record() -> None:
         fake = SimpleNamespace(post=post, is_full=True)
         bounds = Bounds()
         record = QueryRecord(Site(layout=layout(), stand_ins=(), bounds=bounds, reporter=cast("Reporter", fake)))
-        first = record.count("agent", SAID, b"a")
-        record._flush_if_room("agent")
+        first = record.count("agent", SAID, "udp", b"a")
+        record._flush_if_room(("agent", "udp"))
         assert not told
-        second = record.count("agent", SAID, b"b")
+        second = record.count("agent", SAID, "udp", b"b")
         assert second is first
         fake.is_full = False
-        record._flush_if_room("agent")
+        record._flush_if_room(("agent", "udp"))
         await first
 
     asyncio.run(scene())

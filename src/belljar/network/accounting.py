@@ -1,0 +1,270 @@
+"""Which frames of a packet record the gateway's events hold, so that they may be thrown away.
+
+Pure. A frame needs no record when the range's own gateway sent it, or when it is an ordinary
+segment of a TCP connection to the gateway whose every byte, sent once and in order, is in an event.
+Every other frame is evidence that only the packet record has. What is no payload (ports aside) is
+not compared: identification, time to live, window, timestamps and acknowledgement numbers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from socket import inet_aton, inet_ntoa
+from typing import Any, Final, TypeAlias
+
+from belljar.events import Body, Event, Kind
+from belljar.plan.addresses import RangeLayout
+
+MAX_TRACKED: Final = 65_536
+"""Pairs of ends that are followed: frames of a further one are evidence, each."""
+MAX_PAST: Final = 1_000_000
+"""Connections that ended on them, likewise."""
+MAX_REPORTED: Final = 200_000
+"""Connections of the gateway's that are remembered: a further one accounts for nothing."""
+_REMEMBERED_SEGMENTS: Final = 32
+_IPV4: Final = b"\x08\x00"
+_PLAIN_IP: Final = 0x45
+_TCP: Final = 6
+_ETHERNET_BYTES, _IP_BYTES, _TCP_BYTES = 14, 20, 20
+_MIN_TCP_BYTES: Final = _ETHERNET_BYTES + _IP_BYTES + _TCP_BYTES
+_MIN_FRAME_BYTES: Final = 60
+_DONT_FRAGMENT: Final = 0x4000
+_FIN, _SYN, _RST, _PSH, _ACK, _URG = 1, 2, 4, 8, 16, 32
+_TIMESTAMPS: Final = b"\x01\x01\x08\x0a"
+_TIMESTAMPS_BYTES: Final = 12
+_WHOLE: Final = 1 << 32
+_SEQUENCE: Final = struct.Struct("!II")
+_OF_CONNECTIONS: Final = frozenset(
+    {
+        Kind.NETWORK_DNS,
+        Kind.NETWORK_TLS,
+        Kind.NETWORK_HTTP,
+        Kind.NETWORK_HTTP_ANSWERED,
+        Kind.NETWORK_WEBSOCKET,
+        Kind.NETWORK_STREAM,
+        Kind.NETWORK_CONNECTION,
+    }
+)
+"""What holds a connection's bytes. (An attempt repeats what one of these has.)"""
+_GATEWAYS_BODIES: Final = frozenset({"response", "sent"})
+End: TypeAlias = tuple[str, int, str, int]
+"""The cell's name and port, the address and port that it dialled."""
+
+
+class Frame(Enum):
+    """What a frame is that belongs to no followed connection."""
+
+    OURS = "ours"
+    EVIDENCE = "evidence"
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """What a cell sent from one port to one port of the gateway.
+
+    `past`: the bytes of each connection that ended there. `held`: frames in each of the two files
+    that take turns. `dropped`: those that were thrown away. `broken`: a byte came twice, out of
+    order, or with what no ordinary segment has, so no count of bytes can prove that all are known.
+    """
+
+    numbers: tuple[int, int] | None = None
+    next: int = 0
+    bytes: int = 0
+    past: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=lambda: [0, 0])
+    dropped: int = 0
+    broken: bool = False
+    ended: bool = False
+    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_SEGMENTS))
+
+    def begin(self, numbers: tuple[int, int]) -> None:
+        """The gateway's kernel takes a connection: its first sequence number, and the cell's next."""
+        if self.numbers != numbers:
+            self.close()
+            self.numbers, self.next, self.ended = numbers, numbers[1], False
+
+    def close(self) -> None:
+        """What came until now is a connection's that has ended."""
+        if self.bytes:
+            self.past.append(self.bytes)
+        self.bytes = 0
+        self.recent.clear()
+
+    def take(self, sequence: int, payload: memoryview, flags: int) -> bool:
+        """Whether it is an ordinary segment: the next bytes, the same once more, or none at all."""
+        if self.broken or flags & (_SYN | _URG) or not flags & (_ACK | _RST):
+            return False
+        size = len(payload)
+        if not size:
+            return self._take_empty(sequence, flags)
+        known = (sequence, size, hash(bytes(payload)))
+        if sequence == self.next and not self.ended and not flags & _RST:
+            self.next = (sequence + size) % _WHOLE
+            self.bytes += size
+            self.recent.append(known)
+        elif known not in self.recent:
+            self.broken = True
+            return False
+        return self._take_empty(self.next, flags)
+
+    def _take_empty(self, sequence: int, flags: int) -> bool:
+        """Without bytes: at the next one, or at the one before (a keepalive, an end once more)."""
+        if (self.next - sequence) % _WHOLE > 1:
+            return False
+        if flags & _FIN and not self.ended:
+            self.ended = True
+            self.next = (self.next + 1) % _WHOLE
+        return True
+
+
+class Connections:
+    """Follows the connections of a range's cells to its gateway, frame by frame."""
+
+    def __init__(self, layout: RangeLayout) -> None:
+        self._names = {inet_aton(port.address): port.name for port in layout.cells}
+        self._of: dict[bytes, Connection] = {}
+        self._past = 0
+
+    def take(self, frame: memoryview, *, sent: bool) -> Connection | Frame:
+        """Whose a frame is. `sent`: the range sent it to a cell."""
+        is_ipv4 = len(frame) >= _ETHERNET_BYTES + _IP_BYTES and bytes(frame[12:14]) == _IPV4
+        if sent:
+            return self._take_sent(frame) if is_ipv4 else Frame.EVIDENCE
+        connection = self._of.get(bytes(frame[26:38])) if is_ipv4 else None
+        if connection is None:
+            return Frame.EVIDENCE
+        segment = _segment(frame)
+        is_ordinary = segment is not None and connection.take(*segment)
+        return connection if is_ordinary else Frame.EVIDENCE
+
+    def _take_sent(self, frame: memoryview) -> Frame:
+        if bytes(frame[26:30]) in self._names:
+            return Frame.EVIDENCE  # of another cell's
+        is_tcp = frame[14] == _PLAIN_IP and frame[23] == _TCP and len(frame) >= _MIN_TCP_BYTES
+        if is_tcp and frame[47] & (_SYN | _ACK) == _SYN | _ACK:
+            self._begin(frame)
+        return Frame.OURS
+
+    def _begin(self, frame: memoryview) -> None:
+        key = bytes(frame[30:34]) + bytes(frame[26:30]) + bytes(frame[36:38]) + bytes(frame[34:36])
+        connection = self._of.get(key)
+        if connection is None:
+            if len(self._of) >= MAX_TRACKED:
+                return
+            connection = self._of[key] = Connection()
+        before = len(connection.past)
+        ours, cells = _SEQUENCE.unpack_from(frame, 38)
+        connection.begin((ours, cells))
+        self._past += len(connection.past) - before
+        connection.broken |= self._past > MAX_PAST
+
+    def at_risk(self) -> Iterator[dict[str, Any]]:
+        """Those of which frames were thrown away, as JSON values, for `Accounts.settle`."""
+        for key, connection in self._of.items():
+            if connection.dropped:
+                connection.close()
+                yield {
+                    "cell": self._names.get(key[:4], ""),
+                    "source_port": int.from_bytes(key[8:10], "big"),
+                    "address": inet_ntoa(key[4:8]),
+                    "port": int.from_bytes(key[10:12], "big"),
+                    "bytes": sorted(Counter(connection.past).items()),
+                    "broken": connection.broken,
+                    "dropped": connection.dropped,
+                }
+
+
+def _segment(frame: memoryview) -> tuple[int, memoryview, int] | None:
+    """Sequence number, payload and flags of a TCP segment without anything unusual."""
+    if frame[14] != _PLAIN_IP or frame[23] != _TCP or len(frame) < _MIN_TCP_BYTES:
+        return None
+    length = int.from_bytes(frame[16:18], "big")
+    end = _ETHERNET_BYTES + length
+    padding = frame[end:]
+    if int.from_bytes(frame[20:22], "big") & ~_DONT_FRAGMENT or len(frame) < end:
+        return None
+    if padding and (len(frame) > _MIN_FRAME_BYTES or any(padding)):
+        return None
+    options = frame[46] - (_TCP_BYTES << 2)  # the header's length in words, above four zero bits
+    if options == _TIMESTAMPS_BYTES << 2:
+        if len(frame) < 66 or bytes(frame[54:58]) != _TIMESTAMPS:
+            return None
+    elif options:
+        return None
+    start = _ETHERNET_BYTES + _IP_BYTES + _TCP_BYTES + (options >> 2)
+    if start > end:
+        return None
+    sequence, _ = _SEQUENCE.unpack_from(frame, 38)
+    return sequence, frame[start:end], frame[47]
+
+
+class Accounts:
+    """The owner's: what the gateway put on record of connections, against what was thrown away."""
+
+    def __init__(self) -> None:
+        self.unaccounted = 0
+        """Frames thrown away of connections that no event holds whole."""
+        self._whole: dict[End, Counter[int]] = {}
+        self._others: set[End] = set()
+        self._partial: set[int] = set()
+        self._count = 0
+        self._is_blind = False
+
+    def report(self, event: Event, recorded: Event) -> None:
+        """An event of the gateway's, and as much of it as was put on record."""
+        if event.kind not in _OF_CONNECTIONS:
+            return
+        number = event.data.get("connection")
+        is_whole = recorded is event and all(
+            len(body.content) == body.total_bytes for body in event.bodies if _is_cells(event, body)
+        )
+        if not is_whole and isinstance(number, int):
+            self._partial.add(number)
+        elif not is_whole and event.data.get("transport") != "udp":
+            self._is_blind = True  # of which connection it is nobody says
+        if event.kind is Kind.NETWORK_CONNECTION and event.data["phase"] == "closed":
+            self._close(event.data)
+        self._is_blind |= len(self._partial) > MAX_REPORTED
+
+    def _close(self, data: Mapping[str, Any]) -> None:
+        end = _end(data)
+        self._count += 1
+        if data["accounted"] is not True or data["connection"] in self._partial:
+            self._others.add(end)
+        elif data["received_bytes"] and self._count <= MAX_REPORTED:
+            self._whole.setdefault(end, Counter())[data["received_bytes"]] += 1
+        self._partial.discard(data["connection"])
+
+    def settle(self, at_risk: Sequence[Mapping[str, Any]]) -> None:
+        """Connections of which frames were thrown away, as `Connections.at_risk` has them."""
+        for each in at_risk:
+            end = _end(each)
+            sent = Counter({int(size): int(times) for size, times in each["bytes"]})
+            is_doubtful = self._is_blind or each["broken"] or end in self._others
+            if is_doubtful or self._whole.get(end, Counter()) != sent:
+                self.unaccounted += int(each["dropped"])
+
+
+def _end(data: Mapping[str, Any]) -> End:
+    return str(data["cell"]), int(data["source_port"]), str(data["address"]), int(data["port"])
+
+
+def _is_cells(event: Event, body: Body) -> bool:
+    """Whether a cell sent it: the gateway's own words are in other bodies."""
+    return body.name not in _GATEWAYS_BODIES and event.data.get("direction") != "received"
+
+
+def batches(items: Iterable[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
+    """So many at a time."""
+    batch: list[dict[str, Any]] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
