@@ -68,16 +68,16 @@ async def read(home: Path) -> dict[str, Any]:
 
 
 async def two_files(home: Path) -> dict[str, Any]:
-    """The disk has room for a packet record's two files, and none to put them together."""
+    """The disk has room for a packet record's files, and none to put them together."""
     disk = shutil.disk_usage(home / "small")
     scene = Scene(home, bounds=NetworkBounds(packet_record_bytes=disk.free * 7 // 8))
     scene.directory = home / "small"
-    newer = scene.directory / PACKETS_BESIDE[1]
+    newer = scene.directory / PACKETS_BESIDE[0]
     async with scene.open() as made:
         with cell(made) as agent:
             await made.attach("agent", agent.pid)
             for _ in range(200):
-                if newer.stat().st_size > disk.free // 3:
+                if newer.stat().st_size > disk.free // 5:
                     break
                 agent.run(sys.executable, "-I", "-c", POUR.replace("100", "10"), scene.layout.resolver)
                 await made.check()  # what came until then is written

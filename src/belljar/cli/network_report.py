@@ -68,7 +68,7 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     yield from _sums(found)
     yield from _flows(found)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
-        yield f"{thrown} packet(s) of the packet record were thrown away, the oldest first: see record.packets in the policy"
+        yield f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in the policy"
     if cut := found.counters.get("events_cut"):
         yield f"{cut} event(s) were cut down, beyond what a range may put on record"
     yield from (f"EVIDENCE MISSING: {printable(lost.sentence, max_chars=800)}" for lost in found.lost)

@@ -122,7 +122,7 @@ class NetworkBounds:
     """All that a guest could make grow, and the most of it. What happens at each limit stands behind it."""
 
     packet_record_bytes: int = 64 << 20
-    """Of all packet records of the range together: the oldest are thrown away, and counted."""
+    """Of the range's packet record: what is thrown away beyond it voids the sample unless events hold it whole."""
     recorded_bytes: int = 1 << 30
     """What the range's events and kept bodies may take of the ledger's disk: from then on events are cut down, and after a quarter more the range ends."""
     recorded_body_bytes: int = 64 << 10

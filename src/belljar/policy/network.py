@@ -98,7 +98,7 @@ class Record(Strict):
 
     packets: Annotated[int, kinds.Size(least="1MiB", most="64GiB")] = Field(
         default=64 << 20,
-        description="The packet record at most; the oldest packets are thrown away, and counted. From 1MiB to 64GiB.",
+        description="The packet record at most; beyond it packets are thrown away and counted, and the sample is void unless events hold them whole. From 1MiB to 64GiB.",
         json_schema_extra={"default": "64MiB"},
     )
     events: Annotated[int, kinds.Size(least="16MiB", most="1TiB")] = Field(

@@ -64,7 +64,9 @@ def test_missing_evidence_voids_the_sample(end: dict[str, Any], verdict: Verdict
 def test_talk_of_cells_that_nobody_read_voids_the_sample(unread: int, not_recorded: int, said: list[str]) -> None:
     """No gateway has what cells say to each other: overwritten packets of theirs are missing evidence, told once. What is left in the packet record is not missing."""
     limit = {"value": 1, "hindsight": True, "effect": "", "count": unread}
-    lines = story(counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7, "packets_unaccounted": 0})
+    lines = story(
+        counters={"packets_not_recorded": not_recorded, "packets_recorded_and_dropped": 7, "packets_unaccounted": 0}
+    )
     alone = line(Kind.LIMIT_HIT, **{**limit, "limit": "hindsight_events"})
     (row,) = judged([*lines, alone]).rows
     assert (row.verdict is Verdict.VOID) == bool(not_recorded)
