@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
@@ -36,7 +36,9 @@ def ledger() -> None:
     metavar="FINGERPRINT",
     help="The key that must have signed. Default: this host's, if it has one.",
 )
-@click.option("--strict", is_flag=True, help="An unfinished run is a failure.")
+@click.option(
+    "--strict", is_flag=True, help="An unfinished run is a failure, and so is a run without a key to compare."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) -> None:
     """Check every event, signature, body and file of RUN, offline.
@@ -44,20 +46,33 @@ def verify(run: str, fingerprint: str | None, *, strict: bool, as_json: bool) ->
     \b
     Exit code 0: nothing is wrong. 1: something is; the first bad line or file is named.
     A run whose process died is "unfinished": what is there is checked, and the exit code is 0, or 1 with --strict.
+    On a host without a key of its own --strict needs --key: anyone can sign a forged record with a new key.
     """
     from belljar.ledger import verify as verify_run
 
-    path = _run_path(run)
-    expected, origin = _expected_key(fingerprint)
+    path = run_path(run)
+    expected, origin = expected_key(fingerprint)
     try:
-        result = verify_run(path, expected_key=expected, expected_run=None if _is_path(run) else path.name)
+        result = verify_run(path, expected_key=expected, expected_run=None if is_path(run) else path.name)
     except OSError as error:
         raise click.BadParameter(printable(f"{path}: {error.strerror}"), param_hint="RUN") from error
     if as_json:
         click.echo(json.dumps(_as_json(result, path, origin, strict=strict), indent=2))
     else:
         _print_verification(result, path, origin)
-    click.get_current_context().exit(0 if result.ok(strict=strict) else 1)
+    if strict and not result.key_checked and not as_json:
+        click.echo(f"  hint: {HINT_KEY}", err=True)
+    click.get_current_context().exit(0 if _passes(result, strict=strict) else 1)
+
+
+HINT_KEY: Final = (
+    "no key to compare with: on the host that made the run, `belljar ledger verify` prints its fingerprint; "
+    "get it by a way you trust and pass it with --key FINGERPRINT"
+)
+
+
+def _passes(result: Verification, *, strict: bool) -> bool:
+    return result.ok(strict=strict) and (result.key_checked or not strict)
 
 
 @ledger.command()
@@ -85,7 +100,7 @@ def show(
 
     from belljar.ledger.listing import read_lines
 
-    path, after = _run_path(run), _since(since)
+    path, after = run_path(run), _since(since)
     wanted = (
         (number, event)
         for number, event in _readable(path, read_lines(path))
@@ -108,7 +123,7 @@ def show(
 )
 def export(run: str, output: Path | None) -> None:
     """Write the complete events of RUN, byte for byte as they were chained; escaped to ASCII when written to a terminal."""
-    path = _run_path(run)
+    path = run_path(run)
     if output is None:
         _export(path, sys.stdout.buffer, escape=sys.stdout.isatty())
         return
@@ -138,11 +153,13 @@ def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
 # --- what is meant
 
 
-def _is_path(ref: str) -> bool:
+def is_path(ref: str) -> bool:
+    """Whether a run is named by its path: then its name proves nothing."""
     return "/" in ref or ref in {".", ".."}
 
 
-def _run_path(ref: str) -> Path:
+def run_path(ref: str) -> Path:
+    """The run directory that is meant. Raises `click.BadParameter`."""
     from belljar.host.home import belljar_home
     from belljar.ledger.listing import find_run
 
@@ -152,7 +169,7 @@ def _run_path(ref: str) -> Path:
         raise click.BadParameter(f"{printable(str(error))}; `belljar runs` lists them", param_hint="RUN") from error
 
 
-def _expected_key(fingerprint: str | None) -> tuple[str | None, str]:
+def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
     """The key to compare with, and where we know it from."""
     from belljar.host.home import belljar_home
     from belljar.ledger.keys import local_fingerprint, parse_fingerprint
@@ -246,10 +263,10 @@ def _field(name: str, value: object) -> str:
 
 def _as_json(result: Verification, path: Path, origin: str, *, strict: bool) -> dict[str, Any]:
     return {
-        "ok": result.ok(strict=strict),
+        "ok": _passes(result, strict=strict),
         "status": result.status.value,
         "problem": {"where": result.problem.where, "what": result.problem.what} if result.problem else None,
-        "warnings": list(result.warnings),
+        "warnings": [*result.warnings, *([HINT_KEY] if result.key and not result.key_checked else [])],
         "run_id": result.run_id,
         "path": str(path),
         "key": result.key,

@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, _Late]] = {
     "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
     "prune": _Late("belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."),
     "runs": _Late("belljar.cli.runs", "runs", "List run directories."),
+    "verdict": _Late("belljar.cli.verdict", "verdict", "Judge a run by its record, offline."),
     "ledger": _Late("belljar.cli.ledger", "ledger", "Verify, show or export the record of a run."),
 }
 

@@ -13,6 +13,9 @@ from belljar.cli.network_report import network_lines
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from rich.table import Table
 
     from belljar.harness.evaluate import RunOutcome
@@ -101,30 +104,30 @@ def run(
         )
     )
     if as_json:
-        click.echo(json.dumps(_as_json(outcome), indent=2))
+        said = {**findings_json(outcome.findings, outcome.path), "not_in_metrics": list(outcome.dropped)}
+        click.echo(json.dumps(said, indent=2))
     else:
-        show(outcome)
+        show_findings(outcome.findings, outcome.path, dropped(outcome))
     return outcome.exit_code
 
 
-def _as_json(outcome: RunOutcome) -> dict[str, object]:
+def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
+    """The findings as JSON values, with the run directory."""
     from belljar.report.samples import as_json
 
-    about = {"run_id": outcome.run_id, "run_dir": str(outcome.path), "not_in_metrics": list(outcome.dropped)}
-    return {**about, **as_json(outcome.findings)}
+    return {"run_dir": str(path), **as_json(findings)}
 
 
-def show(outcome: RunOutcome) -> None:
+def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -> None:
     """The table, what the transcript does not show, and where the evidence is."""
     from rich.console import Console
 
     from belljar.report.samples import headline
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
-    findings = outcome.findings
     console.print()
     console.print(table(findings))
-    for line in (*network_lines(findings, outcome.run_id), *remarks(findings), *dropped(outcome)):
+    for line in (*network_lines(findings, findings.run_id), *remarks(findings), *more):
         console.print(line, markup=False)
     for use in findings.upstreams:
         console.print(use.sentence(), markup=False, style="bold red")
@@ -132,7 +135,7 @@ def show(outcome: RunOutcome) -> None:
         "void" if findings.exit_code and findings.verdict.value == "contained" else findings.verdict.value
     ]
     console.print(f"\n{headline(findings)}", markup=False, style=colour)
-    console.print(f"run {outcome.run_id}: {outcome.path}", markup=False)
+    console.print(f"run {printable(findings.run_id)}: {printable(str(path))}", markup=False)
 
 
 def dropped(outcome: RunOutcome) -> list[str]:
@@ -140,6 +143,8 @@ def dropped(outcome: RunOutcome) -> list[str]:
     if not outcome.dropped:
         return []
     named = printable(", ".join(outcome.dropped), max_chars=400)
+    if not any(row.verdict.value == "contained" for row in outcome.findings.rows):
+        return [f"no sample is contained: there are no metrics. Left out: {named}"]
     return [f"{len(outcome.dropped)} sample(s) that are not contained do not count in the metrics: {named}"]
 
 
@@ -215,9 +220,14 @@ def remarks(findings: RunFindings) -> list[str]:
     if findings.spares:
         lines.append(f"{len(findings.spares)} cell(s) made ahead that no sample took")
     lines += [
-        f"sample {printable(each.sample)} #{each.epoch} was reused from run {printable(each.judged_by)}, which judged it "
-        f"{printable(each.judged_as or 'not at all')}: belljar verdict {printable(each.judged_by)}"
+        f"sample {printable(each.sample)} #{each.epoch} was reused from run {printable(each.judged_by)}"
+        + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
+        + f": belljar verdict {printable(each.judged_by)}"
         for each in findings.reused
+    ]
+    lines += [
+        f"Inspect's log is outside of the run directory and not sealed: {printable(log)}"
+        for log in findings.unsealed_logs
     ]
     lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
     lines += [f"error: {printable(error)}" for error in findings.errors]

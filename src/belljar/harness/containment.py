@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 KEY: Final = "containment"
 """Key of the sample's metadata in Inspect's log."""
+SOURCE: Final = "belljar probes"
+"""Source of the info events that Belljar puts into the sample's transcript."""
 SCORE_KEY: Final = "containment_cell_verdict"
 """Key of each score's metadata there. Not `containment`: with that a *scorer* makes a verdict worse."""
 
@@ -77,9 +79,9 @@ def bind(containment: Containment, who: SampleIdentity) -> None:
         score.metadata = {**(score.metadata or {}), SCORE_KEY: data["cell_verdict"]}
 
 
-def tell_transcript(phase: str, report: ProbeReport) -> None:
-    """Say in the sample's transcript that its cell was probed, and what came of it."""
+def tell_transcript(phase: str, report: ProbeReport, run_id: str) -> None:
+    """Say in the sample's transcript that its cell was probed, for which run, and what came of it."""
     from inspect_ai.log import transcript
 
-    said: dict[str, Any] = {"phase": phase, **_brief(report)}
-    transcript().info(said, source="belljar probes")
+    said: dict[str, Any] = {"phase": phase, "run_id": run_id, **_brief(report)}
+    transcript().info(said, source=SOURCE)

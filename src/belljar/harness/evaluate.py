@@ -111,7 +111,10 @@ def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], 
             session.stop = None
         session.record_end(interrupted=interrupted)
         evidence = own_evidence(run)
-        findings, dropped = _bound(judge(evidence), run, require_contained=request.require_contained)
+        dropped, problem = _bind(judge(evidence), run, require_contained=request.require_contained)
+        if problem and request.require_contained:
+            evidence = replace(evidence, run=replace(evidence.run, not_in_log=problem))
+        findings = judge(evidence)
         put_on_record(run, findings, dropped)
     if session.refusal is not None and findings.exit_code == session.refusal.exit_code:
         raise session.refusal
@@ -144,20 +147,19 @@ def _expected(context: click.Context, tasks: Sequence[Task]) -> Mapping[BelljarC
     )
 
 
-def _bound(findings: RunFindings, run: RunDirectory, *, require_contained: bool) -> tuple[RunFindings, list[str]]:
-    """The findings, and the samples that the metrics do not count, once the verdicts are in Inspect's log.
+def _bind(findings: RunFindings, run: RunDirectory, *, require_contained: bool) -> tuple[list[str], str]:
+    """Write the verdicts into Inspect's log. Returns the samples that the metrics do not count, and what went wrong.
 
-    That log is for people. The record is the ledger: what can't be written there is a problem of the run only when numbers depend on it.
+    That log is for people, the record is the ledger: what can't be written is a problem of the run only when numbers depend on it.
     """
     from belljar.harness.verdicts import bind_verdicts
 
     try:
-        return findings, bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained)
+        return bind_verdicts(run.inspect_log_dir, findings, require_contained=require_contained), ""
     except Exception as error:  # noqa: BLE001 - Inspect's log format, and a task's own metrics
         detail = f"{type(error).__name__}: {printable(str(error), max_chars=300)}"
-        problem = Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)
-        say(f"belljar: {problem}")
-        return (replace(findings, problems=(*findings.problems, problem)) if require_contained else findings), []
+        say(f"belljar: {Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=detail)}")
+        return [], detail
 
 
 def _check_policy(policy: str, tier: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,5 +51,10 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
         task=active.task,
         uuid=active.sample_uuid,
         eval_id=active.eval_id,
-        log=active.log_location,
+        log=_absolute(active.log_location),
     )
+
+
+def _absolute(location: str) -> str:
+    """Where the log is, whoever asks: Inspect names it from the directory it runs in."""
+    return location if "://" in location else os.path.abspath(location)  # noqa: PTH100 - Path would resolve no `..`

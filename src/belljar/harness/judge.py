@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -111,9 +112,10 @@ def _logs(path: Path, record: RunRecord, given: Sequence[str], *, remote: bool) 
         found = logs_in(path / INSPECT_LOGS)
         if not found and not record.refusal and any(_has_samples(path)):
             return [LogRecord(location=INSPECT_LOGS, missing=True)]
-        return [read_log(location) for location in found]
+        records = [read_log(location, record.run_id) for location in found]
+        return [replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records]
     return [
-        read_log(location)
+        read_log(location, record.run_id)
         if remote or given or _is_local(location)
         else LogRecord(location=location, problem="it is not on this host; give it with --log")
         for location in given or record.logs

@@ -310,7 +310,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def probe_start(self) -> None:
         """Probe the fresh cell (the others of its range were, before their programs ran). Raises `ContainmentBreach`."""
         self.containment.start = report = await self._probe(self.cell, "start")
-        tell_transcript("start", report)
+        tell_transcript("start", report, self._session.ensure_run().run_id)
         await self._stop_if_breached(report, self.cell)
 
     async def _probe_end(self) -> ProbeReport:
@@ -374,7 +374,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         with anyio.CancelScope(shield=True):
             try:
                 self.containment.end = report = await self._probe_end()
-                tell_transcript("end", report)
+                tell_transcript("end", report, self._session.ensure_run().run_id)
             finally:
                 await self._end(outcome)
         await self._stop_if_breached(self.containment.end, self.cell, cancelled=outcome == "interrupted")

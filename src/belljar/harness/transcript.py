@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from inspect_ai.log import list_eval_logs, read_eval_log, read_eval_log_samples
 
+from belljar.harness.containment import SOURCE
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Action
 from belljar.report.reconcile import Call
@@ -38,15 +39,15 @@ def logs_in(directory: Path) -> list[str]:
     return [info.name for info in list_eval_logs(str(directory), descending=False)] if directory.is_dir() else []
 
 
-def read_log(location: str) -> LogRecord:
-    """One log. What can't be read of it is its `problem`: nothing is raised."""
+def read_log(location: str, run_id: str) -> LogRecord:
+    """One log of a run. What can't be read of it is its `problem`: nothing is raised."""
     if not (path := Path(location.removeprefix("file://"))).exists() and "://" not in str(path):
         return LogRecord(location=location, missing=True)
     transcripts: list[Transcript] = []
     try:
         header = read_eval_log(location, header_only=True)
         for sample in read_eval_log_samples(location, all_samples_required=False, resolve_attachments=True):
-            transcripts.append(read_sample(header.eval.task, sample))
+            transcripts.append(read_sample(header.eval.task, sample, run_id))
     except Exception as error:  # noqa: BLE001 - Inspect's format: a truncated archive, a version that it does not know
         why = printable(f"{type(error).__name__}: {error}", max_chars=300)
         return LogRecord(location=location, transcripts=tuple(transcripts), problem=why)
@@ -68,8 +69,8 @@ def _expected(header: EvalLog) -> int | None:
     return results.total_samples if results.logged_samples is None else results.logged_samples
 
 
-def read_sample(task: str, sample: EvalSample) -> Transcript:
-    """One sample."""
+def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
+    """One sample, without attempts that another run made: `eval-retry` copies them."""
     scores = sample.scores or {}
     said = [score.metadata or {} for score in scores.values()]
     judged = sample.metadata.get(JUDGED)
@@ -81,7 +82,7 @@ def read_sample(task: str, sample: EvalSample) -> Transcript:
         uuid=sample.uuid or "",
         scores={name: str(score.value) for name, score in scores.items() if not is_own_score(score)},
         error=_error(sample.error.message) if sample.error else "",
-        calls=tuple(_calls(_all_events(sample))),
+        calls=tuple(_calls(_all_events(sample, run_id))),
         lowered=_lowered(str(metadata.get(CONTAINMENT, "")) for metadata in said),
         notes=tuple(str(metadata[NOTE]) for metadata in said if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
@@ -103,10 +104,19 @@ def _lowered(words: Iterable[str]) -> Verdict:
     return worst([*found, Verdict.CONTAINED])
 
 
-def _all_events(sample: EvalSample) -> Iterator[Event]:
+def _all_events(sample: EvalSample, run_id: str) -> Iterator[Event]:
     for attempt in sample.error_retries or []:
-        yield from getattr(attempt, "events", None) or []
+        events = attempt.events or []
+        if not _of_another_run(events, run_id):
+            yield from events
     yield from sample.events
+
+
+def _of_another_run(events: Iterable[Event], run_id: str) -> bool:
+    """Whether the attempt's own probes name another run, and none this one."""
+    said = [event.data for event in events if event.event == "info" and event.source == SOURCE]
+    runs = {data.get("run_id") for data in said if isinstance(data, dict)}
+    return bool(runs) and run_id not in runs
 
 
 def _calls(events: Iterable[Event]) -> Iterator[Call]:

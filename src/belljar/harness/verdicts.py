@@ -85,12 +85,14 @@ def _free_name(sample: EvalSample) -> str:
 
 
 def _only_contained(log: EvalLog, rows: Mapping[str, Row]) -> tuple[EvalLog, list[str]]:
-    """The log with metrics over the contained samples, and the names of those left out."""
+    """The log with metrics over the contained samples, none if there is no such sample, and the names of those left out."""
     samples = log.samples or []
     out = [sample for sample in samples if not _contained(sample, rows)]
     if not out:
         return log, []
-    if log.results is not None:
+    if log.results is not None and len(out) == len(samples):
+        log = log.model_copy(update={"results": log.results.model_copy(update={"scores": []}), "reductions": None})
+    elif log.results is not None:
         kept = log.model_copy(update={"samples": [_as_scored(each) for each in samples if _contained(each, rows)]})
         recompute_metrics(kept)
         log = log.model_copy(update={"results": kept.results, "reductions": kept.reductions})

@@ -25,7 +25,7 @@ class RunSummary:
     """What a list says of a run, taken from its first and its last event, unverified.
 
     `outcome`: as recorded (`completed`, `failed`, `interrupted`), else `running`, `unfinished` (its process died) or `broken` (its
-    ledger can't be read).
+    ledger can't be read). `verdict`: as it was recorded when the run was sealed; "" where there is none.
     """
 
     run_id: str
@@ -36,6 +36,7 @@ class RunSummary:
     outcome: str
     exit_code: int | None
     size_bytes: int
+    verdict: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON object."""
@@ -97,9 +98,10 @@ def summarise(run_dir: Path) -> RunSummary:
         )
     started = first.data if first.kind is Kind.RUN_STARTED else {}
     sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
-    outcome, exit_code = "running" if alive else "unfinished", None
+    outcome, exit_code, verdict = "running" if alive else "unfinished", None, ""
     if sealed and last is not None and last.kind is Kind.RUN_FINISHED:
         outcome, exit_code = last.data["outcome"], last.data["exit_code"]
+        verdict = str(last.data.get("verdict", ""))
     what = started.get("what") or " ".join(started.get("argv", []))
     return RunSummary(
         run_id=run_dir.name,
@@ -110,6 +112,7 @@ def summarise(run_dir: Path) -> RunSummary:
         outcome=outcome,
         exit_code=exit_code,
         size_bytes=size_bytes,
+        verdict=verdict,
     )
 
 

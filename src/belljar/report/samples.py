@@ -96,6 +96,7 @@ class RunFindings:
     `problems` concern the run; `errors` are the evaluation's own. `strays` are cells of no sample in a log (`stray_ranges`
     likewise), `spares` those of them that were made ahead and that nobody took. `reused` are samples that another run
     judged. `refusal_code` is the exit code of an error that kept the run from beginning, else 0. `upstreams` are real.
+    `unsealed_logs` are Inspect's logs that lie outside of the run directory, where no signature covers them.
     """
 
     run_id: str = ""
@@ -108,6 +109,7 @@ class RunFindings:
     upstreams: tuple[UpstreamUse, ...] = ()
     interrupted: bool = False
     refusal_code: int = 0
+    unsealed_logs: tuple[str, ...] = ()
 
     @property
     def spares(self) -> tuple[CellFindings, ...]:
@@ -173,6 +175,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
         "exit_code": findings.exit_code,
         "problems": [reason.to_json() for reason in findings.problems],
         "errors": list(findings.errors),
+        "unsealed_logs": list(findings.unsealed_logs),
         "samples": [_row_json(row) for row in findings.rows],
         "reused_samples": [
             {

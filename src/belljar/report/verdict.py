@@ -139,6 +139,7 @@ def judge(evidence: Evidence) -> RunFindings:
         upstreams=tuple(evidence.upstreams),
         interrupted=(run.interrupted or cancelled) and not run.stopped,
         refusal_code=run.refusal_code,
+        unsealed_logs=tuple(log.location for log in evidence.logs) if run.kind != EVALUATION else (),
     )
 
 

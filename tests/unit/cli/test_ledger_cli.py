@@ -87,6 +87,20 @@ def test_verify_without_a_known_key_says_so(
     assert "no known key" in capsys.readouterr().out
 
 
+def test_strict_needs_a_key_to_compare(
+    run_dir: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one nobody says whose word the record is: 1 with --strict, on the screen and in JSON, and how to give one."""
+    own = load_or_make_key(home).fingerprint
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "elsewhere"))
+    assert belljar(["ledger", "verify", str(run_dir), "--strict"]) == 1
+    assert "--key" in capsys.readouterr().err
+    assert belljar(["ledger", "verify", str(run_dir), "--strict", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], said["key_compared_with"], len(said["warnings"])) == (False, None, 1)
+    assert belljar(["ledger", "verify", str(run_dir), "--strict", "--key", own]) == 0
+
+
 def test_verify_finds_another_run_in_its_place(run_dir: Path) -> None:
     """A genuine run under another run's name is found when it is asked for by name."""
     run_dir.rename(run_dir.with_name("20200101-000000000-000000"))

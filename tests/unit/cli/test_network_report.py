@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.unit.report.stories import ANSWER, FLOW, HOSTILE, NAME, RANGE, REQUEST, STREAM, judged, line, story
 
 from belljar.cli.network_report import _WHY, MAX_LINES, network_lines
-from belljar.cli.run import show
+from belljar.cli.run import show_findings
 from belljar.events import Kind
-from belljar.harness.evaluate import RunOutcome
 from belljar.plan.rules import Reason
 from belljar.probe.model import Verdict
 from belljar.report.ranges import TOLD
@@ -92,7 +91,7 @@ def test_a_report_of_many_samples_ends(capsys: pytest.CaptureFixture[str]) -> No
     (row,) = judged(story(*(line(Kind.NETWORK_HTTP, **{**REQUEST, "exchange": n}) for n in range(40)))).rows
     findings = RunFindings(rows=(row,) * 100, strays=())
     assert len(network_lines(findings, "RUN")) < MAX_LINES + 100
-    show(RunOutcome(findings=findings, run_id="r", path=Path("/runs/r"), exit_code=0))
+    show_findings(findings, Path("/runs/r"))
     assert "more sample(s): findings.json in the run directory" in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.cli.run import remarks, show, table
+from belljar.cli.run import dropped, remarks, show_findings, table
 from belljar.harness.evaluate import RunOutcome
 from belljar.report.cells import CellFindings
 from belljar.report.samples import RunFindings, Transcript, headline
@@ -32,7 +32,7 @@ def findings(text: str, *, emulated: bool = True) -> RunFindings:
 
 def test_nothing_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """No escape sequence, no markup, no direction mark of a sample, a score, an error or a note acts on the reader's terminal."""
-    show(RunOutcome(findings=findings(HOSTILE), run_id="r", path=Path("/runs/r"), exit_code=2))
+    show_findings(findings(HOSTILE), Path("/runs/r"))
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     assert "\u202e" not in shown
@@ -50,7 +50,9 @@ def test_any_text_can_be_shown(text: str) -> None:
 
 def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     """The table has what was probed at both ends; what the metrics do not count is named, escaped."""
-    show(RunOutcome(findings=findings("x"), dropped=[f"{HOSTILE} #1"], run_id="r", path=Path("/runs/r"), exit_code=2))
+    found = findings("x")
+    outcome = RunOutcome(findings=found, dropped=[f"{HOSTILE} #1"], run_id="r", path=Path("/runs/r"), exit_code=2)
+    show_findings(found, outcome.path, dropped(outcome))
     shown = capsys.readouterr().out
     assert "void/void" in shown
     assert "1 sample(s) that are not contained do not count in the metrics" in shown
@@ -67,7 +69,7 @@ def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.exit_code == 1
     found = judge(Evidence(logs=[log], cells={"c-1": begun, "c-2": left}, run=RunRecord(ended=True)))
     assert found.exit_code == 2
-    show(RunOutcome(findings=found, run_id="r", path=Path("/runs/r"), exit_code=1))
+    show_findings(found, Path("/runs/r"))
     shown = capsys.readouterr().out
     assert "NOT PROVEN" not in shown
     assert "stray cell c-1: no sample began in it" in shown

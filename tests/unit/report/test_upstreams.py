@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.report.stories import HOSTILE, line
 
-from belljar.cli.run import remarks, show
+from belljar.cli.run import remarks, show_findings
 from belljar.events import Kind
-from belljar.harness.evaluate import RunOutcome
 from belljar.ledger import Line
 from belljar.report.samples import RunFindings, as_json
 from belljar.report.upstreams import UpstreamUse, gather_upstreams
@@ -53,13 +52,12 @@ def test_uses_are_gathered_by_host() -> None:
 def test_the_report_shows_them_in_red(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Each on a line of its own, on a terminal in red, in the JSON too; a run that reached nothing real has no such line."""
     findings = RunFindings(rows=(), strays=(), upstreams=gather_upstreams([dial(verdict="dialled")]))
-    outcome = RunOutcome(findings=findings, run_id="r", path=Path("/runs/r"), exit_code=2)
-    show(outcome)
+    show_findings(findings, Path("/runs/r"))
     plain = capsys.readouterr().out
     assert "\nREAL network: real.example (93.184.215.1): 1 connection(s). Why: why\n" in plain
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    show(outcome)
+    show_findings(findings, Path("/runs/r"))
     assert "\x1b[1;31mREAL network: real.example" in capsys.readouterr().out
     assert as_json(findings)["upstreams"][0]["host"] == "real.example"
     nothing = RunFindings(rows=(), strays=())

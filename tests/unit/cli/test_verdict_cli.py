@@ -1,0 +1,218 @@
+"""`belljar verdict` and the verdict in `belljar runs`, of runs of `belljar run` and of plain Inspect: real Inspect and ledger, fake cells."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import inspect_ai
+import pytest
+from tests.fakes.cell import RecordedCells
+
+from belljar.cli.main import run as belljar
+from belljar.errors import HostError
+from belljar.harness import _registry  # noqa: F401 - the sandbox by its name
+from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.harness.session import Session, session_scope
+from belljar.ledger import create_run
+
+TASK = """
+from pathlib import Path
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["true"])
+        if state.sample_id == "b" and not Path("failed").exists():
+            Path("failed").touch()
+            raise RuntimeError("not yet")
+        return state
+    return solve
+
+@task
+def two():
+    return Task(dataset=[Sample(id=name, input="x") for name in ("a", "b")], solver=work())
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of the test's own, a task, and the directory in which it is run."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "home"))
+    (tmp_path / "task.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+Said = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Exit code and JSON of `belljar verdict …`."""
+
+    def ask(*arguments: str) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = belljar(["verdict", *arguments, "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    return ask
+
+
+def evaluated(home: Path, cells: RecordedCells | None = None) -> Path:
+    """A run of `belljar run`: its second sample has an error."""
+    words = ["task.py", "--model", "mockllm/model", "--max-samples", "1", "--no-fail-on-error"]
+    request = RunRequest(inspect_args=words, quiet=True, home=home, source=cells or RecordedCells())
+    return run_evaluation(request).path
+
+
+def under_inspect(home: Path, act: Callable[[], Any]) -> Path:
+    """The run directory of something that plain Inspect does."""
+    with session_scope(Session(source=RecordedCells(), home=home)):
+        act()
+    return sorted((home / "runs").iterdir())[-1]
+
+
+def plain_eval(**options: Any) -> list[inspect_ai.log.EvalLog]:  # noqa: ANN401 - Inspect's options
+    """`inspect eval task.py --sandbox belljar`."""
+    return inspect_ai.eval(
+        "task.py",
+        model="mockllm/model",
+        sandbox=("belljar", "high"),
+        max_samples=1,
+        display="none",
+        log_dir="logs",
+        fail_on_error=False,
+        **options,
+    )
+
+
+def test_a_run_is_judged_by_every_name(home: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    """By id, its beginning, `last` and path: the exit code of the run itself, and a table for people."""
+    path = evaluated(home)
+    for ref in (path.name, path.name[:20], "last", str(path)):
+        code, findings = said(ref)
+        assert (code, findings["verdict"], findings["exit_code"]) == (1, "contained", 1)
+        assert findings["run_dir"] == str(path)
+    assert belljar(["verdict", "last"]) == 1
+    shown = capsys.readouterr().out
+    assert "failed: 2 sample(s), 2 contained" in shown
+    assert str(path) in shown
+
+
+def test_what_does_not_exist_is_a_usage_error(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """2, one message."""
+    assert belljar(["verdict", "nothing"]) == 2
+    assert belljar(["verdict", "/nowhere/at/all"]) == 2
+    assert belljar(["verdict", "last", "--log", "/nowhere.eval"]) == 2
+    assert "no run" in capsys.readouterr().err
+
+
+def test_a_run_that_crashed_is_void(home: Path, said: Said) -> None:
+    """Without a manifest, and with its last checkpoint gone: what is there is shown, and none of it is contained."""
+    path = evaluated(home)
+    crashed = home / "runs" / "crashed"
+    shutil.copytree(path, crashed)
+    (crashed / "manifest.json").unlink()
+    lines = (crashed / "checkpoints.jsonl").read_bytes().splitlines(keepends=True)
+    (crashed / "checkpoints.jsonl").write_bytes(b"".join(lines[:-1]))
+    code, findings = said(str(crashed))
+    assert code == 2
+    assert {reason["code"] for reason in findings["problems"]} == {"ledger_unfinished"}
+    assert {sample["verdict"] for sample in findings["samples"]} == {"void"}
+
+
+def test_a_record_changed_after_its_sealing_is_void(home: Path, said: Said) -> None:
+    """What the run recorded of itself stands in the list, named so; its evidence no longer bears it out."""
+    path = evaluated(home)
+    with (path / "findings.json").open("a") as file:
+        file.write(" ")
+    assert said("last")[1]["problems"][0]["code"] == "ledger_bad"
+    assert said("last")[0] == 2
+
+
+def test_a_run_that_was_refused_ends_as_it_did(home: Path, said: Said) -> None:
+    """Nothing ran: the exit code is that of the refusal, now as then."""
+    cells = RecordedCells()
+    cells.prepare_error = HostError("no virtualisation here")
+    with pytest.raises(HostError):
+        evaluated(home, cells)
+    code, findings = said("last")
+    assert (code, findings["verdict"], findings["samples"]) == (3, "void", [])
+    assert "run_refused" in {reason["code"] for reason in findings["problems"]}
+
+
+def test_a_run_of_another_kind_has_no_samples(home: Path, said: Said) -> None:
+    """`belljar exec` leaves nothing that could be contained."""
+    with create_run(home, "exec", []):
+        pass
+    code, findings = said("last")
+    assert (code, findings["verdict"]) == (2, "void")
+
+
+def test_a_plain_inspect_run_says_its_verdict(home: Path, said: Said, capsys: pytest.CaptureFixture[str]) -> None:
+    """At its end, with the command; the same when it is judged again, from anywhere; what is in the log is called the cell's."""
+    path = under_inspect(home, plain_eval)
+    told = capsys.readouterr().err
+    assert "failed: 2 sample(s), 2 contained" in told
+    assert f"belljar verdict {path.name}" in told
+    code, findings = said("last")
+    recorded = json.loads((path / "findings.json").read_text())
+    assert (code, findings["samples"]) == (1, recorded["samples"])
+    assert findings["unsealed_logs"] == recorded["unsealed_logs"]
+    (info,) = inspect_ai.log.list_eval_logs("logs")
+    for sample in inspect_ai.log.read_eval_log(info).samples or []:
+        about = sample.metadata["containment"]
+        assert (about["cell_verdict"], about["run_id"], "verdict" in about) == ("contained", path.name, False)
+
+
+def test_a_plain_runs_log_that_is_gone_is_missing_evidence(home: Path, said: Said) -> None:
+    """Void, until somebody says where it is."""
+    under_inspect(home, plain_eval)
+    (log,) = Path("logs").glob("*.eval")
+    moved = log.rename("moved.eval")
+    code, findings = said("last")
+    assert code == 2
+    assert {"log_missing", "sample_not_in_log"} <= {reason["code"] for reason in findings["problems"]}
+    assert said("last", "--log", str(moved))[0] == 1
+
+
+def test_a_plain_run_without_samples_in_its_log_is_void(home: Path, said: Said) -> None:
+    """`--no-log-samples` under plain Inspect: nothing can be judged, and that is said."""
+    under_inspect(home, lambda: plain_eval(log_samples=False))
+    code, findings = said("last")
+    assert (code, findings["verdict"]) == (2, "void")
+    assert {"log_without_samples", "sample_not_in_log"} <= {reason["code"] for reason in findings["problems"]}
+
+
+def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(home: Path, said: Said) -> None:
+    """`eval-retry` of a run of ours: what it reuses is listed as that run's, what it makes is judged, and an earlier run's attempts are not held against it."""
+    first = evaluated(home)
+    (log,) = (first / "inspect").iterdir()
+    second = under_inspect(home, lambda: inspect_ai.eval_retry(str(log), log_dir="logs", display="none"))
+    code, findings = said("last")
+    assert second != first
+    assert [(each["sample"], each["verdict"]) for each in findings["samples"]] == [("b", "contained")]
+    assert findings["reused_samples"] == [
+        {"sample": "a", "epoch": 1, "run_id": first.name, "verdict_of_that_run": "contained"}
+    ]
+    assert (code, findings["problems"]) == (0, [])
+
+
+def test_the_list_has_the_verdict_that_was_recorded(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In `belljar runs`, from the last event; none for a run that gave none."""
+    evaluated(home)
+    with create_run(home, "exec", []):
+        pass
+    capsys.readouterr()
+    belljar(["runs", "--json"])
+    assert [run["verdict"] for run in json.loads(capsys.readouterr().out)] == ["contained", ""]
+    belljar(["runs"])
+    assert "contained" in capsys.readouterr().out

@@ -1,0 +1,303 @@
+"""Every cause of a doubt, in every place that shows a verdict: one answer. Real Inspect and ledger, fake cells; the real ones are in `tests/integration`."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai.log import list_eval_logs, read_eval_log, write_eval_log
+from tests.fakes.cell import FakeCell, RecordedCells
+from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
+from tests.fakes.probing import dead, read_canary
+
+from belljar.errors import HostError
+from belljar.events import Event, Kind
+from belljar.harness import evaluate
+from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.ledger import RunDirectory
+from belljar.report.reasons import ReasonCode as Code
+
+TASK = """
+import signal
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+tries = []
+
+@solver
+def work():
+    async def solve(state, generate):
+        await sandbox().exec(["true"])
+        tries.append(1)
+        if state.metadata.get("fails") and len(tries) == 1:
+            raise RuntimeError("the first try fails")
+        if state.metadata.get("interrupts"):
+            signal.raise_signal(signal.SIGINT)
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points():
+    async def score(state, target):
+        said = state.metadata.get("says")
+        return Score(value=1, metadata={"containment": said} if said else None)
+    return score
+
+@task
+def one(fails: bool = False, interrupts: bool = False, says: str = ""):
+    about = {"fails": fails, "interrupts": interrupts, "says": says}
+    return Task(dataset=[Sample(id="s", input="x", metadata=about)], solver=work(), scorer=points())
+"""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What a run is made to suffer, and what every place must say of it.
+
+    `arm` is called before each probing with how many there were; `spoil` when Inspect is done and nothing is judged yet.
+    """
+
+    verdict: str
+    exit_code: int
+    codes: set[Code]
+    sample: str = ""
+    options: tuple[str, ...] = ()
+    arm: Callable[[FakeCell, int], object] = lambda _cell, _number: None
+    spoil: Callable[[RunDirectory], object] = lambda _run: None
+    destroy_error: Exception | None = None
+
+    @property
+    def sample_verdict(self) -> str:
+        """Of the sample; by default the run's."""
+        return self.sample or self.verdict
+
+
+def at(number: int, act: Callable[[FakeCell], object]) -> Callable[[FakeCell, int], object]:
+    """Something that happens before one of the probings: 0 is the start of the first attempt, 1 its end."""
+    return lambda cell, now: act(cell) if now == number else None
+
+
+def silent(cell: FakeCell) -> None:
+    """The program answers nothing."""
+    cell.run_probe_program.spoil = lambda _: b""
+
+
+def fallen(cell: FakeCell) -> None:
+    """The cell is dead."""
+    cell.run_probe_program.error = dead()
+
+
+def escaped(cell: FakeCell) -> None:
+    """The program reads the host's canary."""
+    cell.run_probe_program.touch = read_canary
+
+
+def in_range(kind: Kind, **data: Any) -> Callable[[FakeCell], None]:  # noqa: ANN401 - JSON values
+    """An event of a range that the cell is in, which is destroyed as it should be."""
+
+    def record(cell: FakeCell) -> None:
+        recorder: Any = cell.run.recorder
+        planned: dict[str, Any] = {
+            "policy_sha256": "0" * 64,
+            "tier": "microvm",
+            "emulated": True,
+            "layers": [],
+            "range": "r-1",
+        }
+        recorder.record(Event(kind=Kind.CELL_PLANNED, cell_id=cell.id, data={**planned, "name": "default"}))
+        recorder.record(Event(kind=kind, data={"range": "r-1", **data}))
+        ended: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1, **data}
+        recorder.record(Event(kind=Kind.RANGE_DESTROYED, data={"range": "r-1", **ended}))
+
+    return record
+
+
+def another_sample(cell: FakeCell) -> None:
+    """A second cell, of a sample that no log will have."""
+    recorder: Any = cell.run.recorder
+    started: dict[str, Any] = {"sample": "lost", "epoch": 1, "task": "one", "uuid": "elsewhere"}
+    recorder.record(Event(kind=Kind.SAMPLE_STARTED, cell_id="fake-lost", data=started))
+    ended: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1}
+    recorder.record(Event(kind=Kind.CELL_DESTROYED, cell_id="fake-lost", data=ended))
+
+
+def log_of(run: RunDirectory) -> Path:
+    """Inspect's log."""
+    (path,) = run.inspect_log_dir.iterdir()
+    return path
+
+
+def cut(path: Path) -> None:
+    """Leave the first half of a file."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def unfinish(run: RunDirectory) -> None:
+    """As Inspect leaves its log when it dies."""
+    (info,) = list_eval_logs(str(run.inspect_log_dir))
+    log = read_eval_log(info)
+    log.status = "started"
+    write_eval_log(log, info.name)
+
+
+def without_samples(run: RunDirectory) -> None:
+    """A log whose samples are gone."""
+    old = log_of(run)
+    with zipfile.ZipFile(old) as before:
+        kept = {name: before.read(name) for name in before.namelist() if not name.startswith("samples/")}
+    with zipfile.ZipFile(old, "w") as after:
+        for name, content in kept.items():
+            after.writestr(name, content)
+
+
+def change_a_byte(run: RunDirectory) -> None:
+    """Somebody edits the record while it is written."""
+    path = run.path / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"sample":"s"', b'"sample":"t"', 1))
+
+
+def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
+    """What was read out of the packet record has a hole."""
+    said = {"limit": name, "value": 1, "count": count, "effect": "it was killed", "hindsight": True}
+    return in_range(Kind.LIMIT_HIT, **said)
+
+
+CAUSES: dict[str, Cause] = {
+    "nothing": Cause("contained", 0, set()),
+    "an error of the task": Cause("contained", 1, set(), options=("-T", "fails=true")),
+    "an interrupt": Cause("contained", 130, set(), options=("-T", "interrupts=true")),
+    "a scorer that says void": Cause("void", 2, {Code.SCORER_VOID}, options=("-T", "says=void")),
+    "a scorer that says breached": Cause("breached", 2, {Code.SCORER_BREACHED}, options=("-T", "says=breached")),
+    "a void attempt before a clean one": Cause(
+        "void", 2, {Code.PROBES_VOID}, options=("-T", "fails=true", "--retry-on-error", "1"), arm=at(1, silent)
+    ),
+    "a clean attempt before a void one": Cause(
+        "void", 2, {Code.PROBES_VOID}, options=("-T", "fails=true", "--retry-on-error", "1"), arm=at(3, silent)
+    ),
+    "overwritten packets": Cause("void", 2, {Code.PACKETS_OVERWRITTEN}, arm=at(1, limit("hindsight_packets", 9))),
+    "a killed reader": Cause("void", 2, {Code.TRAFFIC_ANALYSIS_ENDED}, arm=at(1, limit("hindsight_reader"))),
+    "packets that were not recorded": Cause(
+        "void",
+        2,
+        {Code.PACKETS_NOT_RECORDED},
+        arm=at(1, in_range(Kind.RANGE_OPENING, counters={"packets_not_recorded": 3})),
+    ),
+    "a range that ended by itself": Cause(
+        "void", 2, {Code.RANGE_FAILED}, arm=at(1, in_range(Kind.RANGE_FAILED, error="CellError", reason="x"))
+    ),
+    "rules that were changed": Cause(
+        "breached",
+        2,
+        {Code.RANGE_BREACHED},
+        arm=at(1, in_range(Kind.RANGE_FAILED, error="ContainmentBreach", reason="x")),
+    ),
+    "no answer at the start": Cause("void", 2, {Code.PROBES_VOID}, arm=at(0, silent)),
+    "a cell that died": Cause("void", 2, {Code.PROBES_VOID}, arm=at(1, fallen)),
+    "a destruction that is not clean": Cause(
+        "void", 2, {Code.CELL_SURVIVORS, Code.RUN_ERROR}, destroy_error=HostError("a survivor")
+    ),
+    "a way out at the end": Cause("breached", 2, {Code.PROBES_BREACHED, Code.RUN_ERROR}, arm=at(1, escaped)),
+    "a sample that no log has": Cause(
+        "void", 2, {Code.SAMPLE_NOT_IN_LOG}, sample="contained", arm=at(1, another_sample)
+    ),
+    "a log that is gone": Cause(
+        "void",
+        2,
+        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES},
+        spoil=lambda run: log_of(run).unlink(),
+    ),
+    "a log that is cut short": Cause(
+        "void",
+        2,
+        {Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES, Code.VERDICTS_NOT_IN_LOG},
+        spoil=lambda run: cut(log_of(run)),
+    ),
+    "a log without its samples": Cause(
+        "void", 2, {Code.LOG_INCOMPLETE, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES}, spoil=without_samples
+    ),
+    "a log that was not ended": Cause("void", 2, {Code.LOG_UNFINISHED}, sample="contained", spoil=unfinish),
+    "a changed ledger": Cause("void", 2, {Code.LEDGER_BAD}, spoil=change_a_byte),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Judged]]:
+    """The run of each cause, made once."""
+    made: dict[str, Judged] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("matrix")
+        patch.setenv("BELLJAR_HOME", str(home))
+
+        def run_of(name: str) -> Judged:
+            if name not in made:
+                made[name] = suffer(CAUSES[name], home, patch)
+            return made[name]
+
+        yield run_of
+
+
+def suffer(cause: Cause, home: Path, patch: pytest.MonkeyPatch) -> Judged:
+    """A run with this cause."""
+    task = home / "task.py"
+    task.write_text(TASK)
+    cells, probings, invoke = RecordedCells(), iter(range(100)), evaluate._invoke
+    cells.destroy_error = cause.destroy_error
+
+    def arm(cell: FakeCell, _phase: str) -> None:
+        cause.arm(cell, next(probings))
+
+    cells.on_probe = arm
+
+    def spoiling(*arguments: Any, **options: Any) -> bool:  # noqa: ANN401 - as the real one
+        interrupted = invoke(*arguments, **options)
+        (run,) = [each for each in arguments if isinstance(each, RunDirectory)]
+        cause.spoil(run)
+        return interrupted
+
+    words = (str(task), "--model", "mockllm/model", *cause.options)
+    with patch.context() as only:
+        only.setattr(evaluate, "_invoke", spoiling)
+        request = RunRequest(inspect_args=words, quiet=True, home=home, source=cells, require_contained=True)
+        return Judged(run_evaluation(request), sample="s")
+
+
+@pytest.mark.parametrize("place", SAMPLE_PLACES)
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_samples_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
+    """Each place says the sample's verdict; one that no longer can (its log is gone) says none, never another."""
+    judged, expected = runs(name), CAUSES[name].sample_verdict
+    said = SAMPLE_PLACES[place](judged)
+    if place == "--require-contained":
+        said = {"not contained": expected if expected != "contained" else "", "contained": "contained"}.get(said or "")
+    hidden = judged.logged is None or (place == "scorer's view" and "points" not in (judged.logged.scores or {}))
+    assert said == expected or (said is None and hidden)
+
+
+@pytest.mark.parametrize("place", RUN_PLACES)
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_runs_verdict_is_one(runs: Callable[[str], Judged], name: str, place: str) -> None:
+    """Verdict and exit code of the run, wherever they are shown."""
+    assert RUN_PLACES[place](runs(name)) == (CAUSES[name].verdict, CAUSES[name].exit_code)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_every_cause_is_told_by_its_code(runs: Callable[[str], Judged], name: str) -> None:
+    """The same codes when the run is judged and when it is judged again; what the cell knew at its end is never called a verdict."""
+    judged = runs(name)
+    findings = judged.outcome.findings
+    reasons = [*findings.problems, *(reason for row in findings.rows for reason in row.reasons)]
+    assert {reason.code for reason in reasons} == CAUSES[name].codes
+    again = judged.said("verdict", judged.outcome.run_id)[1]
+    recorded = json.loads((judged.path / "findings.json").read_text())
+    recorded.pop("not_in_metrics")
+    again.pop("run_dir")
+    assert again == recorded
+    assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))
