@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,9 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         if self.path == "/silent":
             self.server.told.ended.wait(60)
             return
+        if self.path.startswith("/drip"):
+            self._drip()
+            return
         content = b"x" * LARGE_BYTES if self.path == "/large" else json.dumps(told).encode()
         self.send_response(200)
         if self.path == "/short":
@@ -95,6 +98,16 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def _drip(self) -> None:
+        """A byte now and then, for a minute or until nobody listens."""
+        head = b"HTTP/1.1 200 OK\r\n" + (b"\r\n" if self.path == "/drip" else b"x-long: ")
+        with suppress(OSError):
+            self.wfile.write(head)
+            for _ in range(600):
+                self.wfile.write(b"x")
+                if self.server.told.ended.wait(0.1):
+                    return
 
     do_GET = do_POST = do_HEAD = do_PUT = _answer  # noqa: N815 - the library's names
 

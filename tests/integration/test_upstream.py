@@ -29,6 +29,7 @@ from belljar.ledger.schema import check_data
 from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.processes import SERVE
+from belljar.network.spending import RunSpending
 from belljar.plan.network import UpstreamPlan
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -85,7 +86,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield World(servers=servers, authorities=authority.pem)
 
 
-def scene_of(directory: Path) -> Scene:
+def scene_of(directory: Path, run_budget: int = 100 << 20) -> Scene:
     """A range that may reach them."""
     upstreams = (
         UpstreamPlan(
@@ -93,7 +94,7 @@ def scene_of(directory: Path) -> Scene:
             ports=(443,),
             methods=("GET", "HEAD", "POST"),
             budget_bytes=BUDGET,
-            run_budget_bytes=100 << 20,
+            run_budget_bytes=run_budget,
             reason=REASON,
         )
         for host in HOSTS
@@ -118,12 +119,19 @@ class Client:
         return int(status), body
 
 
-def with_client(tmp_path: Path, world: World, act: Callable[[Client], dict[str, Any]]) -> tuple[Scene, dict[str, Any]]:
+def with_client(
+    tmp_path: Path,
+    world: World,
+    act: Callable[[Client], dict[str, Any]],
+    *,
+    spending: RunSpending | None = None,
+    run_budget: int = 100 << 20,
+) -> tuple[Scene, dict[str, Any]]:
     """What `act` saw in a range, which is gone afterwards without a trace."""
-    scene = scene_of(tmp_path)
+    scene = scene_of(tmp_path, run_budget)
 
     async def run() -> dict[str, Any]:
-        async with scene.open(serve=SERVE, reach=world.reach()) as made:
+        async with scene.open(serve=SERVE, reach=world.reach(), spending=spending) as made:
             with cell(made) as agent:
                 await made.attach("agent", agent.pid)
                 certificate = tmp_path / "range.pem"
@@ -216,6 +224,27 @@ def test_the_budget_is_the_range_s(tmp_path: Path, world: World) -> None:
         ("upstream_budget_bytes", BUDGET, "upstream:small.example")
     ]
     assert len(world.dialled) == 1
+
+
+def test_the_ranges_of_a_run_have_one_budget(tmp_path: Path, world: World) -> None:
+    """What the kernel counted of one range's connections is gone for the next; the last refusal is on record, and nothing is dialled for it."""
+    spending = RunSpending()
+
+    def act(curl: Client) -> dict[str, Any]:
+        status, body = curl("small.example", "/?" + "x" * 4000)
+        return {"status": status, "bytes": len(body)}
+
+    seen = []
+    for number in range(2):
+        world.resolved.clear()
+        scene, found = with_client(tmp_path, world, act, spending=spending, run_budget=BUDGET + 2000)
+        seen.append(found["status"])
+        used = spending.spent_bytes("small.example")
+        assert 8000 < used < BUDGET, number
+    assert seen == [200, 502]
+    (refusal,) = [data for data in scene.data("network.upstream") if data["host"] == "small.example"]
+    assert (refusal["verdict"], len(world.dialled)) == ("refused", 1)
+    assert "for the run" in refusal["problem"]
 
 
 MANY = r"""
@@ -343,3 +372,29 @@ def test_the_networks_that_a_host_is_on_are_the_kernel_s() -> None:
     found = set(subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.split())
     assert {"93.184.215.0/24", "2606:2800:21f::/48", "7.7.7.0/24"} <= found
     assert all(net.startswith(("93.", "2606:", "7.", "fe80:")) for net in found)
+
+
+RESOLVER = """
+for file in resolv.conf nsswitch.conf hosts; do mount --bind "$0/$file" "/etc/$file"; done
+ip link set lo up
+"$@"
+"""
+
+
+def test_an_upstreams_name_is_absolute(tmp_path: Path) -> None:
+    """A search domain is put behind no name, whatever `ndots` says; a line of `/etc/hosts` counts only with a dot at its end."""
+    (tmp_path / "resolv.conf").write_text("nameserver 127.0.0.1\nsearch corp.test\noptions ndots:5 attempts:1\n")
+    (tmp_path / "nsswitch.conf").write_text("hosts: files dns\n")
+    (tmp_path / "hosts").write_text("8.8.4.4 listed.example\n8.8.8.8 dotted.example.\n")
+    names = ["srv", "real.example", "listed.example", "dotted.example"]
+    program = [sys.executable, str(Path(__file__).with_name("resolver_world.py")), *names]
+    argv = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-ec", RESOLVER, str(tmp_path), *program]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+    seen = json.loads(done.stdout)
+    assert seen["found"] == {
+        "srv": ["gaierror"],
+        "real.example": ["1.0.0.1"],
+        "listed.example": ["gaierror"],
+        "dotted.example": ["8.8.8.8"],
+    }
+    assert set(seen["asked"]) == {"srv", "real.example", "listed.example"}

@@ -7,8 +7,8 @@ unless it says which); the range's own cell comes last, so that nothing of a sam
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
@@ -36,6 +36,7 @@ from belljar.network.processes import started_zygote
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
 from belljar.network.reading import Task, read_back
+from belljar.network.spending import RunSpending
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
 from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, StandInPlan
@@ -231,10 +232,30 @@ async def _open_network(
             directory=_packet_directory(run),
             answer=answer,
             on_death=partial(_condemn, cells),
+            spending=_spending_of(run),
         )
     )
     stack.push_async_exit(partial(_after, network, plan, home, run.recorder))
     return network
+
+
+_spending: Final[dict[Path, RunSpending]] = {}
+"""Of each run that is open in this process, by its directory."""
+
+
+def _spending_of(run: RunDirectory) -> RunSpending:
+    """What the run has spent on real upstreams: one count for all its ranges."""
+
+    @contextmanager
+    def counted() -> Iterator[None]:
+        _spending[run.path] = RunSpending()
+        try:
+            yield
+        finally:
+            del _spending[run.path]
+
+    run.hold("spending", counted)
+    return _spending[run.path]
 
 
 def _at_port(

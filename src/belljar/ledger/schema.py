@@ -383,7 +383,7 @@ class _NetworkUpstream(_Data):
     host: str
     port: Count | None
     address: str
-    verdict: Literal["dialled", "refused", "failed"]
+    verdict: Literal["dialled", "refused", "failed", "cut"]
     reason: str
     problem: str
 

@@ -23,6 +23,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.events import JsonValue
 from belljar.network import netlink
+from belljar.network.spending import RunSpending, SpentError
 from belljar.plan import rules
 from belljar.plan.network import NetworkPlan, UpstreamPlan
 from belljar.units import printable
@@ -78,6 +79,10 @@ class NotAnUpstream(ValueError):  # noqa: N818 - a verdict on who asks
 
 class Refused(ValueError):  # noqa: N818 - a verdict on an upstream
     """The upstream can't be had; the text says why."""
+
+
+class _NotTried(Refused):
+    """Nothing was dialled, which is still to be put on record."""
 
 
 def wanted(body: bytes, network: NetworkPlan) -> tuple[UpstreamPlan, int]:
@@ -138,8 +143,11 @@ def _canonical(address: str) -> str:
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:
-    """The host's own resolver's addresses, in its order, none twice. Raises `OSError`. Takes as long as that resolver's settings let it."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    """The host's own resolver's addresses, in its order, none twice. Raises `OSError`. Takes as long as that resolver's settings let it.
+
+    The name is absolute: no search domain is put behind it (resolv.conf(5)), and of `/etc/hosts` only a line counts whose name has the dot at its end too.
+    """
+    found = socket.getaddrinfo(f"{host}.", port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
@@ -216,8 +224,9 @@ Say = Callable[[Mapping[str, JsonValue]], None]
 class Dialler:
     """One range's. Thread-safe; every method blocks."""
 
-    def __init__(self, network: NetworkPlan, reach: Reach) -> None:
-        self._network, self._reach = network, reach
+    def __init__(self, network: NetworkPlan, reach: Reach, spending: RunSpending) -> None:
+        self._network, self._reach, self._spending = network, reach, spending
+        self._number = spending.new_range()
         self._locks = {upstream.host: threading.Lock() for upstream in network.upstreams}
         self._pins: dict[str, tuple[str, ...]] = {}
         self._refused: dict[str, str] = {}
@@ -235,22 +244,33 @@ class Dialler:
             raise
         about: dict[str, JsonValue] = {"host": upstream.host, "port": port, "reason": upstream.reason}
         try:
-            addresses = self._pinned(upstream.host, port)
-        except Refused as exc:
+            with self._spending.dialling(self._number, upstream):
+                addresses = self._pinned(upstream.host, port)
+                return self._first_of(upstream, addresses[:MAX_TRIED], port, about, say)
+        except (_NotTried, SpentError) as exc:
             say({**about, "address": "", "verdict": "refused", "problem": str(exc)})
-            raise
-        return self._first_of(addresses[:MAX_TRIED], port, about, say)
+            raise Refused(str(exc)) from exc
+
+    def look(self, say: Say) -> None:
+        """Take in what has passed over the connections that were handed out, and record those that had to be ended."""
+        for upstream, problem in self._spending.look(self._number):
+            about: dict[str, JsonValue] = {"host": upstream.host, "port": None, "reason": upstream.reason}
+            say({**about, "address": "", "verdict": "cut", "problem": problem})
+
+    def close(self) -> None:
+        """End every connection. Idempotent."""
+        self._spending.close(self._number)
 
     def _pinned(self, host: str, port: int) -> tuple[str, ...]:
-        """The addresses of the first answer, for good, judged at each dial; a refused answer is refused for good. Raises `Refused`."""
+        """The addresses of the first answer, for good, judged at each dial; a refused answer is refused for good. Raises `_NotTried`."""
         with self._locks[host]:
             if host in self._refused:
-                raise Refused(self._refused[host])
+                raise _NotTried(self._refused[host])
             addresses = self._pins.get(host) or self._resolved(host, port)
             problem = judge(addresses, [address for address in addresses if self._reach.is_ours(address)], self._near())
             if problem:
                 self._refused[host] = problem
-                raise Refused(problem)
+                raise _NotTried(problem)
             self._pins[host] = addresses
             return addresses
 
@@ -258,21 +278,32 @@ class Dialler:
         try:
             return self._reach.networks_near()
         except OSError as exc:
-            raise Refused(f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}") from exc
+            raise _NotTried(f"this host's own networks can't be read: {exc.strerror or type(exc).__name__}") from exc
 
     def _resolved(self, host: str, port: int) -> tuple[str, ...]:
         try:
             return self._reach.resolve(host, port)
         except (OSError, UnicodeError) as exc:
-            raise Refused(f"the name can't be resolved: {printable(str(exc), max_chars=200)}") from exc
+            raise _NotTried(f"the name can't be resolved: {printable(str(exc), max_chars=200)}") from exc
 
-    def _first_of(self, addresses: Sequence[str], port: int, about: Mapping[str, JsonValue], say: Say) -> socket.socket:
+    def _first_of(
+        self, upstream: UpstreamPlan, addresses: Sequence[str], port: int, about: Mapping[str, JsonValue], say: Say
+    ) -> socket.socket:
         problem = ""
-        for address in addresses:
+        for number, address in enumerate(addresses):
+            if number:
+                self._spending.charge_dial(self._number, upstream)
             say({**about, "address": address, "verdict": "dialled", "problem": ""})
             try:
-                return self._reach.connect(address, port)
+                end = self._reach.connect(address, port)
             except OSError as exc:
                 problem = printable(exc.strerror or type(exc).__name__, max_chars=200)
                 say({**about, "address": address, "verdict": "failed", "problem": problem})
+                continue
+            try:
+                self._spending.keep(self._number, upstream, end)
+            except BaseException:
+                end.close()
+                raise
+            return end
         raise Refused(f"nobody answers there: {problem}")

@@ -19,6 +19,7 @@ from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, as_neighbour, as_stand_in
 from belljar.network.processes import SERVE, Zygote
+from belljar.network.spending import RunSpending
 from belljar.network.watch import Lines
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan, StandInPlan
@@ -42,7 +43,7 @@ class RangeSpec:
         check_every_s: how often the rules are read back, and a gateway says that it lives.
         patience_s: for how long beyond that a part may say nothing to an owner who listens, and the keeper's word may wait for an owner who does not.
         serve: `module:function` of the gateway.
-        reach: how the plan's upstreams are reached.
+        reach: how the plan's upstreams are reached; `spending`: what the run has spent on them.
     """
 
     network: NetworkPlan
@@ -52,6 +53,7 @@ class RangeSpec:
     patience_s: float = PATIENCE_S
     serve: str = SERVE
     reach: Reach = field(default_factory=Reach)
+    spending: RunSpending = field(default_factory=RunSpending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

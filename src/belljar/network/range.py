@@ -38,6 +38,7 @@ from belljar.network.making import (
 )
 from belljar.network.packets import held, join
 from belljar.network.processes import SERVE, map_ids, shared_zygote
+from belljar.network.spending import RunSpending
 from belljar.network.watch import Answer, Lines, Watch
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
@@ -68,6 +69,7 @@ async def open_range(
     patience_s: float = PATIENCE_S,
     serve: str = SERVE,
     reach: Reach = HOSTS_REACH,
+    spending: RunSpending | None = None,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
@@ -79,6 +81,7 @@ async def open_range(
             ended or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
         reach: how the plan's upstreams are reached: by this host's own resolver and routes.
+        spending: what all ranges of the run have spent on upstreams; default: this one's alone.
 
     Raises:
         HostError: this host can't. CellError: it did not come up.
@@ -93,6 +96,7 @@ async def open_range(
         patience_s=patience_s,
         serve=serve,
         reach=reach,
+        spending=spending or RunSpending(),
     )
     await anyio.lowlevel.checkpoint()
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
@@ -278,7 +282,7 @@ class Range:
             self._recorder,
             on_death=self._died,
             answer=self._answer,
-            dialler=Dialler(self._spec.network, self._spec.reach),
+            dialler=Dialler(self._spec.network, self._spec.reach, self._spec.spending),
             budget=Budget.of(self._spec.network.bounds.recorded_bytes),
             patience_s=self._spec.check_every_s + self._spec.patience_s,
         )

@@ -148,6 +148,7 @@ class Watch:
         self._thread.join()
         for desk in (self._questions, self._dials):
             desk.close()
+        self._dialler.close()
 
     def counters(self) -> Mapping[str, int]:
         """The keeper's, as of its last word, and what was put on record until now."""
@@ -211,6 +212,8 @@ class Watch:
                 self._ended(ends.pop(fd))
             self._drain_words()
             self._end_if_hung()
+            self._look_at_upstreams()
+        self._dialler.close()
         self.heard.answers.put(None)
         self.heard.milestones.put(None)
 
@@ -229,6 +232,14 @@ class Watch:
             if silence.is_over:
                 what = f"the range's {who} hangs: it has said nothing for {silence.patience_s:.0f} s"
                 self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
+
+    def _look_at_upstreams(self) -> None:
+        try:
+            self._dialler.look(self._say_dialled)
+        except ValueError:  # the range is over: its connections are ended next
+            pass
+        except BelljarError as exc:  # it can't be recorded
+            self.die(exc)
 
     def _still_speaks(self, who: str) -> bool:
         return (self._lines.control if who == "keeper" else self._lines.events) in self._open

@@ -17,6 +17,8 @@ METADATA_ADDRESS: Final = "169.254.169.254"
 """Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the policy has one, and nowhere else."""
 TARGET_KINDS: Final = frozenset({"cell", "python"})
 """Kinds that a target cell answers, and not the gateway."""
+DIAL_BYTES: Final = 512
+"""What a dial takes of an upstream's budget: the packets that begin and end a TCP connection, counted generously."""
 Default: TypeAlias = Literal["deny", "simulate"]
 
 

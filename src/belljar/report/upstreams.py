@@ -21,6 +21,7 @@ class UpstreamUse:
     connections: int = 0
     failed: int = 0
     refused: int = 0
+    cut: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -29,7 +30,11 @@ class UpstreamUse:
     def sentence(self) -> str:
         """For a person; escaped, since a gateway that was taken over may have chosen the host."""
         there = f" ({', '.join(self.addresses)})" if self.addresses else ""
-        more = [f", {count} {what}" for count, what in ((self.failed, "failed"), (self.refused, "refused")) if count]
+        more = [
+            f", {count} {what}"
+            for count, what in ((self.failed, "failed"), (self.refused, "refused"), (self.cut, "cut off"))
+            if count
+        ]
         why = f". Why: {' / '.join(self.reasons)}" if self.reasons else ""
         said = f"REAL network: {self.host or 'something not planned'}{there}: {self.connections} connection(s)"
         return printable(said + "".join(more) + why, max_chars=600)
@@ -49,6 +54,7 @@ def _add(use: UpstreamUse, data: Any) -> None:  # noqa: ANN401 - JSON values
     use.connections += data["verdict"] == "dialled"
     use.failed += data["verdict"] == "failed"
     use.refused += data["verdict"] == "refused"
+    use.cut += data["verdict"] == "cut"
     for known, new in ((use.reasons, str(data["reason"])), (use.addresses, str(data["address"]))):
         if new and new not in known:
             known.append(new)

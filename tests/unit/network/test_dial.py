@@ -30,7 +30,8 @@ from belljar.network.dial import (
     read_authorities,
     wanted,
 )
-from belljar.plan.network import NetworkPlan, UpstreamPlan
+from belljar.network.spending import RunSpending
+from belljar.plan.network import DIAL_BYTES, NetworkPlan, UpstreamPlan
 
 REAL = UpstreamPlan(
     host="real.example",
@@ -69,11 +70,13 @@ class World:
         reach = Reach(
             resolve=self._resolve, connect=self._connect, is_ours=ours.__contains__, networks_near=self._networks_near
         )
-        self.dialler = Dialler(PLAN, reach)
+        self.spending = RunSpending()
+        self.dialler = Dialler(PLAN, reach, self.spending)
 
     def dial(self, **changes: object) -> None:
         """One question; the socket is closed."""
         self.dialler.dial(question(**changes), self._say).close()
+        self.dialler.look(self._say)
 
     def _networks_near(self) -> tuple[Any, ...]:
         if isinstance(self.near, OSError):
@@ -91,7 +94,7 @@ class World:
         self.log.append(("connected", address, port))
         if address in self._dead:
             raise ConnectionRefusedError(111, "Connection refused")
-        return socket.socket(socket.AF_UNIX)
+        return socket.socket()  # of TCP: what passed can be asked of it
 
     def _say(self, data: Mapping[str, Any]) -> None:
         self.log.append((data["verdict"], data["address"], data["problem"]))
@@ -354,3 +357,35 @@ def test_a_connection_that_was_reset_can_t_be_made_to_lead_elsewhere() -> None:
             elsewhere.settimeout(0)
             with pytest.raises(BlockingIOError):
                 elsewhere.accept()
+
+
+def test_each_address_that_is_tried_costs_budget() -> None:
+    """So does a dial that comes to nothing; when it is used up nothing is resolved or dialled any more, and that is on record."""
+    addresses = ("1.0.0.1", "1.0.0.2", "1.0.0.3")
+    dead = World(addresses, dead=addresses)
+    with pytest.raises(Refused, match="nobody answers"):
+        dead.dial()
+    assert dead.spending.spent_bytes(REAL.host) == MAX_TRIED * DIAL_BYTES
+    world = World(*[socket.gaierror(-3, "Temporary failure")] * 5000)
+    for _ in range(REAL.budget_bytes // DIAL_BYTES):
+        with pytest.raises(Refused, match="can't be resolved"):
+            world.dial()
+    resolved = len(world.log)
+    with pytest.raises(Refused, match="budget for one sample is used up"):
+        world.dial()
+    assert world.log[resolved:] == [("refused", "", "the upstream's budget for one sample is used up")]
+
+
+def test_a_connection_that_can_t_be_watched_is_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No descriptor is left for it: it is closed, and the dial fails."""
+    world = World(PUBLIC[:1])
+    made: list[socket.socket] = []
+
+    def keep(_number: int, _upstream: UpstreamPlan, end: socket.socket) -> None:
+        made.append(end)
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(world.spending, "keep", keep)
+    with pytest.raises(OSError, match="Too many open files"):
+        world.dial()
+    assert [end.fileno() for end in made] == [-1]

@@ -31,6 +31,7 @@ def test_uses_are_gathered_by_host() -> None:
             dial(verdict="dialled"),
             dial(verdict="failed", problem="no"),
             dial(verdict="refused", host="other.example", address=""),
+            dial(verdict="cut", host="other.example", address="", problem="it was open for 180 s"),
             line(Kind.NETWORK_ATTEMPT, stand_in="s", what="push"),
         ]
     )
@@ -42,8 +43,17 @@ def test_uses_are_gathered_by_host() -> None:
             "connections": 2,
             "failed": 1,
             "refused": 0,
+            "cut": 0,
         },
-        {"host": "other.example", "reasons": ["why"], "addresses": [], "connections": 0, "failed": 0, "refused": 1},
+        {
+            "host": "other.example",
+            "reasons": ["why"],
+            "addresses": [],
+            "connections": 0,
+            "failed": 0,
+            "refused": 1,
+            "cut": 1,
+        },
     ]
     assert uses[0].sentence() == "REAL network: real.example (93.184.215.1): 2 connection(s), 1 failed. Why: why"
     assert gather_upstreams([]) == ()

@@ -61,6 +61,8 @@ class Bounds:
     """Of a raw stream, both ways together: closed."""
     upstream_wait_s: float = 30.0
     """Between two pieces of what a real upstream says, TLS included: 504, or the answer is cut off."""
+    upstream_exchange_s: float = 120.0
+    """From the question for a connection to the end of the answer, however it drips: 504, or the answer is cut off."""
     upstream_exchanges: int = 8
     """Connections to one real upstream at one time: further requests wait."""
     dials: int = 32

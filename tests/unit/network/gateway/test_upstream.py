@@ -22,8 +22,17 @@ from belljar.network.gateway.config import as_stand_in
 from belljar.network.gateway.middleware import Refused
 from belljar.network.gateway.reporter import Item, TooManyQuestions
 from belljar.network.gateway.site import Site
-from belljar.network.gateway.upstream import HOP_BY_HOP, METHOD_OVERRIDES, Trust, Upstream, end_to_end, make
-from belljar.plan.network import UpstreamPlan
+from belljar.network.gateway.upstream import (
+    HOP_BY_HOP,
+    METHOD_OVERRIDES,
+    REWRITING,
+    Trust,
+    Upstream,
+    end_to_end,
+    make,
+    rewritten,
+)
+from belljar.plan.network import DIAL_BYTES, UpstreamPlan
 
 HOST = "real.example"
 
@@ -32,7 +41,14 @@ class Asker:
     """One upstream, and who asks it: the owner dials whatever server there is."""
 
     def __init__(
-        self, server: WebServer, trust: str = "", *, budget: int = 1 << 20, port: int = 80, wait_s: float = 60.0
+        self,
+        server: WebServer,
+        trust: str = "",
+        *,
+        budget: int = 1 << 20,
+        port: int = 80,
+        wait_s: float = 60.0,
+        exchange_s: float = 60.0,
     ) -> None:
         self.items: list[Item] = []
         self.hits: list[str] = []
@@ -48,7 +64,7 @@ class Asker:
             sock.setblocking(False)
             return sock
 
-        bounds = Bounds(upstream_wait_s=wait_s)
+        bounds = Bounds(upstream_wait_s=wait_s, upstream_exchange_s=exchange_s)
 
         async def record(item: Item) -> None:
             self.items.append(item)
@@ -126,11 +142,100 @@ def test_a_request_reaches_the_upstream_and_its_answer_comes_back() -> None:
     assert asker.dialled == [(HOST, 80, "upstream:real.example")]
 
 
+def spellings(name: bytes) -> list[bytes]:
+    """Of one field for a server that makes a variable of it."""
+    return [name, name.replace(b"-", b"_"), name.replace(b"-", b".").upper(), name.title().replace(b"-", b"_", 1)]
+
+
 def test_no_field_leads_to_another_method_than_the_judged_one() -> None:
-    """Frameworks take `DELETE` from a field of a request that says GET."""
+    """Frameworks take `DELETE` from a field of a request that says GET; many servers know no difference between `-` and `_`."""
+    fields = [(spelled, b"DELETE") for name in sorted(METHOD_OVERRIDES) for spelled in spellings(name)]
+    hop = [
+        (spelled, b"x")
+        for name in (b"transfer-encoding", b"te", b"content-length", b"host")
+        for spelled in spellings(name)[1:]
+    ]
     with web_server() as server:
-        run(lambda: Asker(server).ask(headers=[(name, b"DELETE") for name in sorted(METHOD_OVERRIDES)]))
+        run(lambda: Asker(server).ask(headers=[*fields, *hop]))
     assert server.requests[0]["headers"] == [("host", HOST), ("connection", "close")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *sorted(REWRITING),
+        b"x-forwarded-host",
+        b"x-forwarded-prefix",
+        b"x-original-url",
+        b"x-rewrite-url",
+        b"x-override-url",
+    ],
+)
+def test_a_field_that_makes_another_request_is_refused(name: bytes) -> None:
+    """In any spelling; nothing is dialled."""
+    with web_server() as server:
+        for spelled in spellings(name):
+            asker = Asker(server)
+            status, reason = refused(asker, headers=[(spelled, b"/admin")])
+            assert (status, asker.dialled) == (400, [])
+            assert "another request" in reason
+
+
+FORM = (b"content-type", b"application/x-www-form-urlencoded; charset=utf-8")
+PARTS = (b"content-type", b"Multipart/form-data; boundary=b")
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body"),
+    [
+        ("/?_method=DELETE", [], b""),
+        ("/?a=b&%5Fmethod=%44ELETE", [], b""),
+        ("/?a=b;_METHOD=put", [], b""),
+        ("/?_method[]=DELETE", [], b""),
+        ("/?_method=GET&_method=DELETE", [], b""),
+        ("/?_method", [], b""),
+        ("/?x_http_method_override=DELETE", [], b""),
+        ("/", [FORM], b"a=b&_method=DELETE"),
+        ("/", [FORM], b"+_method=DELETE"),
+        ("/", [(b"Content_Type", FORM[1])], b"%5f%6Dethod=DELETE"),
+        ("/", [FORM], b"a=" + b"x" * (1 << 20)),
+        ("/", [PARTS], b'--b\r\nContent-Disposition: form-data; NAME = "_method"\r\n\r\nDELETE\r\n--b--'),
+        ("/", [PARTS], b"--b\r\nContent-Disposition: form-data; name=_method\r\n\r\nDELETE\r\n--b--"),
+    ],
+)
+def test_a_parameter_that_names_another_method_is_refused(
+    path: str, headers: list[tuple[bytes, bytes]], body: bytes
+) -> None:
+    """In a query, a form or a part of one, encoded or not, as frameworks read them; nothing is dialled."""
+    with web_server() as server:
+        asker = Asker(server)
+        assert refused(asker, path, method="POST", headers=headers, body=body)[0] == 400
+    assert asker.dialled == []
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body"),
+    [
+        ("/?method=DELETE&_methods=1", [], b""),
+        ("/?_method=get", [], b""),
+        ("/", [(b"x-request-id", b"1"), (b"x-real-ip", b"1.2.3.4")], b""),
+        ("/", [FORM], b"text=_method%3DDELETE"),
+        ("/", [(b"content-type", b"text/plain")], b"_method=DELETE"),
+        ("/", [PARTS], b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n_method\r\n--b--'),
+    ],
+)
+def test_what_only_looks_like_it_is_passed_on(path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    """Another name, a value, another kind of body, or a method that is allowed anyway."""
+    with web_server() as server:
+        assert run(lambda: Asker(server).ask(path, "POST", body, headers))[0] == 200
+    assert server.requests[0]["body"] == body.decode()
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200), st.sampled_from([FORM, PARTS, (b"content-type", b"x")]))
+def test_whatever_a_form_holds_is_judged(query: bytes, body: bytes, kind: tuple[bytes, bytes]) -> None:
+    """Any bytes are a sentence or none; a parameter for another method is found among them."""
+    assert isinstance(rewritten([kind], query, body, frozenset({"GET"})), str)
+    assert rewritten([kind], query + b"&_method=DELETE", body, frozenset({"GET"}))
 
 
 LONG = [
@@ -226,6 +331,34 @@ def test_an_upstream_that_never_answers_is_given_up() -> None:
         assert refused(Asker(server, wait_s=0.5), "/silent") == (504, "the upstream took too long")
 
 
+@pytest.mark.parametrize("path", ["/drip", "/drip-head"])
+def test_an_answer_that_drips_is_given_up_in_all(path: str) -> None:
+    """Each byte comes long before the idle bound: the whole exchange has one too, before the answer's head and in its body."""
+    with web_server() as server:
+        assert refused(Asker(server, exchange_s=0.6), path) == (504, "the upstream took too long")
+
+
+def test_a_dial_costs_budget() -> None:
+    """Also one that comes to nothing: after so many none is asked for any more."""
+    with web_server() as server:
+        asker = Asker(server, budget=4 * DIAL_BYTES)
+
+        async def no(*_: object) -> None:
+            asker.dialled.append(("", 0, ""))
+            raise ValueError("nobody answers there")
+
+        asker.app._site.reporter.dial = no  # type: ignore[method-assign, assignment]
+        seen = [refused(asker) for _ in range(5)]
+    assert seen == [(502, "not dialled: nobody answers there")] * 3 + [(502, "the upstream's budget is used up")] * 2
+    assert len(asker.dialled) == 3
+
+
+def test_two_content_types_are_both_looked_at() -> None:
+    """One that is no form does not hide one that is."""
+    for kinds in ([FORM, (b"content_type", b"text/plain")], [(b"content-type", b"text/plain"), FORM]):
+        assert rewritten(kinds, b"", b"_method=DELETE", frozenset({"POST"}))
+
+
 def test_an_answer_that_ends_too_early_is_an_error() -> None:
     """Less than its length says."""
     with web_server() as server:
@@ -249,7 +382,7 @@ def test_the_budget_ends_an_answer_and_everything_after_it() -> None:
         asker = Asker(server, budget=10_000)
         run(asker.ask)
         spent = 10_000 - asker.app._budget.left_bytes
-        assert 200 < spent < 2000
+        assert 200 + DIAL_BYTES < spent < 2000 + DIAL_BYTES
         assert refused(asker, "/large") == (502, "the upstream's budget is used up")
         assert asker.app._budget.left_bytes == 0
         assert refused(asker) == (502, "the upstream's budget is used up")
