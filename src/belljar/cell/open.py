@@ -14,6 +14,7 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.parts import Parts, gather_parts
 from belljar.cell.runs import describe, start_run
+from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
@@ -87,20 +88,22 @@ async def open_cell(
     home = home or belljar_home()
     loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
-        if run is None:
-            run = stack.enter_context(start_run("cell", loaded.source, [], home=home))
-        if loaded.policy.network is not None:
-            from belljar.cell.ranges import open_range
+        with exhaustion_as_host_error():
+            if run is None:
+                run = stack.enter_context(start_run("cell", loaded.source, [], home=home))
+            if loaded.policy.network is not None:
+                from belljar.cell.ranges import open_range
 
-            opened = await stack.enter_async_context(
-                open_range(loaded, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
-            )
-            yield opened.cell
-            return
-        parts = await prepare(loaded, recorder=run.recorder, home=home)
-        describe(run, loaded, parts)
-        made = standing_cell(loaded, parts, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
-        yield await stack.enter_async_context(made)
+                opened = await stack.enter_async_context(
+                    open_range(loaded, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
+                )
+                cell = opened.cell
+            else:
+                parts = await prepare(loaded, recorder=run.recorder, home=home)
+                describe(run, loaded, parts)
+                made = standing_cell(loaded, parts, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
+                cell = await stack.enter_async_context(made)
+        yield cell
 
 
 @asynccontextmanager

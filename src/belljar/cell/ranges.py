@@ -26,6 +26,7 @@ from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
+from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
@@ -146,15 +147,18 @@ async def open_range(
     home = home or belljar_home()
     loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
-        if run is None:
-            run = stack.enter_context(start_run("range", loaded.source, [], home=home))
-        if loaded.policy.network is None:
-            cell = await stack.enter_async_context(open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead))
-            yield Range(cells={OWN_CELL: cell})
-            return
-        run.hold(f"zygote {home}", partial(started_zygote, home))  # it imports while the templates are looked at
-        members = await prepare_range(loaded, run=run, home=home)
-        opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
+        with exhaustion_as_host_error():
+            if run is None:
+                run = stack.enter_context(start_run("range", loaded.source, [], home=home))
+            if loaded.policy.network is None:
+                cell = await stack.enter_async_context(open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead))
+                opened = Range(cells={OWN_CELL: cell})
+            else:
+                run.hold(
+                    f"zygote {home}", partial(started_zygote, home)
+                )  # it imports while the templates are looked at
+                members = await prepare_range(loaded, run=run, home=home)
+                opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
         yield opened
         _raise_if_dead(opened.network)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 HOST_CANNOT_CODE = 3
 _LOW_DISK_MIB = 4096
 _LOW_MEMORY_MIB = 2048
+_LOW_OPEN_FILES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,7 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         or ("a range for each cell" if facts.is_root else "subordinate ids, shared by this user's cells"),
         mend=ids.mend,
     )
+    yield _open_files()
     group = facts.cgroup
     yield Check(
         what="control groups",
@@ -204,6 +206,18 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         if group.reason
         else "",
     )
+
+
+def _open_files() -> Check:
+    """Both limits. The soft one never stands in the way: every command raises it to the hard one."""
+    from belljar.descriptors import limit_at_start
+
+    limit = limit_at_start()
+    detail = f"soft limit {limit.soft:,}, raised to the hard limit {limit.hard:,} by every command"
+    if limit.hard >= _LOW_OPEN_FILES:
+        return Check(what="open files", state="ok", detail=detail)
+    mend = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit), or run few cells at once"
+    return Check(what="open files", state="note", detail=detail, mend=mend)
 
 
 def _cores(facts: HostFacts) -> Check:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import sys
 from importlib import import_module
@@ -16,7 +17,9 @@ from typing import Any, Final, NamedTuple
 import click
 
 from belljar import __version__
-from belljar.errors import BelljarError, HostError
+from belljar.descriptors import exhaustion, raise_soft_limit
+from belljar.errors import BelljarError, ContainmentBreach, HostError
+from belljar.interrupts import hold_ignored_interrupt
 from belljar.units import printable
 
 
@@ -106,6 +109,8 @@ def show_error(error: BelljarError) -> None:
 def main(argv: list[str] | None = None) -> None:
     """The console script. Never returns; the exit code says how it went."""
     _open_standard_streams()
+    hold_ignored_interrupt()
+    raise_soft_limit()
     try:
         code = run(argv)
     except KeyboardInterrupt:  # another one, while the first was being told
@@ -137,19 +142,46 @@ def run(argv: list[str] | None = None) -> int:
     except click.ClickException as usage:
         usage.show()
         return usage.exit_code
+    except SystemExit as leave:
+        if _is_unread(leave):
+            return _reader_gone()
+        raise
     except BelljarError as error:
-        show_error(error)
-        return error.exit_code
-    except BrokenPipeError:
-        # The reader (head, less) went away: not an error of ours. Point stdout away so that the interpreter's exit flush stays quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _show_failure(error)
     except OSError as error:
-        show_error(found := _output_error(error) or _store_error(error))
-        return found.exit_code
+        if _is_unread(error):
+            return _reader_gone()
+        return _show_failure(exhaustion(error) or _output_error(error) or _store_error(error))
     except BaseExceptionGroup as group:
         return _from_group(group)
     return result if isinstance(result, int) else 0
+
+
+def _show_failure(error: BelljarError) -> int:
+    """Show the error and return its exit code; one that comes from too many open files is shown as that."""
+    if not isinstance(error, ContainmentBreach):
+        error = exhaustion(error) or error
+    show_error(error)
+    return error.exit_code
+
+
+def _is_unread(error: BaseException) -> bool:
+    """Whether it says that nobody reads our standard output any more; a pipe of another kind may break, too."""
+    if isinstance(error, SystemExit):  # how click (first) and rich leave then
+        return isinstance(sys.stdout, click.utils.PacifyFlushWrapper) or isinstance(error.__context__, BrokenPipeError)
+    if not isinstance(error, BrokenPipeError):
+        return False
+    output = select.poll()
+    output.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
+
+
+def _reader_gone() -> int:
+    """Nobody reads our output any more (head, less): no error of ours. Standard output is pointed away, so that the
+    interpreter's flush at exit stays quiet. The code is a shell's for SIGPIPE.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 141
 
 
 def _interrupted(interrupt: BaseException) -> int:
@@ -189,13 +221,17 @@ def _from_group(group: BaseExceptionGroup[BaseException]) -> int:
     """Task groups wrap what they raise: find the error that a person should see."""
     if group.subgroup(KeyboardInterrupt) is not None:
         return _interrupted(group)
-    wanted = group.subgroup(BelljarError)
-    if wanted is None:
+    for kind in (ContainmentBreach, BelljarError, OSError, SystemExit):
+        if (wanted := group.subgroup(kind)) is not None:
+            break
+    else:
         raise group
     leaf: BaseException = wanted
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
-    if not isinstance(leaf, BelljarError):
+    if _is_unread(leaf):
+        return _reader_gone()
+    found = leaf if isinstance(leaf, BelljarError) else exhaustion(leaf)
+    if found is None:
         raise group
-    show_error(leaf)
-    return leaf.exit_code
+    return _show_failure(found)

@@ -29,7 +29,7 @@ def runs(limit: int | None, *, as_json: bool) -> None:
     from belljar.ledger.listing import list_runs
 
     home = belljar_home()
-    found = list_runs(home)[-limit if limit else 0 :]
+    found = list_runs(home, limit=limit)
     if as_json:
         click.echo(json.dumps([run.to_json() for run in found], indent=2))
     elif found:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -103,10 +101,11 @@ def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], 
         session.run = run
         expected = _expected(options.context, tasks) if request.warm else {}
         with (
-            termination_as_interrupt() as session.told_to_end,
+            termination_as_interrupt() as termination,
             warm_cells(session, size=request.warm, expected=expected),
         ):
-            session.stop = _interrupt
+            # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its log, the cells are destroyed.
+            session.told_to_end, session.stop = termination.received, termination.interrupt
             interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
         session.record_end(interrupted=interrupted)
@@ -130,13 +129,6 @@ def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> Run
     if state is LedgerState.VERIFIED:
         return findings
     return judge(replace(evidence, ledger=state, ledger_problem=problem))
-
-
-def _interrupt() -> None:
-    """A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its log, the cells are destroyed. From any thread."""
-    main = threading.main_thread().ident
-    if main is not None:
-        signal.pthread_kill(main, signal.SIGINT)
 
 
 def _expected(context: click.Context, tasks: Sequence[Task]) -> Mapping[BelljarConfig, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from belljar.descriptors import raise_soft_limit
 from belljar.errors import BelljarError, CellError
 from belljar.harness.release import release_doors, sweep_doors
 from belljar.harness.session import Session
@@ -27,6 +28,7 @@ _LOOK_EVERY_S: Final = 2.0
 
 def enter(session: Session) -> None:
     """Count a user of the session in; the first opens a run directory unless `belljar run` gave one."""
+    raise_soft_limit()
     opened_before = session.run is not None
     run = session.ensure_run()
     if not session.users:

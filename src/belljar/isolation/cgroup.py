@@ -16,6 +16,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies, sweep_trials
 from belljar.host.model import CgroupVersion
+from belljar.isolation.process import raise_if_blind
 from belljar.plan.jail import JailLimits
 
 _CPU_PERIOD_US: Final = 100_000
@@ -155,8 +156,10 @@ def processes_in(directory: Path) -> tuple[int, ...]:
     pids: list[int] = []
     for below in (directory, *directory.glob("**/")):
         for name in ("cgroup.procs", "cgroup.threads", "tasks"):
-            with contextlib.suppress(OSError):
+            try:
                 pids.extend(int(line) for line in (below / name).read_text().split())
+            except OSError as exc:
+                raise_if_blind(exc)
     return tuple(sorted(set(pids)))
 
 

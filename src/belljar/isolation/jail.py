@@ -22,6 +22,7 @@ from typing import Final
 import anyio
 
 import belljar
+from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.host.subids import grant_mend
 from belljar.isolation.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
@@ -98,10 +99,9 @@ def start_jail(
     `stdin_fd` becomes the program's descriptor 0 (/dev/null otherwise); the jail is made below `user_namespace` (an ordinary user's, owned by him). These, `kept` and
     `hold` stay open in this process: the caller closes them. With `spec.network` the program starts only after `wait_network` and `go_on`.
     """
-    lifeline_read, lifeline_write = os.pipe()
-    status_read, status_write = os.pipe()
-    diagnosis_read, diagnosis_write = os.pipe()
-    go_read, go_write = os.pipe() if spec.network else (None, None)
+    pipes = _open_pipes(4 if spec.network else 3)
+    (lifeline_read, lifeline_write), (status_read, status_write), (diagnosis_read, diagnosis_write), *go = pipes
+    go_read, go_write = go[0] if go else (None, None)
     fds = JailFds(
         lifeline=lifeline_read,
         status=status_write,
@@ -132,6 +132,19 @@ def start_jail(
     finally:
         _close((lifeline_read, status_write, diagnosis_write, go_read))
     return Jail(spec.cell_id, process, lifeline_write, status_read, diagnosis_read, go_write)
+
+
+def _open_pipes(count: int) -> list[tuple[int, int]]:
+    """So many pipes (read end, write end), or none. Raises `HostError` when this process has no descriptors left."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        with exhaustion_as_host_error():
+            for _ in range(count):
+                pipes.append(os.pipe())
+    except BaseException:
+        _close(fd for pipe in pipes for fd in pipe)
+        raise
+    return pipes
 
 
 def _close(fds: Iterable[int | None]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.descriptors import CANNOT_LOOK
+
 PROC: Final = Path("/proc")
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
@@ -27,8 +29,17 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
+def raise_if_blind(error: OSError) -> None:
+    """Raise the error of a look at a process if it says nothing about that process: a lack of descriptors must not read as its end."""
+    if error.errno in CANNOT_LOOK:
+        raise error
+
+
 def identify(pid: int) -> ProcessId | None:
-    """The process that has this number now; None when none has, or only its corpse is left. A dead leader whose threads run is no corpse."""
+    """The process that has this number now; None when none has, or only its corpse is left. A dead leader whose threads run is no corpse.
+
+    Raises `OSError` when it can't be looked at for want of descriptors or memory.
+    """
     fields = _stat_fields(pid)
     if fields is None or (_is_dead(fields) and int(fields[17]) <= 1):
         return None
@@ -39,7 +50,8 @@ def identify_group(thread: int) -> ProcessId | None:
     """The process that the thread (by its number; a process's own is its first's) belongs to; None when that is gone. A signal can be sent to no less."""
     try:
         status = (PROC / str(thread) / "status").read_text(errors="replace")
-    except OSError:
+    except OSError as exc:
+        raise_if_blind(exc)
         return None
     number = status.partition("\nTgid:")[2].partition("\n")[0].strip()
     return identify(int(number)) if number.isdecimal() else None
@@ -84,8 +96,12 @@ def pin_namespaces(process: ProcessId) -> dict[str, int]:
     """
     pins: dict[str, int] = {}
     for name in NAMESPACES:
-        with contextlib.suppress(OSError):
+        try:
             pins[name] = os.open(f"/proc/{process.pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            if exc.errno in CANNOT_LOOK:
+                close_all(pins.values())
+                raise
     if not is_alive(process):  # another's, perhaps
         close_all(pins.values())
         return {}
@@ -125,6 +141,7 @@ def _stat_fields(pid: int) -> list[str] | None:
     """/proc/PID/stat from the state on: the name before it may hold anything."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    except OSError as exc:
+        raise_if_blind(exc)
         return None
     return text.rpartition(")")[2].split()

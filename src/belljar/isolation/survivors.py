@@ -27,6 +27,7 @@ from belljar.isolation.process import (
     kill,
     namespaces_of,
     namespaces_of_threads,
+    raise_if_blind,
 )
 from belljar.units import printable
 
@@ -358,7 +359,8 @@ def _read(pid: int, name: str) -> bytes:
     """A file of a process, its first 64 KiB; empty when it is gone. Hundreds are read each time a cell ends: no more calls than it takes."""
     try:
         fd = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as exc:
+        raise_if_blind(exc)
         return b""
     try:
         return os.read(fd, _READ_BYTES)

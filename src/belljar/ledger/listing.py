@@ -75,9 +75,10 @@ def find_run(home: Path, ref: str) -> Path:
     return home / RUNS / meant[0]
 
 
-def list_runs(home: Path) -> list[RunSummary]:
-    """All runs under `home`, oldest first; broken ones too."""
-    return [summarise(home / RUNS / name) for name in run_ids(home)]
+def list_runs(home: Path, *, limit: int | None = None) -> list[RunSummary]:
+    """The runs under `home`, oldest first; broken ones too. `limit`: only the latest so many; no other is read."""
+    names = run_ids(home)
+    return [summarise(home / RUNS / name) for name in (names if limit is None else names[-limit:])]
 
 
 def summarise(run_dir: Path) -> RunSummary:

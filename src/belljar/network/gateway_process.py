@@ -15,10 +15,9 @@ from belljar.network import datagrams
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.standstill import watched_loop
+from belljar.plan.network import GATEWAY_OTHER_FILES
 
 Serve = Callable[[GatewayConfig, Listeners, socket.socket], NoReturn]
-SPARE_DESCRIPTORS = 256
-"""Beside those of connections: listeners, the loop's own, files of stand-ins."""
 
 
 def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
@@ -53,7 +52,7 @@ def _confinement(document: Mapping[str, Any], config: GatewayConfig) -> Confinem
         uid=None if uid is None else int(uid),
         directories={str(name): Path(path) for name, path in document["directories"].items()},
         memory_bytes=int(document["memory_bytes"]),
-        descriptors=config.bounds.connections + SPARE_DESCRIPTORS,
+        descriptors=config.bounds.connections + GATEWAY_OTHER_FILES,
     )
 
 

@@ -32,7 +32,9 @@ def make_plan(
         HostError: this host can't do what the policy demands. The message says why and what to do.
     """
     demanded = demanded_tier(policy.risk, policy.tier)
-    network = plan_network(policy.network, base) if policy.network is not None else None
+    network = (
+        plan_network(policy.network, base, open_files_max=facts.open_files_max) if policy.network is not None else None
+    )
     if network is not None and (found := network_obstacles(facts, {item.kind for item in network.stand_ins})):
         raise found[0].error()
     walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)

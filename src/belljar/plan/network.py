@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -119,6 +119,10 @@ class UpstreamPlan:
         )
 
 
+GATEWAY_OTHER_FILES: Final = 256
+"""Descriptors of a gateway beside its connections': listeners, the event loop's own, files of stand-ins."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkBounds:
     """All that a guest could make grow, and the most of it. What happens at each limit stands behind it."""
@@ -132,7 +136,7 @@ class NetworkBounds:
     recorded_stream_bytes: int = 4 << 10
     """Kept of each direction of a raw stream (TCP, SMTP's commands, the sink): the rest is counted."""
     connections: int = 10_000
-    """Open at one time at the gateway: a further one is closed at once."""
+    """Open at one time at the gateway, if the host's limit of open files allows: a further one is closed at once."""
     connections_per_cell: int = 5_000
     """Likewise, of one cell."""
     new_connections_per_s: int = 500
@@ -224,8 +228,10 @@ class NetworkPlan:
         )
 
 
-def plan_network(network: Network, base: Path | None) -> NetworkPlan:
+def plan_network(network: Network, base: Path | None, *, open_files_max: int | None = None) -> NetworkPlan:
     """What a policy's network comes to. `base` is the policy's own directory, None when it has none.
+
+    `open_files_max`: this host's hard limit of open files, which bounds a gateway's connections; None: it doesn't matter.
 
     Raises:
         PolicyError: a stand-in has files, and the policy has no directory that they could be in.
@@ -248,12 +254,24 @@ def plan_network(network: Network, base: Path | None) -> NetworkPlan:
             )
             for item in network.upstreams
         ),
-        bounds=NetworkBounds(
-            packet_record_bytes=network.record.packets,
-            recorded_bytes=network.record.events,
-            recorded_body_bytes=network.record.bodies,
-            recorded_stream_bytes=network.record.streams,
-        ),
+        bounds=_bounds(network, open_files_max),
+    )
+
+
+def _bounds(network: Network, open_files_max: int | None) -> NetworkBounds:
+    bounds = NetworkBounds(
+        packet_record_bytes=network.record.packets,
+        recorded_bytes=network.record.events,
+        recorded_body_bytes=network.record.bodies,
+        recorded_stream_bytes=network.record.streams,
+    )
+    if open_files_max is None or open_files_max - GATEWAY_OTHER_FILES >= bounds.connections:
+        return bounds
+    connections = max(2, open_files_max - GATEWAY_OTHER_FILES)
+    return replace(
+        bounds,
+        connections=connections,
+        connections_per_cell=min(bounds.connections_per_cell, connections // 2),
     )
 
 

@@ -1,0 +1,71 @@
+"""The limit of open files of this process: raised at start, and its exhaustion as an error of the host. Imports no other room."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from belljar.errors import HostError
+
+EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
+CANNOT_LOOK: Final = EXHAUSTED | {errno.ENOMEM}
+"""Errors that say nothing about the file that was to be opened: after one of them nothing counts as absent."""
+_HINT: Final = (
+    "raise the limit of open files (`ulimit -n`; LimitNOFILE= in a systemd unit; --ulimit nofile= of a container), "
+    "or run fewer cells at once"
+)
+_SYSTEM_HINT: Final = "raise the sysctl fs.file-max, or run fewer cells at once"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFilesLimit:
+    """What this process was started with, and the most that it may have."""
+
+    soft: int
+    hard: int
+
+
+def raise_soft_limit() -> None:
+    """Raise the soft limit of open files to the hard one, as any process may; does nothing where even that is forbidden.
+
+    Shells start programs with 1,024, for the sake of `select`; forty ranges need more than that.
+    """
+    limit = limit_at_start()
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit.hard, limit.hard))
+
+
+@cache
+def limit_at_start() -> OpenFilesLimit:
+    """The limit as it was when this was first asked for: at the latest before `raise_soft_limit` changed it."""
+    return OpenFilesLimit(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def exhaustion(error: BaseException) -> HostError | None:
+    """The `HostError` for an error that comes from too many open files, here or in the system; None for any other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in EXHAUSTED:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if cause.errno == errno.ENFILE:
+                return HostError("the system has no more open files to give", mend=_SYSTEM_HINT)
+            what = f"this process has no open files left (limit {soft}, at most {hard})"
+            return HostError(what, mend=_HINT)
+        cause = cause.__cause__
+    return None
+
+
+@contextmanager
+def exhaustion_as_host_error() -> Iterator[None]:
+    """Raise `HostError` for whatever fails in the block because no more files can be opened."""
+    try:
+        yield
+    except Exception as error:
+        if (found := exhaustion(error)) is not None:
+            raise found from error
+        raise
