@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
@@ -44,6 +46,14 @@ def raise_soft_limit() -> None:
 def limit_at_start() -> OpenFilesLimit:
     """The limit as it was when this was first asked for: at the latest before `raise_soft_limit` changed it."""
     return OpenFilesLimit(*resource.getrlimit(resource.RLIMIT_NOFILE))
+
+
+def require_free(count: int) -> None:
+    """Raise `HostError` unless this process may open so many files more: before anything is made, not halfway."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with exhaustion_as_host_error():
+        if sum(1 for _ in Path("/proc/self/fd").iterdir()) + count > soft:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def exhaustion(error: BaseException) -> HostError | None:

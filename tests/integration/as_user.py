@@ -94,7 +94,7 @@ class UsersBelljar(Belljar):
     ) -> subprocess.Popen[bytes]:
         """In a session of its own and in no group but the user's."""
         given = None if self.groups is None else self.groups.enter(argv, uid=self.uid, gid=self.gid)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             given or list(argv),
             stdin=stdin,
             stdout=output,
@@ -106,6 +106,8 @@ class UsersBelljar(Belljar):
             extra_groups=None if given else [],
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
 
     def processes(self) -> dict[int, str]:
         """Every living process with the user's uid, or one that the user may give to his containers, by pid: what it was started with."""
@@ -154,11 +156,18 @@ def users_python(uid: int, gid: int) -> str:
     pytest.skip(f"no {name} on this host that another user can run")
 
 
+def public_folder() -> Path:
+    """Where another user finds what root puts there: TMPDIR, unless a directory above it is closed to others; then /tmp."""
+    folder = Path(tempfile.gettempdir()).resolve()
+    is_open = all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
+    return folder if is_open else Path("/tmp")
+
+
 @contextlib.contextmanager
 def installed_for(prepared_home: Path, uid: int, gid: int) -> Iterator[UsersBelljar]:
     """The package where the user can read it, and a store of the user's own, with the prepared images and nothing else."""
     python = users_python(uid, gid)
-    base = Path(tempfile.mkdtemp(prefix="user-"))
+    base = Path(tempfile.mkdtemp(prefix="user-", dir=public_folder()))
     base.chmod(0o755)
     try:
         libraries = copy_package(base / "lib")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Belljar:
-    """Runs `belljar` with a store."""
+    """Runs `belljar` with a store. `started` is what was left running; the fixtures end it, so that a test that fails leaves no cell."""
 
     home: Path
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list, kw_only=True, compare=False)
 
     def environment(self, **extra: str) -> dict[str, str]:
         """The environment of a command."""
@@ -46,7 +49,7 @@ class Belljar:
         """Start and leave running."""
         argv = [sys.executable, "-m", "belljar", *args]
         pipe = subprocess.PIPE
-        return subprocess.Popen(
+        process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=pipe,
@@ -54,6 +57,22 @@ class Belljar:
             env=self.environment(**extra),
             start_new_session=True,
         )
+        self.started.append(process)
+        return process
+
+    @contextlib.contextmanager
+    def ending_what_it_started(self) -> Iterator[None]:
+        """Whatever of it still runs at the end of the block is killed, and its cells with it; what then is left is reaped."""
+        try:
+            yield
+        finally:
+            running = [process for process in self.started if process.poll() is None]
+            self.started.clear()
+            for process in running:
+                with process:
+                    os.killpg(process.pid, signal.SIGKILL)
+            if running:
+                self("reap")
 
     def runs(self) -> list[Path]:
         """Run directories, oldest first."""
@@ -71,9 +90,11 @@ class Belljar:
 
 
 @pytest.fixture
-def belljar(home: Path) -> Belljar:
+def belljar(home: Path) -> Iterator[Belljar]:
     """The command line on the session's store."""
-    return Belljar(home)
+    made = Belljar(home)
+    with made.ending_what_it_started():
+        yield made
 
 
 @pytest.fixture
@@ -119,7 +140,7 @@ def user(installed: UsersBelljar) -> Iterator[UsersBelljar]:
     """The user's command line. After each test the record of every new run verifies and nothing is left."""
     from tests.integration.as_user import leaves_nothing
 
-    with leaves_nothing(installed):
+    with leaves_nothing(installed), installed.ending_what_it_started():
         yield installed
 
 
@@ -128,5 +149,5 @@ def grouped(installed_with_groups: UsersBelljar) -> Iterator[UsersBelljar]:
     """As `user`, in his control groups."""
     from tests.integration.as_user import leaves_nothing
 
-    with leaves_nothing(installed_with_groups):
+    with leaves_nothing(installed_with_groups), installed_with_groups.ending_what_it_started():
         yield installed_with_groups

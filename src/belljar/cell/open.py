@@ -14,7 +14,7 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.parts import Parts, gather_parts
 from belljar.cell.runs import describe, start_run
-from belljar.descriptors import exhaustion_as_host_error
+from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
@@ -53,6 +53,8 @@ async def prepare(
     return parts
 
 
+_CELL_DESCRIPTORS: Final = 32
+"""A cell keeps a dozen open; making and destroying one takes some more for moments."""
 Welcome: TypeAlias = Callable[[Cell], Awaitable[object]]
 NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -88,6 +90,7 @@ async def open_cell(
     home = home or belljar_home()
     loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
+        require_free(_CELL_DESCRIPTORS)
         with exhaustion_as_host_error():
             if run is None:
                 run = stack.enter_context(start_run("cell", loaded.source, [], home=home))

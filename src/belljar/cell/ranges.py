@@ -26,7 +26,7 @@ from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.trust import ENVIRONMENT, trust
-from belljar.descriptors import exhaustion_as_host_error
+from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
@@ -47,6 +47,8 @@ from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
 
 PORT_NAME: Final = "eth0"
+_RANGE_DESCRIPTORS: Final = 64
+"""A range with one cell keeps some thirty open."""
 RANGES: Final = "ranges"
 """Where in a run directory its ranges' packet records are, each in a directory that `range.opening` names."""
 
@@ -147,6 +149,7 @@ async def open_range(
     home = home or belljar_home()
     loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
+        require_free(_RANGE_DESCRIPTORS)
         with exhaustion_as_host_error():
             if run is None:
                 run = stack.enter_context(start_run("range", loaded.source, [], home=home))

@@ -167,9 +167,9 @@ def _show_failure(error: BelljarError) -> int:
 
 def _is_unread(error: BaseException) -> bool:
     """Whether it says that nobody reads our standard output any more; a pipe of another kind may break, too."""
-    if isinstance(error, SystemExit):  # how click (first) and rich leave then
-        return isinstance(sys.stdout, click.utils.PacifyFlushWrapper) or isinstance(error.__context__, BrokenPipeError)
-    if not isinstance(error, BrokenPipeError):
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return True  # how rich leaves then: it has pointed standard output away already
+    if not isinstance(error, SystemExit | BrokenPipeError):  # SystemExit is how click leaves
         return False
     output = select.poll()
     output.register(1, 0)
@@ -221,7 +221,8 @@ def _from_group(group: BaseExceptionGroup[BaseException]) -> int:
     """Task groups wrap what they raise: find the error that a person should see."""
     if group.subgroup(KeyboardInterrupt) is not None:
         return _interrupted(group)
-    for kind in (ContainmentBreach, BelljarError, OSError, SystemExit):
+    kinds: tuple[type[BaseException], ...] = (ContainmentBreach, BelljarError, OSError, SystemExit)
+    for kind in kinds:
         if (wanted := group.subgroup(kind)) is not None:
             break
     else:

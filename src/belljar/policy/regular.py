@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+_CHUNK_BYTES: Final = 1 << 20
 _OPENAT2: Final = 437
 """The system call's number, the same on every architecture (Linux 5.6)."""
 _RESOLVE_NO_MAGICLINKS: Final = 0x02
@@ -70,9 +71,16 @@ def open_regular(directory: Path, name: str) -> Iterator[int]:
 def read_regular(directory: Path, name: str, max_bytes: int) -> bytes:
     """The first `max_bytes` of a regular file: ask for one more than are allowed to see that there
     are too many. Raises as `open_regular`.
+
+    Takes memory for what is there, not for what could be: a gateway has less than the largest file
+    may have.
     """
-    with open_regular(directory, name) as fd, open(fd, "rb", closefd=False) as stream:
-        return stream.read(max_bytes)
+    parts, left = [], max_bytes
+    with open_regular(directory, name) as fd:
+        while left > 0 and (part := os.read(fd, min(left, _CHUNK_BYTES))):
+            parts.append(part)
+            left -= len(part)
+    return b"".join(parts)
 
 
 def _opened(at: int, name: str) -> int:

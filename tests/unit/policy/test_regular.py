@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path, kernel: str) -> None:
     (tmp_path / "sub/file").write_bytes(b"abcdef")
     assert read_regular(tmp_path, "sub/file", 4) == b"abcd"
     assert read_regular(tmp_path, "sub/file", 10) == b"abcdef"
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """However much could be there: a gateway's memory is less than the largest file that a stand-in may serve."""
+    (tmp_path / "file").write_bytes(b"abc")
+    tracemalloc.start()
+    try:
+        assert read_regular(tmp_path, "file", 1 << 30) == b"abc"
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_link_that_stays_below_is_followed(tmp_path: Path) -> None:
