@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,10 @@ def dies() -> Task:
 @task
 def waits() -> Task:
     return Task(dataset=[Sample(id="waits", input="x")], solver=run("sleep 300"))
+
+@task
+def naps() -> Task:
+    return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 5"))
 
 @task
 def quick() -> Task:
@@ -222,6 +226,34 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
         "interrupted"
     ]
     assert doors(home) == before
+
+
+@pytest.mark.parametrize("word", ["naps", "waits"])
+def test_what_nohup_ignores_stays_ignored(home: Path, tasks: Path, word: str) -> None:
+    """A run that is started with SIGHUP and SIGINT ignored goes on when they come; SIGTERM still ends it in order."""
+    line = command("run", "--policy", "low", "--model", "mockllm/model", "--json", f"tasks.py@{word}")
+    known = set((home / "runs").glob("*"))
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'trap "" HUP INT; exec "$@"', "sh", *line], cwd=tasks, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            wait_for(lambda: any(b"exec.started" in text for text in ledgers(home, known)), "the command", within_s=120)
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGINT):
+                process.send_signal(number)
+            if word == "waits":
+                process.terminate()
+            said = json.loads(process.communicate(timeout=120)[0])
+        finally:
+            process.kill()
+    assert process.returncode == (0 if word == "naps" else 130)
+    assert [sample["destroyed"] for sample in said["samples"]] == [True]
+
+
+def ledgers(home: Path, known: set[Path]) -> Iterator[bytes]:
+    """What stands in the ledgers of new runs."""
+    for run_dir in set((home / "runs").glob("*")) - known:
+        with suppress(FileNotFoundError):
+            yield (run_dir / "ledger.jsonl").read_bytes()
 
 
 def test_samples_take_cells_made_ahead(home: Path, tasks: Path) -> None:

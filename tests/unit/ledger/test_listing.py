@@ -11,8 +11,8 @@ import pytest
 
 from belljar.errors import LedgerError
 from belljar.events import Event
-from belljar.ledger import Line, create_run
-from belljar.ledger.listing import find_run, list_runs, read_events, read_lines, summarise
+from belljar.ledger import Line, create_run, listing
+from belljar.ledger.listing import RunSummary, find_run, list_runs, read_events, read_lines, summarise
 
 from .conftest import exec_events, make_run
 
@@ -50,6 +50,21 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
         ("20000101-000000000-000001", "broken"),
         (whole.name, "completed"),
     ]
+
+
+def test_a_limit_reads_so_many(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store of many old runs costs a short list nothing: the latest are summarised, no other directory is entered."""
+    made = [make_run(home) for _ in range(5)]
+    read: list[Path] = []
+
+    def counted(path: Path) -> RunSummary:
+        read.append(path)
+        return summarise(path)
+
+    monkeypatch.setattr(listing, "summarise", counted)
+    assert [run.path for run in list_runs(home, limit=3)] == made[2:]
+    assert read == made[2:]
+    assert list_runs(home, limit=9)[0].path == made[0]
 
 
 def test_a_pipe_for_a_ledger_does_not_hang(home: Path) -> None:
