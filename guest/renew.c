@@ -129,7 +129,65 @@ static bool cover_boot_id(const char *id)
 }
 
 /* The kernel's own is the host's business, and gVisor's says what it is. */
-static bool cover_command_line(void) { return cover("/proc/cmdline", "BOOT_IMAGE=/boot/vmlinuz root=/dev/vda1 ro quiet\n"); }
+static bool cover_command_line(void) { return cover("/proc/cmdline", COMMAND_LINE); }
+
+enum { MAX_STILL = 160 };
+
+static void still_processors(char *to, const char *name, const char *value)
+{
+    if (strncmp(name, "cpu", 3) == 0)
+        format(to, MAX_STILL, "%s%s 0 0 0 0 0 0 0 0 0 0\n", name, name[3] == 0 ? " " : "");
+    else if (strcmp(name, "btime") == 0)
+        format(to, MAX_STILL, "intr 0\nctxt 0\nbtime %s\nprocesses 1\nprocs_running 1\nprocs_blocked 0\nsoftirq 0 0 0 0 0 0 0 0 0 0 0\n", value);
+}
+
+static void still_counter(char *to, const char *name, const char *value)
+{
+    if (*value != 0)
+        format(to, MAX_STILL, "%s 0\n", name);
+}
+
+/* The same lines at rest: the kernel's numbers are of the whole host, so that one cell could tell another something by them. Programs want the processors, the
+ * time of the start and the names (psutil, ps, vmstat, Node), and end without. */
+static bool cover_still(const char *path, void (*still)(char *to, const char *name, const char *value))
+{
+    enum { ROOM = 1 << 20 };
+    char *now = malloc(ROOM), *text = malloc(ROOM), *rest = now, *line;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t have = 0, used = 0;
+    if (fd < 0 || now == NULL || text == NULL)
+        return false;
+    for (ssize_t n; have < ROOM - 1 && (n = read(fd, now + have, ROOM - 1 - have)) > 0;)
+        have += (size_t)n;
+    now[have] = 0;
+    while (used + MAX_STILL < ROOM && (line = strsep(&rest, "\n")) != NULL) {
+        char *name = strsep(&line, " ");
+        text[used] = 0;
+        still(text + used, name, line == NULL ? "" : line);
+        used += strlen(text + used);
+    }
+    bool done = used != 0 && cover(path, text);
+    close(fd);
+    free(now), free(text);
+    return done;
+}
+
+/* Copies of what is bound from the host: a lock or a watch on the host's own file would be seen in other cells. */
+static bool cover_processor_files(void)
+{
+    static const char *const PATHS[] = {"/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/present"};
+    char text[256];
+    for (size_t i = 0; i < sizeof PATHS / sizeof *PATHS; i++) {
+        int fd = open(PATHS[i], O_RDONLY | O_CLOEXEC);
+        ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+        if (fd >= 0)
+            close(fd);
+        text[n < 0 ? 0 : n] = 0;
+        if (n < 0 ? errno != ENOENT : !cover(PATHS[i], text))
+            return false;
+    }
+    return true;
+}
 
 static bool set_machine_id(const char *id)
 {
@@ -199,6 +257,10 @@ void renew(struct reader *r)
         done |= !in_sentry && cover_boot_id(boot_id) ? DID_BOOT_ID : 0;
         if (!cover_command_line())
             fatal("/proc/cmdline", errno);
+        if (!in_sentry && !(cover_still("/proc/stat", still_processors) && cover_still("/proc/vmstat", still_counter) && cover_processor_files()))
+            fatal("the host's counters", errno);
+        if (in_sentry && !close_devices())
+            fatal("/dev", errno);
         done |= set_machine_id(machine_id) ? DID_MACHINE_ID : 0;
         done |= set_hostname(hostname) ? DID_HOSTNAME : 0;
         done |= network && set_resolver(resolver) ? DID_NETWORK : 0;

@@ -93,7 +93,7 @@ static int make_dev(const struct config *config)
     if (own_dir("dev/pts", 0755) != 0 || own_dir("dev/shm", 01777) != 0 || own_dir("dev/mqueue", 01777) != 0)
         return -1;
     /* gid 5 inside is the tty group of every distribution */
-    if (mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=100005,max=1024") != 0)
+    if (mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=100005,max=64") != 0)
         return -1;
     if (mount("shm", "dev/shm", "tmpfs", NO, shm) != 0 || mount("mqueue", "dev/mqueue", "mqueue", NO, NULL) != 0)
         return -1;
@@ -123,7 +123,7 @@ static int make_proc(void)
     static const char *const hidden[] = {
         "proc/acpi", "proc/asound", "proc/kcore", "proc/keys", "proc/key-users", "proc/kmsg", "proc/kallsyms", "proc/latency_stats", "proc/timer_list",
         "proc/timer_stats", "proc/sched_debug", "proc/scsi", "proc/kpagecount", "proc/kpageflags", "proc/kpagecgroup", "proc/vmallocinfo", "proc/slabinfo",
-        "proc/interrupts", "proc/pagetypeinfo", "proc/driver", "proc/dynamic_debug",
+        "proc/interrupts", "proc/pagetypeinfo", "proc/driver", "proc/dynamic_debug", "proc/iomem", "proc/ioports",
     };
     if (own_dir("proc", 0555) != 0 || mount("proc", "proc", "proc", NO, NULL) != 0)
         return -1;
@@ -141,6 +141,8 @@ static int make_sys(void)
     static const char *const hidden[] = {
         "sys/firmware", "sys/devices/virtual/powercap", "sys/kernel/debug", "sys/kernel/tracing", "sys/kernel/security", "sys/fs/bpf", "sys/fs/pstore",
         "sys/kernel/slab", "sys/kernel/notes", "sys/kernel/vmcoreinfo", "sys/kernel/boot_params", "sys/class/virtio-ports", "sys/module",
+        /* whose machine it is */
+        "sys/class/dmi", "sys/devices/virtual/dmi", "sys/devices/LNXSYSTM:00", "sys/devices/platform/QEMU0002:00", "sys/bus/acpi", "sys/bus/platform",
     };
     if (own_dir("sys", 0555) != 0 || mount("sysfs", "sys", "sysfs", NO | MS_RDONLY, NULL) != 0)
         return -1;
@@ -150,17 +152,21 @@ static int make_sys(void)
     return 0;
 }
 
+static int cover_with(const char *over, const char *file, const char *text)
+{
+    int fd = open(file, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+    if (fd < 0 || write_all(fd, text, strlen(text)) != 0 || fchmod(fd, 0444) != 0)
+        return -1;
+    close(fd);
+    if (mount(file, over, NULL, MS_BIND, NULL) != 0)
+        return -1;
+    return mount(NULL, over, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | NO, NULL);
+}
+
 /* A boot id of our own over the kernel's, which a restored clone would share with its template. RENEW rewrites the file behind it. */
 static int make_boot_id(void)
 {
-    int fd = open("/run/boot_id", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
-    if (fd < 0 || write_all(fd, "00000000-0000-0000-0000-000000000000\n", 37) != 0 || fchmod(fd, 0444) != 0)
-        return -1;
-    close(fd);
-    const char *over = "proc/sys/kernel/random/boot_id";
-    if (mount("/run/boot_id", over, NULL, MS_BIND, NULL) != 0)
-        return -1;
-    return mount(NULL, over, NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | NO, NULL);
+    return cover_with("proc/sys/kernel/random/boot_id", "/run/boot_id", "00000000-0000-0000-0000-000000000000\n");
 }
 
 static int make_tmp(void)
@@ -199,6 +205,8 @@ int rootfs_build(const struct config *config, int user_ns, const char **stage)
         return failed(stage, "/sys");
     if (make_boot_id() != 0)
         return failed(stage, "boot id");
+    if (cover_with("proc/cmdline", "/run/command_line", COMMAND_LINE) != 0)
+        return failed(stage, "command line");
     if (make_tmp() != 0)
         return failed(stage, "/tmp");
     if (pivot() != 0)

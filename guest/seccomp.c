@@ -5,6 +5,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -18,7 +19,8 @@
 #define ARCH AUDIT_ARCH_AARCH64
 #endif
 
-enum { LAST_KNOWN = 462 /* mseal, Linux 6.10 */, NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_STATMOUNT = 457, NR_LISTMOUNT = 458 };
+enum { LAST_KNOWN = 462 /* mseal, Linux 6.10 */, NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_STATMOUNT = 457, NR_LISTMOUNT = 458,
+    NR_PIDFD_GETFD = 438, NR_PROCESS_MADVISE = 440 };
 
 #define NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 
@@ -32,6 +34,8 @@ static const uint16_t refused[] = {
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_bpf, SYS_perf_event_open, SYS_userfaultfd,
     SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_fanotify_init, SYS_lookup_dcookie,
     SYS_move_pages, SYS_migrate_pages, SYS_vhangup,
+    /* other processes' memory, descriptors and kernel objects, but for tracers' own calls */
+    SYS_kcmp, NR_PIDFD_GETFD, NR_PROCESS_MADVISE,
     /* the machine */
     SYS_reboot, SYS_swapon, SYS_swapoff, SYS_acct, SYS_quotactl, NR_QUOTACTL_FD, SYS_syslog, SYS_nfsservctl, SYS_open_by_handle_at,
     SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex, SYS_sethostname, SYS_setdomainname,
@@ -43,11 +47,12 @@ static const uint16_t refused[] = {
 #endif
 };
 
-static const uint32_t refused_ioctls[] = {0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */, 0x5423 /* TIOCSETD */};
+static const uint32_t refused_ioctls[] = {0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */, 0x5423 /* TIOCSETD */,
+    0x8901 /* FIOSETOWN */, 0x8902 /* SIOCSPGRP: see owner_rules */};
 static const uint32_t allowed_families[] = {AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET};
 static const uint32_t allowed_personalities[] = {0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF};
 
-enum { MAX_CODE = 280 };
+enum { MAX_CODE = 320 };
 static struct sock_filter code[MAX_CODE];
 static uint16_t length;
 
@@ -89,6 +94,26 @@ static void netlink_rules(void)
     load(offsetof(struct seccomp_data, nr));
 }
 
+/* Of the internet's protocols TCP, UDP and ping; raw sockets need a right. MPTCP, UDP-Lite, SCTP and DCCP are little used, and were a way in before. */
+static void internet_rules(void)
+{
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 14);
+    load(offsetof(struct seccomp_data, args));
+    emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET, 1, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, AF_INET6, 0, 10);
+    load(offsetof(struct seccomp_data, args) + 8);
+    emit(BPF_ALU | BPF_AND | BPF_K, 0xF, 0, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SOCK_RAW, 7, 0);
+    load(offsetof(struct seccomp_data, args) + 16);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 5, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_TCP, 4, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_UDP, 3, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_ICMP, 2, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_ICMPV6, 1, 0);
+    answer_errno(EPROTONOSUPPORT);
+    load(offsetof(struct seccomp_data, nr));
+}
+
 /* No device is made: Linux refuses it anyhow, gVisor lets anybody make and open its own. */
 static void device_rules(uint32_t nr, int argument)
 {
@@ -110,6 +135,22 @@ static void clone_rules(void)
     answer(SECCOMP_RET_ALLOW);
     emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1); /* its flags are in memory, where a filter can't look: libc falls back to clone */
     answer_errno(ENOSYS);
+}
+
+/* A descriptor's owner is sent any signal that its holder chooses (F_SETSIG) when there is input (O_ASYNC). F_SETOWN_EX and two ioctls have the owner in
+ * memory, where a filter can't look. -1 is process 1's group. Linux discards such a signal to process 1, gVisor's kernel ends it. */
+static void owner_rules(void)
+{
+    enum { SETOWN = 8, SETOWN_EX = 15 };
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_fcntl, 0, 8);
+    load(offsetof(struct seccomp_data, args) + 8);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SETOWN_EX, 5, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, SETOWN, 0, 3);
+    load(offsetof(struct seccomp_data, args) + 16);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, 1, 2, 0);
+    emit(BPF_JMP | BPF_JEQ | BPF_K, UINT32_MAX, 1, 0);
+    answer(SECCOMP_RET_ALLOW);
+    answer_errno(EPERM);
 }
 
 /* Linux discards a signal from inside to a process 1 that has no handler for it. gVisor delivers it, and the cell would end of it. */
@@ -144,7 +185,9 @@ static void build(void)
         spare_process_1();
         deny_link_attributes();
     }
+    owner_rules();
     netlink_rules();
+    internet_rules();
 #ifdef SYS_mknod
     device_rules(SYS_mknod, 1);
 #endif

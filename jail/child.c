@@ -153,7 +153,7 @@ void enter_jail(struct options *o, int go_fd) {
 
     step(14, "resource limits");
     reset_signals();
-    umask(077);
+    umask(o->keep_capabilities ? 022 : 077); /* a runtime makes directories on the way to what it mounts, for every user of the cell */
     set_rlimits(o);
 
     step(16, "capabilities");

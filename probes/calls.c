@@ -3,8 +3,10 @@
 #include <linux/bpf.h>
 #include <linux/fanotify.h>
 #include <linux/perf_event.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/timex.h>
+#include <sys/uio.h>
 
 enum { NR_IO_URING_SETUP = 425 };
 
@@ -74,6 +76,59 @@ static void io_uring(struct finding *f)
     gives_descriptor(f, "io_uring_setup", syscall(NR_IO_URING_SETUP, 1U, parameters));
 }
 
+/* Its contexts are counted for the whole machine, whose other users then have none. */
+static void aio(struct finding *f)
+{
+    unsigned long context = 0;
+    if (!same_kernel(f))
+        return;
+    if (syscall(SYS_io_setup, 1U, &context) != 0) {
+        refused(f, "io_setup");
+        return;
+    }
+    reached(f, "made a context");
+    syscall(SYS_io_destroy, context);
+}
+
+/* Whether pages of a file that other cells have too are in memory, which one of them may have brought about. */
+static void page_cache(struct finding *f)
+{
+    enum { NOWAIT = 8, NR_CACHESTAT = 451 };
+    struct { uint64_t offset, length; } range = {0, 4096};
+    uint64_t found[5];
+    unsigned char resident;
+    char byte;
+    struct iovec one = {&byte, 1};
+    if (!same_kernel(f))
+        return;
+    int fd = open("/etc/passwd", O_RDONLY | O_CLOEXEC);
+    void *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    if (map != MAP_FAILED && mincore(map, 4096, &resident) == 0)
+        reached(f, "mincore answers");
+    else
+        refused(f, "mincore");
+    if (preadv2(fd, &one, 1, 0, NOWAIT) >= 0 || errno == EAGAIN)
+        reached(f, "preadv2 tells what must be waited for");
+    else
+        refused(f, "preadv2");
+    if (syscall(NR_CACHESTAT, fd, &range, found, 0U) == 0)
+        reached(f, "cachestat answers");
+    else
+        refused(f, "cachestat");
+    if (map != MAP_FAILED)
+        munmap(map, 4096);
+    if (fd >= 0)
+        close(fd);
+}
+
+static void other_processes(struct finding *f)
+{
+    enum { NR_PIDFD_GETFD = 438, NR_PROCESS_MADVISE = 440 };
+    permitted(f, "kcmp", syscall(SYS_kcmp, getpid(), getpid(), 0xffff, 0UL, 0UL));
+    permitted(f, "pidfd_getfd", syscall(NR_PIDFD_GETFD, -1, 0, 0U));
+    permitted(f, "process_madvise", syscall(NR_PROCESS_MADVISE, -1, NULL, 0UL, 0, 0U));
+}
+
 static void keys(struct finding *f)
 {
     enum { PROCESS_KEYRING = -2 };
@@ -96,7 +151,7 @@ static void rare_sockets(struct finding *f)
     static const struct { int family, type, protocol; const char *name; } KINDS[] = {
         {38, SOCK_SEQPACKET, 0, "AF_ALG"}, {15, SOCK_RAW, 2, "AF_KEY"}, {30, SOCK_SEQPACKET, 0, "AF_TIPC"}, {21, SOCK_SEQPACKET, 0, "AF_RDS"},
         {29, SOCK_RAW, 1, "AF_CAN"}, {31, SOCK_RAW, 1, "AF_BLUETOOTH"}, {9, SOCK_SEQPACKET, 0, "AF_X25"}, {41, SOCK_DGRAM, 0, "AF_KCM"},
-        {43, SOCK_STREAM, 0, "AF_SMC"}, {44, SOCK_RAW, 0, "AF_XDP"}, {42, SOCK_DGRAM, 0, "AF_QIPCRTR"}, {27, SOCK_RAW, 0, "AF_IB"},
+        {2, SOCK_STREAM, 262, "MPTCP"}, {2, SOCK_DGRAM, 136, "UDP-Lite"}, {2, SOCK_STREAM, 132, "SCTP"}, {43, SOCK_STREAM, 0, "AF_SMC"}, {44, SOCK_RAW, 0, "AF_XDP"}, {42, SOCK_DGRAM, 0, "AF_QIPCRTR"}, {27, SOCK_RAW, 0, "AF_IB"},
     };
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
         int s = socket(KINDS[i].family, KINDS[i].type | SOCK_CLOEXEC, KINDS[i].protocol);
@@ -186,6 +241,9 @@ const struct probe call_probes[] = {
     {"kernel.perf", perf, QUICK},
     {"kernel.userfaultfd", userfaultfd, QUICK},
     {"kernel.io_uring", io_uring, QUICK},
+    {"kernel.aio", aio, QUICK},
+    {"kernel.page_cache", page_cache, QUICK},
+    {"kernel.other_processes", other_processes, QUICK},
     {"kernel.keys", keys, QUICK},
     {"kernel.persistent_keys", persistent_keys, QUICK},
     {"kernel.rare_sockets", rare_sockets, QUICK},

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -163,6 +164,28 @@ static void limit_one(struct finding *f, pid_t pid)
 
 static void limit_holder(struct finding *f) { each_holder(f, limit_one); }
 
+/* Its holder may choose the signal that the owner of a descriptor gets. None is sent here. */
+static void signal_holder(struct finding *f)
+{
+    pid_t pid = 1;
+    enum { SETOWN_EX = 15, TO_PROCESS = 1, FIO_SETOWN = 0x8901, SIOC_SETOWN = 0x8902 };
+    struct { int type; pid_t pid; } owner = {TO_PROCESS, pid};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fcntl(fd, F_SETOWN, pid) == 0 || fcntl(fd, F_SETOWN, -pid) == 0)
+        reached(f, "F_SETOWN: process %d", pid);
+    else
+        refused(f, "F_SETOWN");
+    if (fcntl(fd, SETOWN_EX, &owner) == 0)
+        reached(f, "F_SETOWN_EX: process %d", pid);
+    else
+        refused(f, "F_SETOWN_EX");
+    if (ioctl(fd, FIO_SETOWN, &pid) == 0 || ioctl(fd, SIOC_SETOWN, &pid) == 0)
+        reached(f, "SIOCSPGRP: process %d", pid);
+    else
+        refused(f, "SIOCSPGRP");
+    close(fd);
+}
+
 /* `prefix`: of the names that are meant. */
 static void try_port(struct finding *f, const char *directory, const char *prefix)
 {
@@ -193,6 +216,7 @@ const struct probe channel_probes[] = {
     {"channel.open_descriptors", open_descriptors, QUICK},
     {"channel.borrow_descriptors", borrow_descriptors, QUICK},
     {"channel.limit_holder", limit_holder, QUICK},
+    {"channel.signal_holder", signal_holder, QUICK},
     {"channel.port", port, QUICK},
     {NULL, NULL, 0},
 };

@@ -5,6 +5,7 @@
 #include <net/if.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <sys/statvfs.h>
 #include <sys/utsname.h>
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -123,8 +124,8 @@ static void processes(struct finding *f)
 static void command_line(struct finding *f)
 {
     char text[4096];
-    if (read_text("/proc/cmdline", text, sizeof text) > 0)
-        tells(f, "/proc/cmdline", text);
+    if (read_text("/proc/cmdline", text, sizeof text) > 0 && !tells(f, "/proc/cmdline", text) && strstr(text, "tsc_early_khz") != NULL)
+        reached(f, "/proc/cmdline: tsc_early_khz"); /* nobody but who starts a virtual machine gives a clock's rate */
     absent(f, "the kernel's command line doesn't tell");
 }
 
@@ -152,7 +153,7 @@ static void firmware(struct finding *f)
         if (read_text(path, text, sizeof text) <= 0)
             continue;
         text[strcspn(text, "\n")] = 0;
-        if (strcasestr(text, "qemu") != NULL || strcasestr(text, "virtual") != NULL || strcasestr(text, "vmware") != NULL || strcasestr(text, "xen") != NULL ||
+        if (strcasestr(text, "qemu") != NULL || strcasestr(text, "bochs") != NULL || strcasestr(text, "seabios") != NULL || strcasestr(text, "virtual") != NULL || strcasestr(text, "vmware") != NULL || strcasestr(text, "xen") != NULL ||
             strcasestr(text, "google") != NULL || strcasestr(text, "amazon") != NULL)
             reached(f, "%s: %.60s", FILES[i], text);
     }
@@ -215,7 +216,26 @@ static void devices(struct finding *f)
         reached(f, "%d virtio devices", count);
     if (access("/sys/block/vda", F_OK) == 0)
         reached(f, "the disk is vda");
+    list = opendir("/sys/devices/platform");
+    for (struct dirent *entry; list != NULL && (entry = readdir(list)) != NULL;)
+        if (strncasecmp(entry->d_name, "qemu", 4) == 0)
+            reached(f, "device %.20s", entry->d_name);
+    if (list != NULL)
+        closedir(list);
     absent(f, "no device tells");
+}
+
+/* More files than its file system has room for: the numbers are those of another one, the host's, where the image lies. */
+static void inode_numbers(struct finding *f)
+{
+    struct stat s;
+    struct statvfs all;
+    if (stat("/etc/passwd", &s) != 0 || statvfs("/etc/passwd", &all) != 0)
+        refused(f, "/etc/passwd");
+    else if (all.f_files != 0 && s.st_ino > all.f_files)
+        reached(f, "inode %llu, where there are %llu", (unsigned long long)s.st_ino, (unsigned long long)all.f_files);
+    else
+        absent(f, "the numbers are the file system's own");
 }
 
 static void no_network(struct finding *f)
@@ -258,6 +278,7 @@ const struct probe fingerprint_probes[] = {
     {"fingerprint.processor", processor, 0},
     {"fingerprint.kernel_log", kernel_log, 0},
     {"fingerprint.devices", devices, 0},
+    {"fingerprint.inode_numbers", inode_numbers, 0},
     {"fingerprint.no_network", no_network, 0},
     {"fingerprint.container", container, 0},
     {NULL, NULL, 0},

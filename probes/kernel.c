@@ -86,6 +86,37 @@ static void masked_files(struct finding *f)
         has_content(f, PATHS[i]);
 }
 
+static void counters_at_rest(struct finding *f, const char *path)
+{
+    static char before[64 << 10], after[64 << 10];
+    if (read_text(path, before, sizeof before) < 0) {
+        refused(f, path);
+        return;
+    }
+    for (int i = 0; i < 20 && getppid() > 0; i++)
+        usleep(1000);
+    read_text(path, after, sizeof after);
+    if (strcmp(before, after) != 0)
+        reached(f, "%s counts", path);
+    else
+        denied(f, "%s stands still", path);
+}
+
+/* Numbers of the whole machine, each as good as a wire between two cells: one moves it, the other reads it. */
+static void counters(struct finding *f)
+{
+    static const char *const PATHS[] = {
+        "/proc/sys/kernel/pty/nr", "/proc/sys/fs/file-nr", "/proc/sys/fs/inode-nr", "/proc/sys/fs/dentry-state", "/proc/sys/fs/aio-nr",
+        "/proc/cgroups", "/proc/devices", "/proc/misc",
+    };
+    if (!same_kernel(f))
+        return;
+    for EACH(PATHS, i)
+        has_content(f, PATHS[i]);
+    counters_at_rest(f, "/proc/stat");
+    counters_at_rest(f, "/proc/vmstat");
+}
+
 static void addresses(struct finding *f)
 {
     char text[256];
@@ -181,6 +212,7 @@ const struct probe kernel_probes[] = {
     {"kernel.control_files", control_files, QUICK},
     {"kernel.sysfs", sysfs, QUICK},
     {"kernel.masked_files", masked_files, QUICK},
+    {"kernel.counters", counters, QUICK},
     {"kernel.addresses", addresses, QUICK},
     {"kernel.debug_files", debug_files, QUICK},
     {"kernel.binary_formats", binary_formats, QUICK},

@@ -131,6 +131,41 @@ static void disk(struct finding *f)
         close(fd);
 }
 
+static void terminals(struct finding *f)
+{
+    enum { MOST = 1024 };
+    static int opened[MOST + 1];
+    long long most = needed_number(f, "terminals"), made = 0;
+    if (most < 0 || !same_kernel(f))
+        return;
+    for (; made <= most && made <= MOST; made++)
+        if ((opened[made] = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC)) < 0)
+            break;
+    int error = errno;
+    for (long long i = 0; i < made; i++)
+        close(opened[i]);
+    if (made > most)
+        reached(f, "%lld terminals, where %lld are allowed", made, most);
+    else
+        denied(f, "terminal %lld: %s", made + 1, errno_name(error));
+}
+
+/* Where devices are, files would be in memory that no limit of the disk counts. */
+static void device_files(struct finding *f)
+{
+    enum { MOST = 2 << 20 };
+    static const char path[] = "/dev/.t";
+    int fd = open(path, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+    if (fd < 0)
+        refused(f, path);
+    else if (fills(fd, MOST))
+        reached(f, "a file of %d bytes in /dev", MOST);
+    else
+        denied(f, "%s: %s", path, errno_name(errno));
+    if (fd >= 0)
+        close(fd), unlink(path);
+}
+
 enum { NO_PATTERN = '\n', UNKNOWN_PATTERN = '|' };
 
 /* How the kernel's pattern begins. An empty one, or none, is a kernel that hands cores to nobody; one that can't be read is taken for a program's. */
@@ -232,6 +267,8 @@ const struct probe resource_probes[] = {
     {"resources.raise_limits", raise_limits, APART},
     {"resources.processes", processes, APART},
     {"resources.disk", disk, APART},
+    {"resources.terminals", terminals, APART},
+    {"resources.device_files", device_files, 0},
     {"resources.core_files", core_files, QUICK},
     {"resources.priority", priority, APART},
     {"resources.real_time", real_time, APART},

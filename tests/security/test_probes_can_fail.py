@@ -25,6 +25,7 @@ ONLY_X86 = ("kernel.ports", "kernel.foreign_calls")
 REACHED_IN: dict[str, tuple[str, ...]] = {
     "privileged": (
         *("kernel.helper_programs", "kernel.settings", "kernel.control_files", "kernel.sysfs", "kernel.masked_files"),
+        *("kernel.aio", "kernel.page_cache", "kernel.other_processes", "kernel.counters", "channel.signal_holder"),
         *("kernel.addresses", "kernel.debug_files", "kernel.binary_formats", "kernel.log_read", "kernel.log_write"),
         *("kernel.control_groups", "kernel.bpf", "kernel.perf", "kernel.userfaultfd", "kernel.io_uring", "kernel.keys"),
         *("kernel.rare_sockets", "kernel.clock", "kernel.host_name", "kernel.reboot", "kernel.swap"),
@@ -63,14 +64,14 @@ REACHED_IN: dict[str, tuple[str, ...]] = {
     ),
     "equipped": (
         *("devices.block_present", "devices.memory_present", "devices.unusual", "devices.tunnel", "devices.consoles"),
-        *("devices.terminal_input", "channel.port"),
+        *("devices.terminal_input", "channel.port", "resources.device_files", "resources.terminals"),
     ),
     "mounted": ("mounts.shared", "mounts.lasting", "mounts.served"),
     "used": ("persistence.memory_files", "persistence.ipc_objects", "persistence.processes", "persistence.scheduled"),
     "telling": (
         *("fingerprint.names", "fingerprint.paths", "fingerprint.environment", "fingerprint.mounts"),
         *("fingerprint.processes", "fingerprint.command_line", "fingerprint.host_identity", "fingerprint.firmware"),
-        *("fingerprint.processor", "fingerprint.devices"),
+        *("fingerprint.processor", "fingerprint.devices", "fingerprint.inode_numbers"),
     ),
     "limited": ("resources.open_files", "resources.processes", "resources.disk", "resources.killed_last"),
     "rooted": ("files.walk_up", "doors.root_twice"),

@@ -203,6 +203,7 @@ def equipped(world: World) -> None:
         Path(directory).mkdir()
     os.mknod("/dev/net/tun", CHARACTER, os.makedev(10, 200))
     mount("none", "/dev/pts", "devpts", data="newinstance,ptmxmode=0666")
+    world.told["terminals"] = "2"
     Path("/dev/ptmx").symlink_to("pts/ptmx")
 
 
@@ -235,8 +236,21 @@ def telling(world: World) -> None:
     write("/sys/class/dmi/id/sys_vendor", "QEMU\n")
     mount("sandbox", "/mnt", "tmpfs")
     cover("/proc/cmdline", "quiet harness=1")
+    numbers_of_a_lower_layer()
     cover("/proc/cpuinfo", "model name : QEMU Virtual CPU")
     child("cat", "/dev/stdin", "--", "-", "/run/belljar/x")
+
+
+def numbers_of_a_lower_layer() -> None:
+    """A file of an overlay whose number is beyond what its upper layer has."""
+    for number in range(32):
+        write(f"/run/lower/{number}", "")
+    write("/run/lower/passwd", "")
+    Path("/run/few").mkdir()
+    mount("none", "/run/few", "tmpfs", data="nr_inodes=8")
+    for name in ("upper", "work"):
+        Path("/run/few", name).mkdir()
+    mount("overlay", "/etc", "overlay", data="lowerdir=/run/lower,upperdir=/run/few/upper,workdir=/run/few/work")
 
 
 def limited(world: World) -> None:

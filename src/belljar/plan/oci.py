@@ -26,6 +26,8 @@ STAGES_NETWORK: Final = "/proc/self/ns/net"
 SHM_SHARE: Final = 2
 """The cell's shared memory is at most one part in so many of the workload's memory, as in the VM."""
 OPEN_FILES: Final = (1024, 524_288)
+MAX_TERMINALS: Final = 64
+"""Of a cell. The host has 4,096 for all its containers together, of which 1,024 are its own (kernel.pty.max and .reserve)."""
 _MOST_SHM_INODES: Final = 65_536
 _BYTES_PER_INODE: Final = 4096
 _LEAST_INODES: Final = 16_384
@@ -81,6 +83,9 @@ MASKED_PROC: Final = tuple(
             "zoneinfo",
         ),
         *("allocinfo", "sysrq-trigger", "partitions", "diskstats", "mdstat", "mtrr", "crypto", "kpageidle"),
+        # Counters of the whole host, by which one cell could tell another something. The agent covers /proc/stat and
+        # /proc/vmstat with lines that stand still: psutil, ps, vmstat and Node end where these are empty.
+        *("cgroups", "devices", "misc", "sys/fs", "sys/kernel/pty"),
     )
 )
 """What of a shared kernel's /proc says too much of the host or of its other users, or did a breakout good before. Absent ones are passed over by the runtime."""
@@ -244,12 +249,11 @@ def _process(open_files_max: int) -> dict[str, Any]:
 
 def _mounts(shm_bytes: int) -> list[dict[str, Any]]:
     shm = f"size={shm_bytes}", f"nr_inodes={_MOST_SHM_INODES}"
+    pts = "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={MAX_TERMINALS}"
     return [
         _mount("/proc", "proc", "nosuid", "noexec", "nodev"),
         _mount("/dev", "tmpfs", "nosuid", "mode=755", "size=1m", "nr_inodes=4096"),
-        _mount(
-            "/dev/pts", "devpts", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=1024"
-        ),
+        _mount("/dev/pts", "devpts", "nosuid", "noexec", *pts),
         _mount("/dev/shm", "tmpfs", "nosuid", "noexec", "nodev", "mode=1777", *shm),  # noqa: S108 - the cell's
         _mount("/dev/mqueue", "mqueue", "nosuid", "noexec", "nodev"),
     ]

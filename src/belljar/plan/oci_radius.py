@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from belljar.plan.jail import JailLimits
 from belljar.plan.model import Bound
-from belljar.plan.oci import OPEN_FILES, OciShape
+from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES, OciShape
 from belljar.plan.radius import HOST_DISK, HOST_GROUP, time_and_output
 from belljar.policy import Resources, Tier
 from belljar.units import format_size
@@ -34,6 +34,11 @@ def bounds(tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits) 
             what="open files of one process",
             most=f"{_open_files(shape):,}",
             enforced_by=("RLIMIT_NOFILE" if tier is Tier.CONTAINER else "gVisor's RLIMIT_NOFILE",),
+        ),
+        *(
+            (Bound(what="terminals", most=str(MAX_TERMINALS), enforced_by=("the cell's devpts",)),)
+            if tier is Tier.CONTAINER
+            else ()
         ),
         *time_and_output(resources, agent="the agent"),
     )

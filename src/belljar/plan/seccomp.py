@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -97,25 +98,18 @@ def parse_rules(text: str) -> Rules:
         refuse=tuple(_group(item, error=errno.EPERM) for item in data.get("refuse", [])),
         gvisor=tuple(_group(item, error=None) for item in data.get("gvisor", [])),
     )
-    _refuse_twice(call for group in (*rules.allow, *rules.agent, *rules.refuse) for call in group.calls)
-    _refuse_overlap(rules)
+    _refuse_second_answers(rules)
     return rules
 
 
-def _refuse_overlap(rules: Rules) -> None:
-    """One answer for each call: what is pretended is conditional, and so is whatever else is said of that call."""
-    pretended = {call for group in rules.pretend for call in group.calls}
-    for group in (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse):
-        if pretended & set(group.calls) and not group.any_of:
-            raise ValueError(f"{sorted(pretended & set(group.calls))} is pretended, and needs conditions")
-
-
-def _refuse_twice(calls: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for call in calls:
-        if call in seen:
-            raise ValueError(f"{call} is named twice")
-        seen.add(call)
+def _refuse_second_answers(rules: Rules) -> None:
+    """One answer for each call: what is pretended, or named in several groups, has conditions wherever it is named."""
+    groups = (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    named = Counter(call for group in groups for call in group.calls)
+    named.update(call for group in rules.pretend for call in group.calls)
+    for group in groups:
+        if not group.any_of and (twice := sorted({call for call in group.calls if named[call] > 1})):
+            raise ValueError(f"{twice}: answered more than once, and needs conditions")
 
 
 def _group(item: Mapping[str, Any], *, error: int | None) -> Group:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from belljar.isolation.process import namespaces_of
 from belljar.plan import Plan
-from belljar.plan.oci import OPEN_FILES
+from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.routed import Router
 
 
@@ -22,6 +22,7 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
         "processes": str(limits.processes),
         "disk_bytes": str(limits.disk_bytes),
         "open_files": str(_open_files(plan)),
+        "terminals": str(MAX_TERMINALS),
         "fresh": "1" if fresh else "0",
     }
 

@@ -49,6 +49,7 @@ MORE_PARAMETERS: Final[Mapping[str, str]] = {
     "namespaces": "the host's namespaces, `mnt:4026531841 pid:…`; optional, since the host looks at the cell's processes",
     "open_files": "how many descriptors a process of the cell may have; without it `resources.open_files` can't be tried",
     "processes": "how many processes the cell may have; without it `resources.processes` can't be tried",
+    "terminals": "how many terminals the cell may have; without it `resources.terminals` can't be tried",
     "disk_bytes": "how many bytes the cell may write; without it `resources.disk` can't be tried",
     "fresh": "1 where nothing of a sample has run yet: only then are leftovers looked for",
     "hostname": "the host's name; optional",

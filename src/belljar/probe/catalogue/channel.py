@@ -62,6 +62,13 @@ PROBES: Final = (
         quick=True,
     ),
     _probe(
+        "signal_holder",
+        tries="Makes process 1 the owner of a socket (F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP); nothing is sent.",
+        why="The owner of a descriptor gets the signal that its holder chose (F_SETSIG), SIGKILL too: in gVisor that ended the cell.",
+        breach="It is the owner.",
+        quick=True,
+    ),
+    _probe(
         "port",
         tries="Opens the machine's virtio ports and hypervisor consoles for writing.",
         why="A forged frame on the port is a forged result.",

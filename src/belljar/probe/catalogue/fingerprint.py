@@ -48,7 +48,7 @@ PROBES: Final = (
     ),
     _probe(
         "command_line",
-        tries="Looks for telling words in the kernel's command line.",
+        tries="Looks for telling words and a clock's rate (tsc_early_khz) in the kernel's command line.",
         why=_WHY,
         breach="One of the words is there.",
     ),
@@ -84,10 +84,19 @@ PROBES: Final = (
     ),
     _probe(
         "devices",
-        tries="Counts virtio devices and looks for a disk named vda.",
+        tries="Counts virtio devices, looks for a disk named vda and for a platform device named by QEMU.",
         why="Virtio is in virtual machines only.",
         breach="There is one.",
-        expected={"microvm": "Disk and channel are virtio devices."},
+        expected={
+            "microvm": "Disk and channel are virtio devices; the firmware's tables name one device QEMU0002, whose directory is empty."
+        },
+    ),
+    _probe(
+        "inode_numbers",
+        tries="Looks whether a file of the image has an inode number beyond what its file system can hold.",
+        why="Such a number is the host's file system's, in stat and in /proc/self/maps: two cells of one image see the same.",
+        breach="It has.",
+        expected={"container": "An overlay shows the numbers of its lower layer, which lies on the host's disk."},
     ),
     _probe(
         "no_network",

@@ -46,6 +46,13 @@ _FILES: Final = (
         quick=True,
     ),
     _probe(
+        "counters",
+        tries="Reads the host's numbers of terminals, files, inodes, groups and drivers, and looks whether /proc/stat and /proc/vmstat count.",
+        why="A number that one cell moves and another reads is a wire between them: pty/nr and file-nr carried 32 of 32 bits.",
+        breach="One has content, or counts.",
+        quick=True,
+    ),
+    _probe(
         "addresses",
         tries="Reads the first address in /proc/kallsyms.",
         why="Knowing where the kernel lies is the first step of most exploits.",
@@ -133,6 +140,27 @@ _CALLS: Final = (
         quick=True,
     ),
     _probe(
+        "aio",
+        tries="Makes a context for asynchronous input and output on the host's kernel.",
+        why="Contexts are counted for the whole host (fs.aio-max-nr): one cell took 24,000 of 65,536, and databases of others had none.",
+        breach="It is made.",
+        quick=True,
+    ),
+    _probe(
+        "page_cache",
+        tries="Asks the host's kernel which pages of a file are in memory: mincore, preadv2 with RWF_NOWAIT, cachestat.",
+        why="CVE-2019-5489: the page cache of files that several cells have is one, so what one drops or reads the other sees.",
+        breach="One of them answers.",
+        quick=True,
+    ),
+    _probe(
+        "other_processes",
+        tries="Calls kcmp, pidfd_getfd and process_madvise with arguments that can't work.",
+        why="They compare, take and change what belongs to another process; container engines give them to tracers only.",
+        breach="The permission check is passed.",
+        quick=True,
+    ),
+    _probe(
         "keys",
         tries="Adds a key to a keyring of its own process.",
         why="Keyrings are not namespaced as processes are: CVE-2016-0728, and a place to leave something for a neighbour.",
@@ -148,7 +176,8 @@ _CALLS: Final = (
     ),
     _probe(
         "rare_sockets",
-        tries="Makes sockets of rare families: ALG, KEY, TIPC, RDS, CAN, Bluetooth, X25, KCM, SMC, XDP, QIPCRTR, IB.",
+        tries="Makes sockets of rare families and protocols: ALG, KEY, TIPC, RDS, CAN, Bluetooth, X25, KCM, MPTCP, UDP-Lite, SCTP, "
+        "SMC, XDP, QIPCRTR, IB.",
         why="Old code that a socket call loads: CVE-2010-3904 (RDS), CVE-2019-8912 (ALG), CVE-2021-43267 (TIPC).",
         breach="One is made.",
         quick=True,

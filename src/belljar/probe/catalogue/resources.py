@@ -35,6 +35,18 @@ PROBES: Final = (
         breach="The file is allocated.",
     ),
     _probe(
+        "terminals",
+        tries="Opens one terminal more than a cell may have, on the host's kernel.",
+        why="Terminals are counted for the whole host (kernel.pty.max, 4,096): three cells with 1,024 each took all that containers may have.",
+        breach="It opens.",
+    ),
+    _probe(
+        "device_files",
+        tries="Writes two mebibytes into a file in /dev.",
+        why="gVisor's runtime makes /dev without a bound: files there were memory of the sentry, outside of what the disk may hold.",
+        breach="They are written.",
+    ),
+    _probe(
         "core_files",
         tries="Looks whether a crash may leave a core, and lowers the limit that says so from 1 to 0, by both system calls.",
         why="Cores go where the host's core_pattern says: to a program that runs as the host's root on the cell's data (CVE-2022-0811, CVE-2025-4598). "
