@@ -361,6 +361,8 @@ def _mount_mend(step: str, reason: str) -> str | None:
     """What to do about a mount that this host does not allow; None when it is no such failure."""
     if step == "id-mapped trees":
         return "id-mapped mounts need Linux 5.19 and a file system that can (ext4, xfs, btrfs): put BELLJAR_HOME on one"
+    if step == "device nodes":
+        return "root needs CAP_MKNOD here, and a device group that allows null, zero, full, random, urandom and tty"
     if step != "mounts":
         return None
     if "user attributes" in reason:

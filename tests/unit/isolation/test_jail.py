@@ -73,6 +73,7 @@ def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
         ),
         ("failed step 4 identity and control groups: No such file or directory: /usr/bin/newgidmap", "uidmap"),
         ("failed step 24 id-mapped trees: Invalid argument: /s/trees/a/root", "id-mapped mounts need"),
+        ("failed step 26 device nodes: Operation not permitted: /dev/null", "CAP_MKNOD"),
         ("failed step 22 mounts: Operation not permitted: /proc", "systempaths=unconfined"),
         (
             "failed step 22 mounts: Operation not supported: the file system of an overlay's upper directory keeps no user attributes",

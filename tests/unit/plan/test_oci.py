@@ -99,6 +99,11 @@ def test_what_breakouts_used_is_covered() -> None:
         "iomem",
         "bus",
         "fs",
+        "cgroups",
+        "devices",
+        "misc",
+        "sys/fs",
+        "sys/kernel/pty",
     }
     assert {f"/proc/{name}" for name in covered} <= set(linux["maskedPaths"])
     assert "/proc/sys" in linux["readonlyPaths"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +67,7 @@ DANGEROUS = (
         "fanotify_init",
     ),
     *("quotactl", "lookup_dcookie", "setdomainname", "uselib", "vhangup", "nfsservctl", "clone3"),
+    *("io_setup", "io_submit", "mincore", "cachestat", "process_madvise", "pidfd_getfd", "kcmp"),
 )
 NEWER_THAN_LIBSECCOMP_2_5 = {
     *(
@@ -170,6 +173,8 @@ def test_what_nobody_thought_of_is_refused(profile: dict[str, Any]) -> None:
         ("socket", (16, 3, 12), errno.EPERM),  # netfilter
         ("socket", (2, 1, 132), errno.EPERM),  # SCTP
         ("socket", (2, 6, 33), errno.EPERM),  # DCCP
+        ("socket", (2, 1, 262), errno.EPERM),  # MPTCP
+        ("socket", (10, 2, 136), errno.EPERM),  # UDP-Lite
         ("socket", (17, 3, 0), errno.EPERM),  # packets
         ("socket", (38, 5, 0), errno.EPERM),  # kernel crypto
         ("socket", (40, 1, 0), errno.EPERM),  # vsock
@@ -180,6 +185,56 @@ def test_arguments_decide_where_a_call_has_a_harmless_half(
 ) -> None:
     """Namespaces, other people's terminals, odd protocols."""
     assert answer(profile, call, *args) == error
+
+
+DOCKER = tomllib.loads((Path(__file__).parent / "docker_default.toml").read_text())
+CONDITIONAL_IN_DOCKER_TOO = {"clone", "personality", "socket"}
+
+
+def test_every_difference_from_dockers_default_has_its_reason() -> None:
+    """Calls that only one of the two profiles allows, and those that ours allows under conditions, are listed with a reason; nothing else is listed."""
+    docker, ours = frozenset(DOCKER["allows"]), load_rules().allowed()
+    conditional = {call for group in load_rules().allow for call in group.calls if group.any_of}
+    assert docker - ours == set(DOCKER["refused"])
+    assert ours - docker == set(DOCKER["allowed"])
+    assert (conditional & docker) - CONDITIONAL_IN_DOCKER_TOO == set(DOCKER["narrowed"])
+    assert all(reason.endswith(".") for part in ("refused", "allowed", "narrowed") for reason in DOCKER[part].values())
+
+
+DONTNEED, NOWAIT, DONTCACHE = 4, 0x08, 0x80
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "rule"),
+    [
+        ("fadvise64", (3, 0, 0, 3), "allowed"),  # POSIX_FADV_WILLNEED
+        ("fadvise64", (3, 0, 0, DONTNEED), "pretended"),
+        ("fadvise64", (3, 0, 0, 0x1_0000_0000 | DONTNEED), "pretended"),  # the kernel looks at 32 bits
+        *(("madvise", (0, 4096, advice), "pretended") for advice in (20, 21, 25)),
+        *(("madvise", (0, 4096, advice), "allowed") for advice in (3, 4, 8, 14, 22)),
+        ("preadv2", (3, 0, 1, 0, 0, 0), "allowed"),
+        ("preadv2", (3, 0, 1, 0, 0, 1), "allowed"),  # RWF_HIPRI
+        *(("preadv2", (3, 0, 1, 0, 0, flags), "refused") for flags in (NOWAIT, DONTCACHE, NOWAIT | DONTCACHE | 1)),
+    ],
+)
+def test_the_page_cache_is_neither_asked_nor_changed(
+    call: str, args: tuple[int, ...], rule: str, profile: dict[str, Any]
+) -> None:
+    """Advice that would drop pages is answered as if it were taken; reads that ask get the answer of a file system without them. One rule says so."""
+    assert matching(profile, call, *args) == 1
+    assert answer(profile, call, *args) == (errno.EOPNOTSUPP if rule == "refused" else 0)
+    found = [
+        entry
+        for entry in profile["syscalls"]
+        if call in entry["names"] and all(holds(item, args[item["index"]]) for item in entry.get("args", ()))
+    ]
+    assert (found[0]["action"] == "SCMP_ACT_ALLOW") == (rule == "allowed")
+
+
+@pytest.mark.parametrize("call", ["io_setup", "io_submit", "io_uring_setup", "mincore", "cachestat"])
+def test_programs_take_another_way(call: str, profile: dict[str, Any]) -> None:
+    """These don't exist, as on another kernel: libraries fall back for that answer only."""
+    assert answer(profile, call, 0, 0, 0) == errno.ENOSYS
 
 
 POINTER = 0x7FFF_1234_0000
@@ -270,6 +325,7 @@ def test_all_but_a_few_values_is_exactly_that(values: frozenset[int], near: int)
         '[[allowed]]\nwhy="x"\ncalls=["read"]\n',
         '[[allow]]\nwhy="x"\ncalls=["read"]\nonly=[]\n',
         '[[pretend]]\nwhy="x"\ncalls=["read"]\n',
+        '[[allow]]\nwhy="x"\ncalls=["read"]\nwhen=[[{argument=0,is=1}]]\n[[refuse]]\nwhy="y"\ncalls=["read"]\n',
         '[[allow]]\nwhy="x"\ncalls=["read"]\n[[pretend]]\nwhy="y"\ncalls=["read"]\nwhen=[[{argument=0,is=1}]]\n',
         "not toml",
     ],

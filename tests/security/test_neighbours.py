@@ -1,0 +1,231 @@
+"""Two containers at the same time, on one kernel: what one of them counts up, locks or drops, the other one neither sees nor misses.
+
+Each way that is closed here carried messages between two cells before, at 32 of 32 bits. What remains open is in docs/tiers.md. The host is asked too: it sees
+all that a cell takes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.plan.oci import MAX_TERMINALS
+from belljar.policy import load_policy
+
+pytestmark = [pytest.mark.anyio, pytest.mark.vm]
+
+POLICY: Final = """\
+belljar: 1
+risk: low
+tier: container
+user: root
+resources: {memory: 256MiB, disk: 64MiB, processes: 256}
+"""
+COUNTERS: Final = (
+    *("/proc/sys/kernel/pty/nr", "/proc/sys/fs/file-nr", "/proc/sys/fs/inode-nr", "/proc/sys/fs/dentry-state"),
+    *("/proc/sys/fs/aio-nr", "/proc/cgroups", "/proc/devices", "/proc/misc", "/proc/stat", "/proc/vmstat"),
+)
+SHARED_FILES: Final = (
+    *(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")),
+    *(f"/sys/devices/system/cpu/{name}" for name in ("online", "possible", "present")),
+)
+HOLD: Final = """
+import ctypes, os, resource, sys
+libc = ctypes.CDLL(None, use_errno=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+held = {"files": [os.open("/etc/passwd", os.O_RDONLY) for _ in range(1000)], "terminals": 0, "contexts": 0}
+for name in range(2000):
+    try:
+        held["files"].append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+        held["terminals"] += 1
+    except OSError:
+        break
+context = ctypes.c_ulong()
+while held["contexts"] < 24 and libc.syscall(206, 1000, ctypes.byref(context)) == 0:
+    held["contexts"] += 1
+    context = ctypes.c_ulong()
+print("held", held["terminals"], held["contexts"], flush=True)
+sys.stdin.read()
+"""
+READ: Final = """
+import json, sys
+def text(path):
+    try:
+        return open(path).read()
+    except OSError as error:
+        return type(error).__name__
+print(json.dumps({path: text(path) for path in json.load(sys.stdin)}))
+"""
+LOCK: Final = """
+import fcntl, json, os, sys
+held = [os.open(path, os.O_RDONLY) for path in json.loads(sys.argv[1]) if path != "/dev/tty"]
+for fd in held:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    fcntl.lockf(os.dup(fd), fcntl.LOCK_SH, 4, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+TRY_LOCKS: Final = """
+import ctypes, fcntl, json, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+watch, seen = libc.inotify_init1(os.O_NONBLOCK), []
+for path in json.loads(sys.argv[1]):
+    if libc.inotify_add_watch(watch, path.encode(), 0x20) < 0:
+        seen.append(f"{path}: no watch")
+print("watching", flush=True)
+sys.stdin.read()
+try:
+    seen.append(f"events: {os.read(watch, 4096).hex()}")
+except BlockingIOError:
+    pass
+for path in json.loads(sys.argv[1]):
+    try:
+        if path != "/dev/tty":
+            fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        seen.append(f"{path}: locked")
+print(json.dumps(seen))
+"""
+DROP: Final = """
+import ctypes, mmap, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+fd = os.open(sys.argv[1], os.O_RDONLY)
+size = os.fstat(fd).st_size
+os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+libc.syscall(221, fd, 0, 0, (1 << 32) | 4)
+place = libc.mmap(None, ctypes.c_size_t(size), 1, 1, fd, ctypes.c_long(0))
+for advice in (20, 21, 25, 4):
+    libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(size), advice)
+libc.munmap(ctypes.c_void_p(place), ctypes.c_size_t(size))
+place = libc.mmap(None, ctypes.c_size_t(size), 1, 1, fd, ctypes.c_long(0))
+span = (ctypes.c_size_t * 2)(place, size)
+for advice in (20, 21):
+    libc.syscall(440, os.pidfd_open(os.getpid()), span, ctypes.c_size_t(1), advice, 0)
+print("dropped")
+"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both cells, and the store that they come from."""
+
+    one: Cell
+    other: Cell
+    home: Path
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """What cells share does not depend on the event loop."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def pair(anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    """Two cells of one image."""
+    policy = tmp_path_factory.mktemp("neighbours") / "policy.yaml"
+    policy.write_text(POLICY)
+    loaded = load_policy(policy)
+    async with open_cell(loaded, home=vm_home) as one, open_cell(loaded, home=vm_home) as other:
+        yield Pair(one, other, vm_home)
+
+
+async def python(cell: Cell, code: str, *words: str, given: Any = None) -> str:  # noqa: ANN401 - JSON
+    """What a program in the cell says."""
+    output = await cell.exec(["python3", "-I", "-c", code, *words], input=json.dumps(given).encode())
+    assert output.success, output.stderr
+    return output.stdout.decode()
+
+
+async def test_numbers_of_the_host_do_not_show_what_a_neighbour_does(pair: Pair) -> None:
+    """With a thousand files, all terminals and contexts it can get in one, the other reads the same as before, everywhere."""
+    before = json.loads(await python(pair.other, READ, given=COUNTERS))
+    async with pair.one.open_exec(["python3", "-I", "-c", HOLD]) as holding:
+        assert (await anext(holding))[1].startswith(b"held ")
+        assert json.loads(await python(pair.other, READ, given=COUNTERS)) == before
+
+
+async def test_terminals_and_contexts_of_the_host_are_not_used_up(pair: Pair) -> None:
+    """By the host's own count, a cell that takes all it can has its terminals and no context for asynchronous input and output."""
+    terminals, contexts = (Path("/proc/sys", name) for name in ("kernel/pty/nr", "fs/aio-nr"))
+    before = int(terminals.read_text()), int(contexts.read_text())
+    async with pair.one.open_exec(["python3", "-I", "-c", HOLD]) as holding:
+        assert (await anext(holding))[1] == b"held %d 0\n" % MAX_TERMINALS
+        assert int(terminals.read_text()) <= before[0] + MAX_TERMINALS
+        assert int(contexts.read_text()) <= before[1]
+
+
+@pytest.mark.root
+async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
+    """Devices and the processors' files are each cell's own: no lock of one holds in the other or on the host, no watch hears the other."""
+    paths = json.dumps(SHARED_FILES)
+    async with pair.other.open_exec(["python3", "-I", "-c", TRY_LOCKS, paths]) as watching:
+        assert (await anext(watching))[1] == b"watching\n"
+        async with pair.one.open_exec(["python3", "-I", "-c", LOCK, paths]) as holding:
+            assert (await anext(holding))[1] == b"held\n"
+            await watching.close_stdin()
+            assert json.loads((await anext(watching))[1]) == []
+
+
+async def test_a_cell_drops_no_page_of_a_shared_file(pair: Pair) -> None:
+    """A file of the image that is in memory, by the host's own look, stays there whatever advice a cell gives."""
+    (tree,) = pair.home.glob("trees/*/root")
+    inside = "/usr/lib/python3.11/pydoc_data/topics.py"
+    await pair.one.exec(["cat", inside])
+    with mapped(tree / inside.lstrip("/")) as resident:
+        assert all(resident())
+        assert await python(pair.other, DROP, inside) == "dropped\n"
+        assert all(resident())
+
+
+@contextmanager
+def mapped(path: Path) -> Iterator[Any]:
+    """A function that says of each page of a file whether it is in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        place = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    pages = -(-size // mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(place))
+
+    def resident() -> list[bool]:
+        found = (ctypes.c_ubyte * pages)()
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(size), found) == 0
+        return [bool(page & 1) for page in found]
+
+    yield resident
+    place.close()
+
+
+@pytest.mark.parametrize(
+    "argv", [("ps", "aux"), ("top", "-b", "-n", "2", "-d", "0.1"), ("vmstat",), ("uptime",), ("free",)]
+)
+async def test_tools_that_read_the_hosts_numbers_still_run(pair: Pair, argv: tuple[str, ...]) -> None:
+    """They find each line that they look for, standing still."""
+    output = await pair.one.exec(argv, user="user")
+    assert (output.returncode, output.stderr) == (0, b"")
+
+
+async def test_an_ordinary_user_counts_the_processors(pair: Pair) -> None:
+    """Every way to ask says the same number, and when the host was started is known."""
+    code = """
+import os, re
+lines = open("/proc/stat").read().splitlines()
+online = open("/sys/devices/system/cpu/online").read()
+first, _, last = online.strip().rpartition(",")[2].partition("-")
+print(os.cpu_count() == sum(bool(re.match(r"cpu\\\\d", line)) for line in lines) == int(last or first) + 1)
+print(sum(line.startswith("btime ") for line in lines))
+"""
+    output = await pair.one.exec(["python3", "-I", "-c", code.replace("\\\\", "\\")], user="user")
+    assert (output.stdout, output.stderr) == (b"True\n1\n", b"")

@@ -1,0 +1,139 @@
+"""What root of a cell must not do in any tier: one cell of each, attacked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.policy import load_policy
+
+pytestmark = [pytest.mark.anyio, pytest.mark.vm]
+
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: root
+resources: {{memory: 256MiB, disk: 64MiB, processes: 256}}
+"""
+SIGNAL = """
+import ctypes, fcntl, os, socket, struct, sys
+F_SETSIG, F_SETOWN, F_SETOWN_EX, FIOSETOWN, SIOCSPGRP = 10, 8, 15, 0x8901, 0x8902
+ours, theirs = socket.socketpair()
+fcntl.fcntl(ours, F_SETSIG, 9)
+try:
+    match sys.argv[1]:
+        case "process":
+            fcntl.fcntl(ours, F_SETOWN, 1)
+        case "group":
+            fcntl.fcntl(ours, F_SETOWN, -1)
+        case "extended process" | "extended thread" | "extended group" as kind:
+            of = ["extended thread", "extended process", "extended group"].index(kind)
+            fcntl.fcntl(ours, F_SETOWN_EX, struct.pack("ii", of, 1))
+        case "ioctl of files":
+            fcntl.ioctl(ours, FIOSETOWN, struct.pack("i", 1))
+        case "ioctl of sockets":
+            fcntl.ioctl(ours, SIOCSPGRP, struct.pack("i", 1))
+        case "high bits":
+            ctypes.CDLL(None).syscall(72, ours.fileno(), F_SETOWN, ctypes.c_ulong(0x1_0000_0001))
+except PermissionError:
+    print("refused")
+fcntl.fcntl(ours, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+theirs.send(b"x")
+"""
+OWN_SIGNAL = """
+import fcntl, os, signal, socket
+ours, theirs = socket.socketpair()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})
+fcntl.fcntl(ours, 8, os.getpid())
+fcntl.fcntl(ours, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+theirs.send(b"x")
+print(signal.sigwait({signal.SIGIO}) == signal.SIGIO)
+"""
+SOCKETS = """
+import errno, socket
+INET, INET6, STREAM, DATAGRAM, RAW = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW
+MPTCP, UDPLITE, SCTP = 262, 136, 132
+for family in INET, INET6:
+    for kind, protocol in (STREAM, MPTCP), (STREAM | socket.SOCK_CLOEXEC, MPTCP), (DATAGRAM, UDPLITE), (STREAM, SCTP):
+        try:
+            socket.socket(family, kind, protocol).close()
+            print(family, kind, protocol, "made")
+        except OSError as error:
+            if error.errno not in (errno.EPROTONOSUPPORT, errno.EPERM):
+                print(family, kind, protocol, error)
+    for kind, protocol in (STREAM, 0), (STREAM, 6), (DATAGRAM, 0), (DATAGRAM, 17):
+        socket.socket(family, kind, protocol).close()
+"""
+DEVICES = """
+import os, pty
+try:
+    with open("/dev/file", "wb", 0) as file:
+        for _ in range(4):
+            file.write(bytes(1 << 20))
+    print("written")
+except OSError:
+    pass
+for name in "null", "zero", "full", "random", "urandom":
+    os.close(os.open(f"/dev/{name}", os.O_RDWR))
+os.close(os.open("/dev/null", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+with open("/dev/shm/file", "w") as file:
+    file.write("x")
+print(all(os.isatty(fd) for fd in pty.openpty()))
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The walls do not depend on the host's event loop."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", params=["container", "gvisor", "microvm"])
+async def cell(
+    request: pytest.FixtureRequest, anyio_backend: str, vm_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Cell]:
+    """A cell of the tier, for the module: each test must leave it usable."""
+    policy = tmp_path_factory.mktemp("walls") / "policy.yaml"
+    policy.write_text(POLICY.format(tier=request.param))
+    async with open_cell(load_policy(policy), home=vm_home) as opened:
+        yield opened
+
+
+async def said(cell: Cell, code: str, *words: str) -> str:
+    """What a program of root's in the cell prints."""
+    output = await cell.exec(["python3", "-I", "-c", code, *words])
+    assert output.success, output.stderr
+    return output.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("process", "group", "extended process", "extended thread", "extended group"),
+        *("ioctl of files", "ioctl of sockets", "high bits"),
+    ],
+)
+async def test_process_1_is_sent_no_signal_through_a_descriptor(cell: Cell, way: str) -> None:
+    """Whoever makes process 1 the owner of a descriptor and lets it be signalled is refused; the cell goes on."""
+    assert await said(cell, SIGNAL, way) == ("" if way == "high bits" else "refused\n")
+    assert (await cell.exec(["true"])).success
+
+
+async def test_a_process_can_own_its_descriptors(cell: Cell) -> None:
+    """Signal-driven input and output of one's own still works, as servers use it."""
+    assert await said(cell, OWN_SIGNAL) == "True\n"
+
+
+async def test_rare_protocols_are_refused(cell: Cell) -> None:
+    """No MPTCP, UDP-Lite or SCTP socket of either family is made; TCP and UDP are."""
+    assert await said(cell, SOCKETS) == ""
+
+
+async def test_the_devices_directory_holds_no_files(cell: Cell) -> None:
+    """What can be written to /dev is bounded in every tier, and devices, terminals and shared memory work."""
+    assert await said(cell, DEVICES) == "True\n"
+    await cell.exec(["rm", "-f", "/dev/file"])
