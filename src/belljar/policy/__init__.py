@@ -4,6 +4,7 @@ Lives here: the model, loading YAML into it with errors that name file, line and
 Must not: know anything of the host, of images on disk, or of how a cell is made.
 """
 
+from belljar.policy.host_tools import HostTools
 from belljar.policy.load import (
     DEFAULT_PRESET,
     PRESETS,
@@ -23,6 +24,7 @@ __all__ = [
     "DEFAULT_PRESET",
     "PRESETS",
     "FileCopy",
+    "HostTools",
     "LoadedPolicy",
     "Network",
     "Policy",

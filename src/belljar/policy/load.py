@@ -20,6 +20,7 @@ from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
 from belljar.policy.files import FileCopy
+from belljar.policy.host_tools import HostTools
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, locate
 from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
@@ -37,6 +38,7 @@ _MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
     (): Policy,
     ("resources",): ResourcesText,
     ("files",): FileCopy,
+    ("host_tools",): HostTools,
 }
 
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.files import FileCopy, FilesField
+from belljar.policy.host_tools import HostTools, HostToolsField, default_host_tools
 from belljar.policy.network import Network, read_network
 from belljar.policy.resources import Resources, ResourcesField, Strict
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
@@ -68,6 +69,11 @@ class Policy(Strict):
         description="What the cell reaches, all of it simulated. none: it has no network device at all.",
         json_schema_extra={"default": "none"},
     )
+    host_tools: HostToolsField = Field(
+        default=None,
+        description="Tools of the evaluation that act outside of a cell: MCP servers that run elsewhere, web search, "
+        "hosted code. Default refuse for risk high and critical, report below.",
+    )
 
     @field_validator("tier", mode="after")
     @classmethod
@@ -88,6 +94,11 @@ class Policy(Strict):
 
     def __hash__(self) -> int:
         return hash(json.dumps(self.to_json(), sort_keys=True))
+
+    @property
+    def host_tools_rule(self) -> HostTools:
+        """What becomes of tools that act outside of a cell, by this policy and its risk."""
+        return self.host_tools or default_host_tools(self.risk)
 
     def to_json(self) -> dict[str, Any]:
         """The policy as JSON values, all defaults filled in, sizes in bytes and durations in seconds."""
