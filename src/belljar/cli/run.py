@@ -123,11 +123,13 @@ def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -
     from rich.console import Console
 
     from belljar.report.samples import headline
+    from belljar.report.tools import tool_lines
 
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
     console.print()
     console.print(table(findings))
-    for line in (*network_lines(findings, findings.run_id), *remarks(findings), *more):
+    lines = (*network_lines(findings, findings.run_id), *remarks(findings), *tool_lines(findings.tools), *more)
+    for line in lines:
         console.print(line, markup=False)
     for use in findings.upstreams:
         console.print(use.sentence(), markup=False, style="bold red")

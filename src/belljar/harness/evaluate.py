@@ -19,7 +19,7 @@ import click
 
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness.judge import check_ledger, own_evidence, put_on_record
-from belljar.harness.lifecycle import say
+from belljar.harness.lifecycle import say, tell
 from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
@@ -83,12 +83,14 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         home=request.home,
         source=request.source,
     )
+    from belljar.harness.host_tools import check_known_tools, hold_tools
     from belljar.harness.sole_provider import sole_provider
 
-    with sole_provider(session):
+    with sole_provider(session), hold_tools(session):
         tasks = load_tasks(options, forced=bool(request.policy))
         if session.stopped is not None:
             raise session.stopped
+        tell(session, [said for task in tasks if (said := check_known_tools(task, session))])
         return _run_tasks(request, options, tasks, session)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from belljar.events import JsonValue
+from belljar.policy import LoadedPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,10 @@ class SampleIdentity:
     eval_id: str = ""
     log: str = ""
 
-    def started(self) -> dict[str, JsonValue]:
-        """As the data of its beginning: `log` is where Inspect writes the log that will have it."""
-        return {**self.data(), "log": self.log}
+    def started(self, policy: LoadedPolicy) -> dict[str, JsonValue]:
+        """As the data of its beginning: `log` is where Inspect writes the log that will have it, `host_tools` the tools
+        that may act outside of the cell."""
+        return {**self.data(), "log": self.log, "host_tools": list(policy.policy.host_tools_rule.allow)}
 
     def data(self) -> dict[str, JsonValue]:
         """As an event's data."""

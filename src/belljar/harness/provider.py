@@ -152,7 +152,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
             for each in (cell, *cell.others.values()):
                 session.record(
-                    Event(kind=Kind.SAMPLE_STARTED, data=who.started(), cell_id=each.id, actor=Actor.HARNESS)
+                    Event(
+                        kind=Kind.SAMPLE_STARTED, data=who.started(sample.policy), cell_id=each.id, actor=Actor.HARNESS
+                    )
                 )
         except BaseException as error:
             with anyio.CancelScope(shield=True):
@@ -352,7 +354,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """
         session = self._session
         async with session.source.open_cell(self.policy, run=session.ensure_run(), home=session.home) as cell:
-            started = Event(kind=Kind.SAMPLE_STARTED, data=self.who.started(), cell_id=cell.id, actor=Actor.HARNESS)
+            started = Event(
+                kind=Kind.SAMPLE_STARTED, data=self.who.started(self.policy), cell_id=cell.id, actor=Actor.HARNESS
+            )
             session.record(started)
             await self._stop_if_breached(await self._probe(cell, "start"), cell)
             try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,11 +14,12 @@ from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Action
 from belljar.report.reconcile import Call
 from belljar.report.samples import Transcript
+from belljar.report.tools import HOSTED_USE, Outside, ToolCall
 from belljar.report.verdict import LogRecord, LogStatus
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from inspect_ai.event import Event
+    from inspect_ai.event import Event, ModelEvent
     from inspect_ai.log import EvalLog, EvalSample
     from inspect_ai.scorer import Score
 
@@ -83,6 +85,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         scores={name: str(score.value) for name, score in scores.items() if not is_own_score(score)},
         error=_error(sample.error.message) if sample.error else "",
         calls=tuple(_calls(_all_events(sample, run_id))),
+        tools=tuple(_tools(list(_all_events(sample, run_id)))),
         lowered=_lowered(str(metadata.get(CONTAINMENT, "")) for metadata in said),
         notes=tuple(str(metadata[NOTE]) for metadata in said if NOTE in metadata),
         judged_by=str(judged.get("run_id", "")),
@@ -128,3 +131,40 @@ def _calls(events: Iterable[Event]) -> Iterator[Call]:
                 what=what or "",
                 shown_bytes=len((event.output or "").encode("utf-8", "replace")),
             )
+
+
+def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
+    """The calls of tools. One reached a cell when an operation in a sandbox happened inside of its span."""
+    parents = {event.id: event.parent_id for event in events if event.event == "span_begin"}
+    reached: set[str] = set()
+    for event in events:
+        span = event.span_id if event.event == "sandbox" else None
+        while span is not None and span not in reached:
+            reached.add(span)
+            span = parents.get(span)
+    spans: dict[str, deque[str]] = {}
+    for event in events:
+        # Inspect makes the event of a call before its span, and writes it right after: it names the span around
+        if event.event == "span_begin" and event.type == "tool":
+            spans.setdefault(event.name, deque()).append(event.id)
+        elif event.event == "tool":
+            mine = spans.get(event.function)
+            yield ToolCall(
+                name=event.function,
+                reached_cell=bool(mine and mine.popleft() in reached),
+                began=event.timestamp,
+                ended=event.completed,
+            )
+        elif event.event == "model":
+            yield from _hosted(event)
+
+
+def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
+    """What the model's provider did by itself, as its answer says."""
+    for choice in event.output.choices:
+        content = choice.message.content
+        for each in content if isinstance(content, list) else ():
+            if each.type == "tool_use":
+                # of an MCP server the policy names the server, of the others the tool that was offered
+                name = (each.context or each.name) if each.tool_type == "mcp_call" else each.tool_type
+                yield ToolCall(name=name, outside=HOSTED_USE.get(each.tool_type, Outside.HOSTED))

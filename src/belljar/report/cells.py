@@ -31,6 +31,7 @@ class Operation:
     op: int
     action: Action
     what: str
+    started: datetime | None = None
     user: str = ""
     pty: bool = False
     outcome: Kind | None = None
@@ -59,7 +60,7 @@ class Probing:
 @dataclass(slots=True, kw_only=True)
 class CellFindings:
     """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
-    (output, files).
+    (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all; None: not on record.
     """
 
     cell_id: str
@@ -72,6 +73,7 @@ class CellFindings:
     epoch: int = 1
     uuid: str = ""
     range_id: str = ""
+    host_tools: tuple[str, ...] | None = None
     outcome: str = ""
     operations: dict[int, Operation] = field(default_factory=dict)
     bytes_in: int = 0
@@ -175,7 +177,7 @@ def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
     if kind in _STARTS:
-        _add_start(cell, _STARTS[kind], data)
+        _add_start(cell, _STARTS[kind], data, time)
     elif kind in _ENDS:
         _add_end(cell, kind, data, bodies)
     elif kind is Kind.EXEC_INPUT:
@@ -184,10 +186,15 @@ def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime
         _add_fact(cell, kind, data)
 
 
-def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any]) -> None:
+def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time: datetime) -> None:
     what = shlex.join(data["argv"]) if action is Action.EXEC else str(data["path"])
     operation = Operation(
-        op=data["op"], action=action, what=what, user=str(data.get("user", "")), pty=bool(data.get("pty"))
+        op=data["op"],
+        action=action,
+        what=what,
+        started=time,
+        user=str(data.get("user", "")),
+        pty=bool(data.get("pty")),
     )
     cell.operations[operation.op] = operation
     if action is Action.WRITE:
@@ -220,6 +227,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         case Kind.SAMPLE_STARTED:
             cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
             cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
+            if isinstance(allowed := data.get("host_tools"), list):
+                cell.host_tools = tuple(str(name) for name in allowed)
         case Kind.SAMPLE_FINISHED:
             cell.outcome = str(data.get("outcome", ""))
         case Kind.PROBE_STARTED:

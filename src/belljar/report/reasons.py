@@ -33,6 +33,7 @@ class ReasonCode(StrEnum):
 
     NO_CELL = "no_cell"
     CALLS_OUTSIDE_CELL = "calls_outside_cell"
+    HOST_TOOL_CALLED = "host_tool_called"
     SCORER_VOID = "scorer_void"
     SCORER_BREACHED = "scorer_breached"
 
@@ -82,6 +83,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.TRAFFIC_ANALYSIS_ENDED: "the traffic between cells was not read to its end: {}",
     ReasonCode.NO_CELL: "no cell is on record for this sample",
     ReasonCode.CALLS_OUTSIDE_CELL: "{} call(s) of the transcript never reached a cell",
+    ReasonCode.HOST_TOOL_CALLED: "the tool {} acted outside of the cell, which the policy refuses",
     ReasonCode.SCORER_VOID: "a scorer says void",
     ReasonCode.SCORER_BREACHED: "a scorer says breached",
     ReasonCode.LEDGER_BAD: "the ledger does not verify: {}",

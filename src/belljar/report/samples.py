@@ -11,6 +11,7 @@ from belljar.report.cells import CellFindings, Probing
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.reconcile import Call, Difference
+from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
 from belljar.report.upstreams import UpstreamUse
 
 
@@ -33,6 +34,7 @@ class Transcript:
     notes: tuple[str, ...] = ()
     judged_by: str = ""
     judged_as: str = ""
+    tools: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,12 @@ class Row:
     def verdict(self) -> Verdict:
         """What its reasons mean."""
         return verdict_of(self.reasons)
+
+    @property
+    def tools(self) -> tuple[ToolCall, ...]:
+        """The calls of tools, each with whether it reached a cell."""
+        hidden = [each.started for each in (*self.difference.raised, *self.difference.silent)]
+        return with_hidden_operations(self.transcript.tools, hidden)
 
     @property
     def commands(self) -> int:
@@ -115,6 +123,11 @@ class RunFindings:
     def spares(self) -> tuple[CellFindings, ...]:
         """Cells that were made ahead and not needed."""
         return tuple(cell for cell in self.strays if cell.is_spare)
+
+    @property
+    def tools(self) -> tuple[ToolUse, ...]:
+        """The tools that its samples called."""
+        return tool_uses(call for row in self.rows for call in row.tools)
 
     @property
     def verdict(self) -> Verdict:
@@ -187,6 +200,7 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
             for each in findings.reused
         ],
         "upstreams": [use.to_json() for use in findings.upstreams],
+        "tools": [use.to_json() for use in findings.tools],
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_spare],
         "spare_cells": [cell.cell_id for cell in findings.spares],
     }
@@ -234,4 +248,5 @@ def _row_json(row: Row) -> dict[str, Any]:
             "missing_bytes": difference.missing_bytes,
         },
         "only_in_transcript": len(difference.unfounded),
+        "tools": [use.to_json() for use in tool_uses(row.tools)],
     }

@@ -15,6 +15,7 @@ from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import RECORD_IN_DOUBT, Reason, ReasonCode
 from belljar.report.reconcile import Difference, reconcile
 from belljar.report.samples import Row, RunFindings, Transcript
+from belljar.report.tools import refused_calls
 from belljar.report.upstreams import UpstreamUse
 
 EVALUATION: Final = "run"
@@ -180,6 +181,9 @@ def _sample_reasons(transcript: Transcript, cells: Sequence[CellFindings], diffe
         yield Reason(code=ReasonCode.NO_CELL)
     if difference.unfounded:
         yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(difference.unfounded)))
+    allowed = [name for cell in cells[:1] for name in (("*",) if cell.host_tools is None else cell.host_tools)]
+    for tool in refused_calls(transcript.tools, allowed) if cells else ():
+        yield Reason(code=ReasonCode.HOST_TOOL_CALLED, detail=tool)
     if transcript.lowered is Verdict.VOID:
         yield Reason(code=ReasonCode.SCORER_VOID)
     if transcript.lowered is Verdict.BREACHED:

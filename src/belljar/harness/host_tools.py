@@ -1,0 +1,313 @@
+"""Tools that act outside of a cell: found in a task when it is loaded, and refused before they act where the policy says so.
+
+Held in Inspect: what is offered to a model, each call of a tool, each call that an agent in a cell makes of a tool of
+the host, and the connection to an MCP server, which starts a process on this host. Where the installed Inspect has no
+such place, nothing runs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from inspect_ai._util.registry import is_registry_object, registry_info
+from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
+from inspect_ai.tool import Tool, ToolDef, ToolSource
+from inspect_ai.util import LimitExceededError
+from typing_extensions import override
+
+from belljar.errors import ContainmentBreach, PolicyError
+from belljar.harness import config as configs
+from belljar.harness.lifecycle import tell
+from belljar.harness.options import unknown_inspect
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.policy import HostTools
+from belljar.report.tools import MCP_PREFIX, Outside, outside
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from inspect_ai import Task
+
+    from belljar.harness.session import Session
+
+_MCP: Final = "inspect_ai.tool._mcp"
+_CALL: Final = ["tools", "message", "message_id", "call"]
+_MAX_VISITED: Final = 20_000
+"""Objects of a task that are looked at for tools; a task with more is judged when its tools are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownTool:
+    """A tool that a loaded task holds. `outside`: where it acts, if it is known to act outside of a cell."""
+
+    name: str
+    outside: Outside | None = None
+
+
+def known_tools(task: Task) -> tuple[KnownTool, ...]:
+    """The tools that a task's solvers hold. One that a solver makes while it runs is not among them."""
+    found: dict[KnownTool, None] = {}
+    waiting: deque[object] = deque([task.solver, task.setup])
+    seen: set[int] = set()
+    kept: list[object] = []  # an object that is gone would leave its id to another
+    while waiting and len(kept) < _MAX_VISITED:
+        item = waiting.popleft()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        kept.append(item)
+        known = _known(item)
+        if known is not None:
+            found[known] = None
+        waiting.extend(_held_by(item))
+    return tuple(found)
+
+
+def _known(item: object) -> KnownTool | None:
+    if isinstance(item, ToolDef):
+        return KnownTool(name=item.name, outside=outside(item.name, item.options))
+    if isinstance(item, ToolSource) and type(item).__module__.startswith(_MCP):
+        server = _server_of(item)
+        return KnownTool(name=server, outside=Outside.MCP) if server else None
+    if is_registry_object(item) and registry_info(item).type == "tool" and isinstance(item, Tool):
+        try:
+            tool = ToolDef(item)
+        except Exception:  # noqa: BLE001 - a tool's author may describe it badly; Inspect says so when it is used
+            return KnownTool(name=registry_info(item).name)
+        return KnownTool(name=tool.name, outside=outside(tool.name, tool.options))
+    return None
+
+
+def _server_of(source: ToolSource) -> str:
+    """The name of the MCP server that a source of tools connects to outside of a cell; "" for another source."""
+    config = getattr(source, "_config", None)
+    if config is not None:
+        return f"{MCP_PREFIX}{getattr(config, 'name', '')}"
+    client = getattr(source, "_client", None)
+    return str(getattr(source, "_name", "")) if client is not None and not _is_in_sandbox(client) else ""
+
+
+def _is_in_sandbox(client: Callable[[], Any]) -> bool:
+    """Whether an MCP client is the one for servers that Inspect starts in a sandbox. What is not known is outside."""
+    return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
+
+
+def _held_by(item: object) -> Iterable[object]:
+    """What an object holds: the closure of a function, the members of a collection, the fields of Inspect's objects."""
+    if isinstance(item, (list, tuple, set, frozenset)):
+        return item
+    if isinstance(item, Mapping):
+        return item.values()
+    if isinstance(item, functools.partial):
+        return (item.func, item.args, item.keywords)
+    if isinstance(item, (str, bytes, int, float, type)):
+        return ()
+    cells = getattr(item, "__closure__", None) or ()
+    held = [getattr(cell, "cell_contents", None) for cell in cells]
+    held += [getattr(item, "__self__", None), getattr(item, "__wrapped__", None)]
+    if type(item).__module__.startswith("inspect_ai"):
+        held += list(getattr(item, "__dict__", {}).values())
+    return [each for each in held if each is not None and type(each).__name__ != "module"]
+
+
+def check_known_tools(task: Task, session: Session) -> str:
+    """One sentence about the tools that a task holds, "" for none.
+
+    Raises `PolicyError` for one that a policy of the task's samples refuses.
+    """
+    tools = known_tools(task)
+    rules = _rules(task, session)
+    for tool in tools:
+        if tool.outside and not all(rule.permits(_names(tool.name)) for rule in rules):
+            raise PolicyError(
+                f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), which the policy refuses",
+                where=f"task {printable(task.name)}",
+                mend=_hint(tool.name),
+            )
+    inside = [printable(tool.name) for tool in tools if not tool.outside]
+    beside = [f"{printable(tool.name)} ({tool.outside})" for tool in tools if tool.outside]
+    parts = [f"tools: {', '.join(inside)}"] if inside else []
+    parts += (
+        [f"tools that act OUTSIDE of the cell, by the policy's `host_tools`: {', '.join(beside)}"] if beside else []
+    )
+    return f"task {printable(task.name)}: {'; '.join(parts)}" if parts else ""
+
+
+def _rules(task: Task, session: Session) -> set[HostTools]:
+    specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
+    written = {spec.config for spec in specs if spec is not None}
+    return {_rule(session, config) for config in written or {None}}
+
+
+def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
+    loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
+    return loaded.policy.host_tools_rule
+
+
+def _names(tool: str) -> tuple[str, ...]:
+    """A tool's name, and for an MCP server that the model's provider connects to, the server's."""
+    return (tool, tool.removeprefix(MCP_PREFIX))
+
+
+def _hint(tool: str) -> str:
+    name = printable(_names(tool)[-1])
+    return f"take it out of the task, or let the policy name it: host_tools: {{allow: [{name}]}}"
+
+
+class ToolHold:
+    """One `belljar run`'s hold on the tools that its models call."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def check(self, tool: str, where: Outside | None) -> None:
+        """Raises `ContainmentBreach`, and stops the run, for a tool that the sample's policy refuses."""
+        if where is None:
+            return
+        if not self._rule_here().permits(_names(tool)):
+            self._refuse(tool, where)
+        tell(self._session, [f"the tool {printable(tool)} acts outside of the cell: {where}"])
+
+    async def end_sample(self, error: ContainmentBreach) -> NoReturn:
+        """As `SoleProvider.end_sample`: before the model is asked."""
+        await self._session.await_end()
+        raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
+
+    def _refuse(self, tool: str, where: Outside) -> NoReturn:
+        error = ContainmentBreach(
+            f"the tool {printable(tool)} was about to act outside of the cell ({where}), which the policy refuses",
+            where="tools",
+            mend=_hint(tool),
+        )
+        self._session.breached(error)
+        raise error
+
+    def _rule_here(self) -> HostTools:
+        """Of the sample in this context: its cell's policy. Without one, of the operator's or the default policy."""
+        from inspect_ai.util._sandbox.context import sandbox_environments_context_var
+
+        for environment in (sandbox_environments_context_var.get(None) or {}).values():
+            ours = getattr(environment, "_sandbox", environment)
+            if isinstance(ours, BelljarSandboxEnvironment):
+                return ours.policy.policy.host_tools_rule
+        return _rule(self._session, None)
+
+
+_holding: ToolHold | None = None
+
+
+@hooks(name="belljar_host_tools", description="Looks at the tools that each model call offers.")
+class LookAtTools(Hooks):
+    """Called before each call of a model, with the tools that its provider will be told of."""
+
+    @override
+    def enabled(self) -> bool:
+        """Only while `belljar run` is on."""
+        return _holding is not None
+
+    @override
+    async def on_before_model_generate(self, data: BeforeModelGenerate) -> None:
+        """A refused tool is never offered: the provider could carry it out at once."""
+        hold = _holding
+        if hold is None:
+            return
+        try:
+            for tool in data.tools:
+                hold.check(tool.name, outside(tool.name, tool.options))
+        except ContainmentBreach as error:
+            await hold.end_sample(error)
+
+
+@contextmanager
+def hold_tools(session: Session) -> Iterator[ToolHold]:
+    """Hold Inspect's tools inside the block. Raises `HostError` when the installed Inspect can't be held."""
+    global _holding
+    hold = ToolHold(session)
+    with ExitStack() as stack:
+        _hold_calls(hold, stack)
+        _hold_bridge(hold, stack)
+        if find_spec("mcp") is not None:  # else Inspect has no MCP
+            _hold_mcp(hold, stack)
+        _holding = hold
+        try:
+            yield hold
+        finally:
+            _holding = None
+
+
+def _replace(stack: ExitStack, owner: Any, name: str, make: Callable[[Any], Any]) -> None:  # noqa: ANN401 - a module or class
+    original = getattr(owner, name, None)
+    if not callable(original):
+        raise unknown_inspect(f"{owner.__name__} has no `{name}`")
+    setattr(owner, name, make(original))
+    stack.callback(setattr, owner, name, original)
+
+
+def _hold_calls(hold: ToolHold, stack: ExitStack) -> None:
+    """Each call that Inspect makes of a tool for a model."""
+    from inspect_ai.model import _call_tools
+
+    known = list(signature(_call_tools.call_tool).parameters)[:4]
+    if known != _CALL or "call_tool" not in _names_in(_call_tools._execute_tools_impl):
+        raise unknown_inspect("its tools are called in another way")
+
+    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
+        async def call_tool(*given: Any, **more: Any) -> Any:  # noqa: ANN401 - Inspect's
+            tools, _, _, call = given[:4]
+            for tool in tools:
+                if tool.name == call.function:
+                    hold.check(tool.name, outside(tool.name, tool.options))
+            return await original(*given, **more)
+
+        return call_tool
+
+    _replace(stack, _call_tools, "call_tool", make)
+
+
+def _names_in(function: Callable[..., Any]) -> set[str]:
+    """The global names that a function and those inside it use."""
+    codes, names = [function.__code__], set[str]()
+    while codes:
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [each for each in code.co_consts if isinstance(each, type(code))]
+    return names
+
+
+def _hold_bridge(hold: ToolHold, stack: ExitStack) -> None:
+    """Each call that an agent in a cell makes of a tool of the host."""
+    from inspect_ai.agent._bridge.sandbox import service
+
+    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's function
+        async def execute_host_tool(bridge: Any, server: str, tool: str, arguments: Any) -> Any:  # noqa: ANN401 - Inspect's
+            known = _known(bridge.bridged_tools.get(server, {}).get(tool))
+            if known is not None:
+                hold.check(known.name, known.outside)
+            return await original(bridge, server, tool, arguments)
+
+        return execute_host_tool
+
+    _replace(stack, service, "execute_host_tool", make)
+
+
+def _hold_mcp(hold: ToolHold, stack: ExitStack) -> None:
+    """Each connection to an MCP server: over stdio it starts a program on this host."""
+    from inspect_ai.tool._mcp._local import MCPServerLocalSession
+
+    def make(original: Any) -> Any:  # noqa: ANN401 - Inspect's method
+        def init(self: Any, client: Callable[[], Any], *, name: str, **more: Any) -> None:  # noqa: ANN401 - Inspect's
+            def connect() -> Any:  # noqa: ANN401 - Inspect's context manager
+                hold.check(name, None if _is_in_sandbox(client) else Outside.MCP)
+                return client()
+
+            original(self, connect, name=name, **more)
+
+        return init
+
+    _replace(stack, MCPServerLocalSession, "__init__", make)

@@ -1,0 +1,219 @@
+"""Tools that act outside of a cell: found when a task is loaded, and refused before they act. Real Inspect, fake cells."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.fakes.cell import RecordedCells
+
+from belljar.errors import HostError, PolicyError
+from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
+from belljar.harness.host_tools import hold_tools
+from belljar.harness.session import Session
+from belljar.probe.model import Verdict
+from belljar.report.reasons import ReasonCode
+
+TASK = """
+import sys
+from pathlib import Path
+from inspect_ai import Task, task
+from inspect_ai.agent import react
+from inspect_ai.dataset import Sample
+from inspect_ai.model import (
+    ChatMessageAssistant, ChatCompletionChoice, ContentToolUse, ModelOutput, ModelUsage, get_model
+)
+from inspect_ai.solver import basic_agent, chain, generate, solver, use_tools
+from inspect_ai.tool import ToolCall, bash, code_execution, mcp_server_sandbox, mcp_server_stdio, tool, web_search
+from inspect_ai.util import sandbox
+
+SERVER = [sys.executable, "-c", "from pathlib import Path; Path('server_ran').touch()"]
+
+def model(*calls, answer=None):
+    outputs = [ModelOutput.for_tool_call("mockllm/model", name, arguments) for name, arguments in calls]
+    outputs.append(answer or ModelOutput.from_content("mockllm/model", "done"))
+    for output in outputs:
+        output.usage = ModelUsage()  # else the tokens are counted, by a table that is not on this host
+    return get_model("mockllm/model", custom_outputs=outputs, memoize=False)
+
+def one(solver, *calls, **more):
+    return Task(dataset=[Sample(id="s", input="x")], solver=solver, model=model(*calls, **more))
+
+@tool
+def fetch():
+    async def execute(url: str) -> str:
+        '''Fetch.
+
+        Args:
+            url: Where.
+        '''
+        Path("fetched").touch()
+        return "fetched"
+    return execute
+
+@solver
+def late(*tools):
+    "Makes its tools while it runs: nobody sees them when the task is loaded."
+    makers = {"search": lambda: web_search("tavily"), "code": code_execution, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
+    async def solve(state, generate):
+        made = [makers[name]() for name in tools]
+        state = await use_tools(*made)(state, generate)
+        Path("offered").touch()
+        return await generate(state)
+    return solve
+
+@solver
+def by_hand():
+    "Executes a call that no model was offered."
+    async def solve(state, generate):
+        from inspect_ai.model import execute_tools
+        message = ChatMessageAssistant(content="", tool_calls=[ToolCall(id="1", function="web_search", arguments={"query": "x"})])
+        await execute_tools([message], [web_search("tavily")])
+        return state
+    return solve
+
+@task
+def known_search(): return one([use_tools(bash(), web_search("tavily")), generate()])
+@task
+def known_in_agent(): return one(react(tools=[bash(), code_execution()]))
+@task
+def known_in_basic(): return one(chain(basic_agent(tools=[web_search()])))
+@task
+def known_mcp(): return one([use_tools(mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])), generate()])
+@task
+def known_sandbox_mcp(): return one([use_tools(bash()), generate()]) if False else one(react(tools=[mcp_server_sandbox(command="x")]))
+@task
+def late_search(): return one(late("search"))
+@task
+def late_code(): return one(late("code"))
+@task
+def late_mcp(): return one(late("mcp"))
+@task
+def called_by_hand(): return one(by_hand())
+@task
+def own_tools():
+    return one([use_tools(bash(), fetch()), generate(tool_calls="loop")], ("bash", {"command": "echo hi"}), ("fetch", {"url": "x"}), ("fetch", {"url": "y"}))
+@task
+def hosted():
+    use = ContentToolUse(tool_type="web_search", id="1", name="web_search", arguments="{}", result="found")
+    answer = ModelOutput(model="mockllm/model", choices=[ChatCompletionChoice(message=ChatMessageAssistant(content=[use]))])
+    return one(generate(), answer=answer)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the tasks in it."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "named.yaml").write_text("belljar: 1\nrisk: high\nhost_tools: {allow: [web_search]}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(here: Path, task: str, policy: str = "high") -> RunOutcome:
+    """Run one of the tasks; no cell of the host's."""
+    source = RecordedCells()
+    request = RunRequest(inspect_args=[f"task.py@{task}"], policy=policy, quiet=True, home=here / "home", source=source)
+    return run_evaluation(request)
+
+
+needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp is not installed")
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("known_search", "web_search"),
+        ("known_in_agent", "code_execution"),
+        ("known_in_basic", "web_search"),
+        pytest.param("known_mcp", "notes", marks=needs_mcp),
+    ],
+)
+def test_a_tool_that_a_task_holds_is_refused_when_it_is_loaded(here: Path, task: str, name: str) -> None:
+    """By name, before a run begins; where the policy reports, the operator reads of it."""
+    with pytest.raises(PolicyError, match=name):
+        run(here, task)
+    assert not (here / "home" / "runs").exists()
+
+
+def test_what_the_policy_names_is_let_through(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And said when the task is loaded."""
+    run(here, "known_search", "named.yaml")
+    said = capsys.readouterr().err
+    assert "web_search" in said
+    assert "bash" in said
+
+
+@needs_mcp
+def test_a_server_in_the_cell_is_none_of_them(here: Path) -> None:
+    """It is refused by no policy: nothing of it runs on this host."""
+    outcome = run(here, "known_sandbox_mcp")
+    assert outcome.findings.rows
+
+
+@pytest.mark.parametrize(
+    "task", ["late_search", "late_code", "called_by_hand", pytest.param("late_mcp", marks=needs_mcp)]
+)
+def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
+    """Before the model is asked, the tool called, or the server started: exit 2, with the tool's name on record."""
+    outcome = run(here, task)
+    assert outcome.exit_code == 2
+    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.RUN_ERROR]
+    assert any("outside of the cell" in error for error in errors)
+    assert not (here / "server_ran").exists()
+    assert all(not row.transcript.tools or not row.transcript.tools[0].reached_cell for row in outcome.findings.rows)
+
+
+@needs_mcp
+def test_a_server_runs_where_the_policy_reports(here: Path) -> None:
+    """The wall is what kept it from running in the test above."""
+    run(here, "late_mcp", "low")
+    assert (here / "server_ran").exists()
+
+
+def test_tools_are_counted_and_those_that_never_reach_a_cell_are_named(here: Path) -> None:
+    """From the transcript, in the findings; a task's own tool is its author's, and voids nothing."""
+    outcome = run(here, "own_tools")
+    uses = {use.name: use for use in outcome.findings.tools}
+    assert (uses["bash"].calls, uses["bash"].reached_cell) == (1, 1)
+    assert (uses["fetch"].calls, uses["fetch"].reached_cell, uses["fetch"].is_unexplained) == (2, 0, True)
+    assert (here / "fetched").exists()
+    assert (outcome.exit_code, outcome.findings.verdict) == (0, Verdict.CONTAINED)
+
+
+@pytest.mark.parametrize(("policy", "code"), [("high", 2), ("named.yaml", 0), ("low", 0)])
+def test_what_a_provider_did_by_itself_voids_the_sample(here: Path, policy: str, code: int) -> None:
+    """No tool was offered, so nothing could be refused before; the policy's word is on record with the sample."""
+    outcome = run(here, "hosted", policy)
+    (row,) = outcome.findings.rows
+    codes = [reason.code for reason in row.reasons]
+    assert codes == ([ReasonCode.HOST_TOOL_CALLED] if code else [])
+    assert outcome.exit_code == code
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "inspect_ai.model._call_tools.call_tool",
+        "inspect_ai.model._call_tools._execute_tools_impl",
+        "inspect_ai.agent._bridge.sandbox.service.execute_host_tool",
+    ],
+)
+def test_an_inspect_that_works_otherwise_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the places that are held nothing runs."""
+    monkeypatch.setattr(place, None if place.endswith("host_tool") else lambda: None)
+    with pytest.raises(HostError, match="not known"), hold_tools(Session()):
+        pass
+
+
+def test_everything_is_let_go_afterwards() -> None:
+    """Inspect is as it was."""
+    from inspect_ai.model import _call_tools
+
+    before = _call_tools.call_tool
+    with hold_tools(Session()):
+        assert _call_tools.call_tool is not before
+    assert _call_tools.call_tool is before
+    assert sys.modules["inspect_ai.model._call_tools"] is _call_tools

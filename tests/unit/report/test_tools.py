@@ -1,0 +1,93 @@
+"""Which tools are known to act outside of a cell, and what became of the calls."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from inspect_ai.tool import ToolDef, bash, code_execution, python, text_editor, think, web_search
+
+from belljar.report.tools import (
+    Outside,
+    ToolCall,
+    outside,
+    refused_calls,
+    tool_lines,
+    tool_uses,
+    with_hidden_operations,
+)
+
+
+def where(tool: object) -> Outside | None:
+    """Of one of Inspect's own tools."""
+    known = ToolDef(tool)  # type: ignore[arg-type]
+    return outside(known.name, known.options)
+
+
+def test_inspects_own_tools() -> None:
+    """By what Inspect tells a provider of them: the installed version's own words."""
+    assert where(web_search()) is Outside.WEB_SEARCH
+    assert where(web_search("tavily")) is Outside.WEB_SEARCH
+    assert where(code_execution()) is Outside.HOSTED_CODE
+    local = {"openai": False, "anthropic": False, "google": False, "grok": False, "mistral": False}
+    assert where(code_execution(providers=local)) is None  # type: ignore[arg-type]
+    assert [where(tool) for tool in (bash(), python(), think(), text_editor())] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("web_search", None, None),  # a task's own: a function, which may act in a cell
+        ("mcp_server_docs", {"type": "http"}, Outside.MCP),
+        ("search", {"__internal_tool_type__": "mcp_call"}, Outside.MCP),
+        ("x", {"__internal_tool_type__": "something_new"}, Outside.HOSTED),
+        ("code_execution", {}, None),
+        ("bash", {"timeout": 3}, None),
+    ],
+)
+def test_by_name_and_options(name: str, options: dict[str, object] | None, expected: Outside | None) -> None:
+    """What a provider may carry out and nobody knows is outside."""
+    assert outside(name, options) is expected
+
+
+def test_calls_are_counted_by_tool() -> None:
+    """With how many reached a cell; one that never did is named, but not what keeps notes."""
+    calls = [
+        ToolCall(name="bash", reached_cell=True),
+        ToolCall(name="bash"),
+        ToolCall(name="fetch"),
+        ToolCall(name="submit"),
+        ToolCall(name="web_search", outside=Outside.WEB_SEARCH),
+    ]
+    uses = {use.name: use for use in tool_uses(calls)}
+    assert (uses["bash"].calls, uses["bash"].reached_cell) == (2, 1)
+    assert [name for name, use in uses.items() if use.is_unexplained and not use.outside] == ["fetch"]
+    assert len(tool_lines(tuple(uses.values()))) == 1 + len(uses)
+    assert tool_lines(()) == []
+
+
+def test_what_is_shown_is_escaped() -> None:
+    """A tool's name may be the model's."""
+    (_, line) = tool_lines(tool_uses([ToolCall(name="\x1b[2J")]))
+    assert "\x1b" not in line
+
+
+def test_an_operation_that_raised_counts_by_its_time() -> None:
+    """The transcript has no event of it."""
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    call = ToolCall(name="bash", began=began, ended=began + timedelta(seconds=2))
+    inside, after = began + timedelta(seconds=1), began + timedelta(seconds=3)
+    assert [each.reached_cell for each in with_hidden_operations([call], [inside])] == [True]
+    assert [each.reached_cell for each in with_hidden_operations([call], [after, None])] == [False]
+
+
+def test_refused_calls() -> None:
+    """Only what acted outside, and is not named."""
+    calls = [
+        ToolCall(name="web_search", outside=Outside.WEB_SEARCH),
+        ToolCall(name="docs", outside=Outside.MCP),
+        ToolCall(name="bash"),
+    ]
+    assert refused_calls(calls, []) == ["web_search", "docs"]
+    assert refused_calls(calls, ["docs"]) == ["web_search"]
+    assert refused_calls(calls, ["*"]) == []
