@@ -14,6 +14,7 @@ from typing import Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.plan.network import StandInPlan
+from belljar.policy.regular import read_regular
 from belljar.units import format_size, printable
 
 MAX_APP_BYTES: Final = 64 << 20
@@ -63,7 +64,12 @@ def app_archive(stand_in: StandInPlan) -> bytes:
     if len(found) > MAX_APP_FILES or total_bytes > MAX_APP_BYTES:
         most = f"{MAX_APP_FILES:,} files with {format_size(MAX_APP_BYTES)}"
         raise _refused(stand_in, f"{len(found):,} files with {format_size(total_bytes)}; at most {most}")
-    return _archive((str(path.relative_to(directory)), path.read_bytes()) for path in found)
+    try:
+        names = [str(path.relative_to(directory)) for path in found]
+        return _archive([(name, read_regular(directory, name, MAX_APP_BYTES)) for name in names])
+    except (OSError, ValueError) as error:
+        reason = error.strerror or "an error" if isinstance(error, OSError) else str(error)
+        raise _refused(stand_in, f"a file of it can't be read: {reason.lower()}") from error
 
 
 def _archive(files: Iterator[tuple[str, bytes]] | Sequence[tuple[str, bytes]]) -> bytes:

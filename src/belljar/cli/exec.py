@@ -118,9 +118,10 @@ async def _exec(
         return code
 
 
-def typed_policy(policy: str | None, tier: str | None) -> LoadedPolicy:
+def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True) -> LoadedPolicy:
     """The policy that the operator typed, under the settings of this host. What they change of it,
-    and what of it leaves this host, is said on standard error. Raises as `resolve_here`.
+    and with `announces` what of it leaves this host, is said on standard error. Raises as
+    `resolve_here`.
     """
     from belljar.host.settings import read_settings, within_settings
     from belljar.plan.network_radius import announcements
@@ -131,7 +132,7 @@ def typed_policy(policy: str | None, tier: str | None) -> LoadedPolicy:
     if loaded != asked:
         words = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as {settings.least_risk_from} says"
         click.echo(f"belljar: {printable(words)}", err=True)
-    for sentence in announcements(loaded):
+    for sentence in announcements(loaded) if announces else ():
         click.echo(f"belljar: {sentence}", err=True)
     return loaded
 

@@ -32,7 +32,7 @@ def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) ->
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan import make_plan, render_plan
 
-    loaded, home = typed_policy(policy, tier), belljar_home()
+    loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
     check_stand_ins(loaded)
     facts, image = host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image)
     made = make_plan(loaded.policy, facts, image, base=loaded.base)

@@ -22,7 +22,7 @@ from belljar.harness.compose_file import (
     is_dockerfile_name,
     read_document,
 )
-from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
+from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfi
     if config is None:
         return beside_policy(directory)
     path = (directory / str(config)).absolute()
+    check_below(path, directory)
     return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
 
 
@@ -122,6 +123,7 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> tuple[dict[st
     if is_dockerfile_name(str(config)):
         return None, True
     path = directory / str(config)
+    check_below(path.absolute(), directory)
     is_compose = is_compose_name(str(config)) or (spec.type != OURS and path.suffix in {".yaml", ".yml"})
     return (read_document(path) if is_compose else None), False
 

@@ -93,6 +93,7 @@ def described(config: BaseModel | str | None) -> tuple[BelljarConfig, tuple[str,
         return config, ()
     if not isinstance(config, str):
         return _of_model(config)
+    check_below(Path(config).absolute(), Path.cwd())  # Inspect works in the task's directory then
     if is_compose_name(config):
         path = Path(config)
         return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
@@ -121,6 +122,19 @@ def of_compose(
     if isinstance(judgement, Refused):
         raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
     return base.model_copy(update=dict(judgement.changes)), judgement.notes
+
+
+def check_below(path: Path, directory: Path) -> None:
+    """A file that a task names below its own directory is there: no directory on the way is a link out. Raises `PolicyError`."""
+    home = os.path.realpath(directory)
+    written = os.path.normpath(path)
+    is_named_below = Path(written).is_relative_to(directory.absolute()) or Path(written).is_relative_to(home)
+    if is_named_below and not Path(os.path.realpath(path.parent)).is_relative_to(home):
+        raise PolicyError(
+            "a link on the way to it leads out of the task's directory",
+            where=printable(str(path)),
+            mend="put the file itself there, or name it where it is",
+        )
 
 
 def beside_policy(directory: Path) -> BelljarConfig:

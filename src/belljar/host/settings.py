@@ -8,6 +8,7 @@ kernel keeps of the environment at the start.
 from __future__ import annotations
 
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -71,7 +72,7 @@ def settings_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The host's, then the user's: below `$XDG_CONFIG_HOME`, or `~/.config`."""
     home = Path(environ.get("XDG_CONFIG_HOME", ""))
     if not home.is_absolute():
-        home = Path(environ.get("HOME") or Path.home()) / ".config"
+        home = Path(environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir) / ".config"
     return HOST_FILE, home / "belljar" / "settings.yaml"
 
 

@@ -124,6 +124,7 @@ class Watch:
         self._open = {lines.control, lines.events}
         self._is_ending = self._has_ended = False
         self._untold = 0
+        self._next_look_s = 0.0
         self._last_word = threading.Event()
         self._said = b""
         self._budget = budget
@@ -234,6 +235,9 @@ class Watch:
                 self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
 
     def _look_at_upstreams(self) -> None:
+        if time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + _LISTEN_S
         try:
             self._dialler.look(self._say_dialled)
         except ValueError:  # the range is over: its connections are ended next

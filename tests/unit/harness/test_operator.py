@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -212,3 +215,47 @@ def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -
                 opened_policy(task_file, name)
             assert refused.value.where == str(policy)
             assert "hunter2" not in str(refused.value)
+
+
+def test_a_policy_behind_a_directory_that_is_a_link_out_is_refused(task_file: Path, tmp_path: Path) -> None:
+    """Named by a task's code below its own directory, it is there; likewise a compose file. One that is named elsewhere is where it is named."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/belljar.yaml").write_text("belljar: 1\nrisk: low\n")
+    (tmp_path / "elsewhere/one-compose.yaml").write_text("services: {default: {image: hunter2}}")
+    (task_file.parent / "way").symlink_to("../elsewhere")
+    code = TASK.replace('"belljar.yaml"', '"way/belljar.yaml"').replace('"one-compose.yaml"', '"way/one-compose.yaml"')
+    task_file.write_text(code)
+    for name in ("coded", "of_a_sample", "of_compose"):
+        with pytest.raises(PolicyError, match="link on the way"):
+            opened_policy(task_file, name)
+    task_file.write_text(code.replace("way/", f"{tmp_path}/elsewhere/"))
+    assert opened_policy(task_file, "of_compose", allow=True).policy.image == "hunter2"
+
+
+def test_plain_inspect_eval_asks_the_operator_too(task_file: Path, tmp_path: Path) -> None:
+    """A real process: a policy beside a task, and a `.env` file that would allow it, reach nothing; nor does a link out. Nothing runs."""
+    (task_file.parent / ".env").write_text("BELLJAR_ALLOW_UPSTREAMS=1\nBELLJAR_POLICY=belljar.yaml\n")
+    keep = ("PATH", "HOME", "LANG", "VIRTUAL_ENV")
+    environ = {name: os.environ[name] for name in keep if name in os.environ}
+    environ |= {"BELLJAR_HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    (tmp_path / "secret").write_text("hunter2: hunter2\n")
+    eval_argv = ("-m", "inspect_ai", "eval", "task.py@beside", "--model", "mockllm/model", "--display", "plain")
+    said = []
+    for link in (False, True):
+        if link:
+            (task_file.parent / "belljar.yaml").unlink()
+            (task_file.parent / "belljar.yaml").symlink_to("../secret")
+        done = subprocess.run(
+            [sys.executable, *eval_argv],
+            cwd=task_file.parent,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said.append(" ".join((done.stdout + done.stderr).split()))
+    assert "reaches something real" in said[0]
+    assert "BELLJAR_ALLOW_UPSTREAMS=1" in said[0]
+    assert "link leads out" in said[1]
+    assert "hunter2" not in said[1]

@@ -41,12 +41,12 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
     if not directory.is_dir():
         return (f"{directory}: no such directory",)
     repositories = dict(find_repositories(directory))
-    found = [
-        f"{directory / link}: a symbolic link, which is not followed; put the file itself there"
-        for link in links_in(directory)
-    ]
-    found += [f"{path}: {reason}" for path in repositories.values() if (reason := why_not(path))]
-    found += [f"{path}: {reason}" for path in repositories.values() if (reason := _unreadable(path))]
+    links = [directory / link for link in links_in(directory)]
+    found = [f"{link}: a symbolic link, which is not followed; put the file itself there" for link in links]
+    # Of a repository with a link in it nothing is read, not even to say more.
+    whole = [path for path in repositories.values() if not any(path in link.parents for link in links)]
+    found += [f"{path}: {reason}" for path in whole if (reason := why_not(path))]
+    found += [f"{path}: {reason}" for path in whole if (reason := _unreadable(path))]
     for path in sorted(directory.iterdir()):
         if not path.is_symlink() and not any(one == path or path in one.parents for one in repositories.values()):
             found.append(f"{path}: not a bare repository (made by git clone --bare or git init --bare)")

@@ -83,3 +83,20 @@ def test_check_names_the_files(tmp_path: Path) -> None:
     ):
         assert part in text
     assert len(check({}, tmp_path)) == 6
+
+
+def test_nothing_is_read_by_a_link_in_a_repository(tmp_path: Path) -> None:
+    """What it leads to may be a secret, or have no end: the link is named, and nothing of what is behind it."""
+    (tmp_path / "secret").write_text("1" * 40 + " refs/heads/hunter2\n")
+    (served := tmp_path / "served").mkdir()
+    for name, file, target in (
+        ("a", "packed-refs", "../../secret"),
+        ("b", "HEAD", "/dev/zero"),
+        ("c", "config", "/dev/zero"),
+    ):
+        subprocess.run(["git", "init", "-q", "--bare", str(served / f"{name}.git")], check=True)
+        (served / f"{name}.git" / file).unlink(missing_ok=True)
+        (served / f"{name}.git" / file).symlink_to(target)
+    said = check({}, served)
+    assert [sentence for sentence in said if "a symbolic link" in sentence]
+    assert "hunter2" not in "".join(said)
