@@ -146,7 +146,7 @@ def _rules(task: Task, session: Session) -> set[HostTools]:
 
 
 def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
-    loaded = configs.load(config, forced=session.forced_policy, forced_tier=session.forced_tier)
+    loaded = configs.load(config, **session.operators_word)
     return loaded.policy.host_tools_rule
 
 

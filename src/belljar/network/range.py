@@ -74,13 +74,12 @@ async def open_range(
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, patience_s, serve: see `making.RangeSpec`.
+        network, layout, directory, check_every_s, patience_s, serve, reach: see `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
         on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
             ended or hangs, `LedgerError` when it could not be recorded. Its processes are dead by then; its cells are the caller's to end.
         answer: what the gateway asks the owner (`openai`).
-        reach: how the plan's upstreams are reached: by this host's own resolver and routes.
         spending: what all ranges of the run have spent on upstreams; default: this one's alone.
 
     Raises:

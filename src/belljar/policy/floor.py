@@ -5,6 +5,7 @@ field, and the tighter of both. Pure.
 |---|---|
 | `risk`, and the tier that risk and `tier` demand together | higher |
 | each of `resources` | smaller |
+| `host_tools` | fewer tools that may act outside of a cell |
 | `network` | none; else the operator's own |
 | `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
 
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from belljar.errors import PolicyError
+from belljar.policy.host_tools import ANY, HostTools
 from belljar.policy.load import LoadedPolicy, with_changes
 from belljar.policy.model import Policy
 from belljar.policy.network import Network, Upstream
@@ -39,6 +41,8 @@ def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
     for field in fields(Resources):
         if getattr(policy.resources, field.name) > getattr(floor.resources, field.name):
             yield f"resources.{field.name.removesuffix('_bytes').removesuffix('_s')}"
+    if policy.host_tools_rule != _fewer_tools(policy.host_tools_rule, floor.host_tools_rule):
+        yield "host_tools"
     if policy.network is None:
         return
     if floor.network is None:
@@ -82,6 +86,7 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
         "risk": risk,
         "tier": _tier(risk, ours.tier, theirs.tier),
         "network": network,
+        "host_tools": _fewer_tools(ours.host_tools_rule, theirs.host_tools_rule),
     }
     made = with_changes(loaded, changes).policy
     resources = _smaller(ours.resources, theirs.resources)
@@ -115,6 +120,13 @@ def _smaller(ours: Resources, theirs: Resources) -> Resources:
     return Resources(
         **{field.name: min(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(Resources)}
     )
+
+
+def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
+    """What both allow, as the first has it."""
+    if ANY in ours.allow:
+        return theirs
+    return ours if ANY in theirs.allow else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
 
 
 def _tighter_network(ours: Network | None, theirs: Network | None) -> Network | None:

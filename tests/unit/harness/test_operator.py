@@ -177,7 +177,7 @@ def test_what_a_task_does_not_get_is_told(task_file: Path, start: dict[str, str]
     """By the fields in which it asked for more."""
     start["BELLJAR_POLICY"] = "high"
     (told,) = notes_on(str(task_file.parent / "belljar.yaml"))
-    assert "risk, tier, resources.memory, network" in told
+    assert "risk, tier, resources.memory, host_tools, network" in told
     assert notes_on(None) == ()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.errors import PolicyError
-from belljar.policy import LoadedPolicy, Risk, parse_policy
+from belljar.policy import LoadedPolicy, Policy, Risk, parse_policy
 from belljar.policy.floor import looser_fields, tightened, with_least_risk
 from belljar.policy.network import RUN_BUDGETS
 
@@ -33,6 +33,7 @@ SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
 ORDER = [  # (what the task says, what the operator says, where the task is looser)
     ("", "", ()),
     ("risk: low\n", "risk: medium\n", ("risk", "tier")),
+    ("risk: low\n", "risk: high\n", ("risk", "tier", "host_tools")),
     ("risk: medium\n", "risk: low\n", ()),
     ("", "tier: gvisor\n", ("tier",)),
     ("risk: critical\n", "tier: gvisor\n", ()),
@@ -50,6 +51,11 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     (upstreams(LESS), upstreams(ONE), ()),
     (upstreams(ONE), upstreams(LESS), ("network.upstreams (a.example)",)),
     (upstreams(OTHER), upstreams(ONE), ("network.upstreams (b.example)",)),
+    ("host_tools: report\n", "host_tools: refuse\n", ("host_tools",)),
+    ("host_tools: refuse\n", "host_tools: report\n", ()),
+    ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, c]}\n", ("host_tools",)),
+    ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, a, c]}\n", ()),
+    ("risk: high\nhost_tools: {allow: [a]}\n", "risk: high\n", ("host_tools",)),
     ("image: other\nuser: '7'\nworkdir: /x\nenv: {A: b}\nname: n\n", "", ()),
 ]  # fmt: skip
 
@@ -166,11 +172,16 @@ _RESOURCES = st.builds(
     st.integers(1, 9999),
 )
 _POLICY = st.builds(
-    lambda risk, tier, resources, network: (
-        f"risk: {risk}\n{tier}{resources}" + (network if risk in ("low", "medium") else "")
+    lambda risk, tier, tools, resources, network: (
+        f"risk: {risk}\n{tier}{tools}{resources}" + (network if risk in ("low", "medium") else "")
     ),
     st.sampled_from(["low", "medium", "high", "critical"]),
     st.sampled_from(["", "tier: microvm\n"]),
+    st.just("")
+    | st.sampled_from(["refuse", "report"]).map("host_tools: {}\n".format)
+    | st.lists(st.sampled_from(["a", "b", "c", "'*'"]), min_size=1).map(
+        lambda names: f"host_tools: {{allow: [{', '.join(names)}]}}\n"
+    ),
     st.just("") | _RESOURCES,
     _NETWORK,
 )
@@ -185,4 +196,14 @@ def test_never_looser_than_the_floor(task: str, operator: str) -> None:
     assert made.policy.risk >= ours.policy.risk
     assert "network.upstreams" not in " ".join(looser_fields(made.policy, ours.policy))
     assert not [name for name in looser_fields(made.policy, ours.policy) if name.startswith(("resources", "tier"))]
+    for name in ("a", "b", "c", "d"):
+        both = ours.policy.host_tools_rule.permits([name]) and floor.policy.host_tools_rule.permits([name])
+        assert made.policy.host_tools_rule.permits([name]) == both
     assert tightened(made, floor).policy == made.policy
+
+
+def test_every_field_of_a_policy_has_an_order_or_none() -> None:
+    """A new field is decided here: whether an operator's word on it is a floor, or it is what a cell holds."""
+    ordered = {"risk", "tier", "resources", "network", "host_tools"}
+    held = {"belljar", "name", "image", "user", "workdir", "env", "files"}
+    assert set(Policy.model_fields) == ordered | held
