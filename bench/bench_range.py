@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 
 from belljar.events import MemoryRecorder
+from belljar.host.cgroups import cgroup_fact, parse_hierarchies
 from belljar.network.processes import SERVE
 from belljar.network.range import Range, open_range
 from belljar.plan.addresses import RangeLayout, lay_out
@@ -31,7 +32,11 @@ SHOP = StandInPlan(
     ports=(PortPlan(number=80, protocol="http"),),
     settings={"routes": [{"path": "/", "body": "hello"}]},
 )
-NETWORK = NetworkPlan(stand_ins=(SHOP,))
+GROUPS = cgroup_fact(
+    parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()),
+    is_root=os.geteuid() == 0,
+)
+NETWORK = NetworkPlan(stand_ins=(SHOP,), controllers=GROUPS.controllers)
 
 
 def layout() -> RangeLayout:

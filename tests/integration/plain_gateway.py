@@ -72,6 +72,21 @@ def lie(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) ->
     os._exit(1)
 
 
+def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Serves nobody, and uses all the processor time that it gets."""
+    _ready(events)
+    while True:
+        pass
+
+
+def hoard(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Serves nobody, and uses all the memory that it gets."""
+    _ready(events)
+    held = []
+    while True:
+        held.append(b"x" * (1 << 20))
+
+
 def _ready(events: socket.socket) -> None:
     events.setblocking(True)
     events.send(json.dumps({"id": 1, "kind": READY, "data": {"certificate": ""}, "bodies": []}).encode())

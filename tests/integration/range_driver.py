@@ -461,9 +461,15 @@ SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
 
 def main(scenario: str, home: str) -> None:
     """Run one."""
-    from tests.integration import range_blows, range_ends, range_floods, range_reading  # import this module
+    from tests.integration import (  # import this module
+        range_blows,
+        range_ends,
+        range_floods,
+        range_groups,
+        range_reading,
+    )
 
-    parts = (range_blows, range_ends, range_floods, range_reading)
+    parts = (range_blows, range_ends, range_floods, range_groups, range_reading)
     scenarios = {**SCENARIOS, **{name: run for part in parts for name, run in part.SCENARIOS.items()}}
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 

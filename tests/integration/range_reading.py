@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.range_driver import POUR, Scene, cell
+from tests.integration.range_groups import controllers
 
 from belljar.events import MemoryRecorder
 from belljar.network import datagrams, reading
@@ -54,7 +55,8 @@ async def read(home: Path) -> dict[str, Any]:
     layout = lay_out(PLAN, ["agent"], random_bytes=os.urandom(16), avoid=[])
     with shared_zygote(home):
         asked = write(home, [frame(layout, SYN_ACK), frame(layout, ACK, REQUEST)])
-        task = Task.of([asked], {}, range_id="r-1", layout=layout, network=PLAN)
+        plan = replace(PLAN, controllers=controllers())
+        task = Task.of([asked], {}, range_id="r-1", layout=layout, network=plan)
         whole = told(task, home)
         parts = [frame(layout, ACK, bytes(50_000), sequence=1 + 50_000 * at) for at in range(80)]
         write(home, [frame(layout, SYN_ACK), *parts])
@@ -110,6 +112,8 @@ def look(task: Task, home: Path) -> dict[str, Any]:
         return {
             "apart": links,
             "uids": uids,
+            "groups": len(task.network.controllers),
+            "own_groups": (proc / "cgroup").read_text().count("/cell-r-"),
             **{name: status[name] for name in ("CapEff", "CapBnd", "Seccomp", "NoNewPrivs")},
         }
 

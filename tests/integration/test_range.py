@@ -83,7 +83,14 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
         libraries = copy_package(base / "lib")
         copy_distributions(["h11", "hypercorn", "cryptography"], libraries)
         (libraries / "tests/integration").mkdir(parents=True)
-        drivers = ("range_driver.py", "range_blows.py", "range_ends.py", "range_floods.py", "range_reading.py")
+        drivers = (
+            "range_driver.py",
+            "range_blows.py",
+            "range_ends.py",
+            "range_floods.py",
+            "range_groups.py",
+            "range_reading.py",
+        )
         for name in (*drivers, "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")
         (base / "home").mkdir()
@@ -414,3 +421,4 @@ def test_a_record_is_read_by_a_process_that_is_shut_in(who: Who) -> None:
     assert look["apart"] == {"net": True, "mnt": True}
     assert (look["CapEff"], look["CapBnd"], look["Seccomp"], look["NoNewPrivs"]) == ("0" * 16, "0" * 16, "2", "1")
     assert "0" not in look["uids"]
+    assert bool(look["own_groups"]) == bool(look["groups"])

@@ -1,4 +1,4 @@
-"""Control groups of a cell: one in each hierarchy, made, limited, looked at and removed. Version 1 and 2.
+"""Control groups of a cell or a range: one in each hierarchy, made, limited, looked at and removed. Version 1 and 2.
 
 Where the host hands out no group (an ordinary user without delegation), there are none: the jail then bounds memory by its address space, and the plan says so.
 """
@@ -17,7 +17,7 @@ from belljar.errors import HostError
 from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies, sweep_trials
 from belljar.host.model import CgroupVersion
 from belljar.isolation.process import raise_if_blind
-from belljar.plan.jail import JailLimits
+from belljar.plan.jail import GroupLimits
 
 _CPU_PERIOD_US: Final = 100_000
 _REMOVE_PATIENCE_S: Final = 0.5
@@ -27,7 +27,7 @@ _Settings = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellGroups:
-    """The groups of one cell, by controller; `unified` when one directory of version 2 serves all."""
+    """The groups of one cell or range, by controller; `unified` when one directory of version 2 serves all."""
 
     paths: Mapping[str, Path]
     unified: bool
@@ -38,13 +38,16 @@ class CellGroups:
         return tuple(dict.fromkeys(self.paths.values()))
 
 
+NO_GROUPS: Final = CellGroups(paths={}, unified=False)
+
+
 def plan_groups(
     cell_id: str, controllers: Iterable[str], *, parents: Mapping[str, Path] | None = None, unified: bool | None = None
 ) -> CellGroups:
     """Where the cell's groups will be. Looks at the host unless it is told. Raises `HostError` when a controller that the plan counts on isn't there."""
     wanted = tuple(controllers)
     if not wanted:
-        return CellGroups(paths={}, unified=False)
+        return NO_GROUPS
     if parents is None or unified is None:
         parents, unified = _host_parents()
     if missing := [name for name in wanted if name not in parents]:
@@ -73,7 +76,7 @@ def _host_parents() -> tuple[Mapping[str, Path], bool]:
     return {name: Path(parent) for name, parent in fact.parents.items()}, fact.version is CgroupVersion.V2
 
 
-def make_groups(groups: CellGroups, limits: JailLimits) -> None:
+def make_groups(groups: CellGroups, limits: GroupLimits) -> None:
     """Make the groups and set their limits. Raises `HostError`; what was made by then is the caller's to remove (the journal names it)."""
     with _told():
         if groups.unified:
@@ -84,14 +87,28 @@ def make_groups(groups: CellGroups, limits: JailLimits) -> None:
             _limit(groups, controller, limits)
 
 
-def limit_cpu(groups: CellGroups, limits: JailLimits) -> None:
+def join(groups: CellGroups, pid: int) -> None:
+    """Put a process into the groups, all its threads; one that has ended is passed over. Raises `HostError`."""
+    with _told(), contextlib.suppress(ProcessLookupError):
+        for directory in groups.directories:
+            (directory / "cgroup.procs").write_text(str(pid))
+
+
+def remove_empty(groups: CellGroups) -> None:
+    """Remove those groups in which no process is: what is left is for the look at what is left."""
+    for directory in groups.directories:
+        if not processes_in(directory):
+            remove_group(directory)
+
+
+def limit_cpu(groups: CellGroups, limits: GroupLimits) -> None:
     """Set the processor's quota alone, of groups that were made without. Raises `HostError`."""
     with _told():
         if "cpu" in groups.paths:
             _limit(groups, "cpu", limits)
 
 
-def _limit(groups: CellGroups, controller: str, limits: JailLimits) -> None:
+def _limit(groups: CellGroups, controller: str, limits: GroupLimits) -> None:
     for name, value in _settings(controller, limits, unified=groups.unified):
         _set(groups.paths[controller] / name, value)
 
@@ -116,7 +133,7 @@ def _enable_controllers(groups: CellGroups) -> None:
             file.write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
 
-def _settings(controller: str, limits: JailLimits, *, unified: bool) -> _Settings:
+def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settings:
     """(file, value) of a controller's limits. A name that ends in `?` may be missing on this kernel."""
     quota = limits.cpu_quota_percent
     memory = str(limits.memory_max_bytes)

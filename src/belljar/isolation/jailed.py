@@ -200,9 +200,7 @@ class Jailed:
         self.count_oom_kills()
         self.count_refused_forks()
         self.memory_peak_bytes()
-        for directory in self.groups.directories:
-            if not cgroup.processes_in(directory):
-                cgroup.remove_group(directory)
+        cgroup.remove_empty(self.groups)
         for directory in self.belongings.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._let_go()

@@ -18,6 +18,7 @@ from belljar.network.confine import FILES_ROOT
 from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, as_neighbour, as_stand_in
+from belljar.network.packets import held, join
 from belljar.network.processes import SERVE, Zygote
 from belljar.network.spending import RunSpending
 from belljar.network.watch import Lines
@@ -135,6 +136,24 @@ def _packet_files(directory: Path) -> Iterator[list[int]]:
                 mend="free some space there, or put BELLJAR_HOME elsewhere",
             ) from exc
         yield files
+
+
+def packet_files(directory: Path) -> tuple[Path, ...]:
+    """Those of the packet record that hold a frame. Raises `OSError`."""
+    return held(directory / name for name in (PACKETS, *PACKETS_BESIDE))
+
+
+def join_packets(directory: Path) -> str:
+    """Put the packet record into one file. When the disk has no room for that: what became of it."""
+    beside = [directory / name for name in PACKETS_BESIDE]
+    if not any(path.exists() for path in beside):
+        return ""
+    try:
+        join(directory / PACKETS, *beside)
+    except OSError as exc:
+        names = " and ".join(path.name for path in packet_files(directory))
+        return f"{exc.strerror}: the packet record stays in several files, {names}, each whole"
+    return ""
 
 
 def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:

@@ -26,17 +26,18 @@ from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network import datagrams, links
 from belljar.network.budget import Budget
 from belljar.network.dial import Dialler, Reach
+from belljar.network.groups import RangeGroups
 from belljar.network.making import (
     CHECK_EVERY_S,
     PACKETS,
-    PACKETS_BESIDE,
     PATIENCE_S,
     RangeSpec,
     Uids,
     close_lines,
     fork_pair,
+    join_packets,
+    packet_files,
 )
-from belljar.network.packets import held, join
 from belljar.network.processes import SERVE, map_ids, shared_zygote
 from belljar.network.spending import RunSpending
 from belljar.network.watch import Answer, Lines, Watch
@@ -135,6 +136,8 @@ class Range:
         self._watch: Watch | None = None
         self._pins: dict[str, int] = {}
         self._attached: dict[str, int] = {}
+        self._groups: RangeGroups | None = None
+        self._group_counts: dict[str, int] = {}
         self._requests = threading.Lock()
         self._next_request = 0
         self._ending, self._pinning = threading.Lock(), threading.Lock()
@@ -154,11 +157,7 @@ class Range:
     @property
     def packet_files(self) -> tuple[Path, ...]:
         """All that there is of the packet record: several files while the range lives, and where the disk had no room to make one of them."""
-        return held((self.pcap, *self._packets_beside))
-
-    @property
-    def _packets_beside(self) -> list[Path]:
-        return [self._spec.directory / name for name in PACKETS_BESIDE]
+        return packet_files(self._spec.directory)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -261,12 +260,16 @@ class Range:
 
     def _make(self) -> None:
         uids, locks = self._take_ids()
-        self._entry = own_entry(self.id, "range", host_uid=uids.gateway)
+        network = self._spec.network
+        groups = RangeGroups(self.id, network.controllers, network.group_limits)
+        self._entry = own_entry(self.id, "range", host_uid=uids.gateway, cgroups=groups.directories)
         try:
             self._journal.write(self._entry)
         except OSError as exc:
             where = str(self._journal.directory)
             raise HostError(f"the journal can't be written: {exc.strerror}", where=where) from exc
+        self._groups = groups
+        groups.make()
         zygote = self._zygote.enter_context(shared_zygote(self._home, self._spec.serve))
         self._mark("zygote")
         lines = self._lines = fork_pair(zygote, self._spec, uids, locks)
@@ -288,6 +291,8 @@ class Range:
         self._watch.start()
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})
+        groups.join(keeper, gateway)  # they are busy shutting themselves in: no guest is there yet
+        self._mark("groups")
         self._wait_up(lines)
 
     def _died(self, error: BelljarError) -> None:
@@ -457,6 +462,8 @@ class Range:
         with self._held:
             if self._entry is None:
                 return Destruction(survivors=(), looked_for=(), duration_ms=(time.monotonic() - started) * 1000)
+            if self._groups is not None:
+                self._group_counts = self._groups.end()
             destruction = destroy_remains(self._entry, started, store=self._home)
             close_all(self._pins.values())
             self._pins = {}
@@ -466,15 +473,10 @@ class Range:
             return destruction
 
     def _settle_packets(self) -> None:
-        if self._lines is not None and any(path.exists() for path in self._packets_beside):
-            try:
-                join(self.pcap, *self._packets_beside)
-            except OSError as exc:
-                names = " and ".join(path.name for path in self.packet_files)
-                effect = f"{exc.strerror}: the packet record stays in several files, {names}, each whole"
-                bound = self._spec.network.bounds.packet_record_bytes
-                data: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound, "effect": effect}
-                self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self.id}))
+        if self._lines is not None and (effect := join_packets(self._spec.directory)):
+            bound = self._spec.network.bounds.packet_record_bytes
+            data: dict[str, JsonValue] = {"limit": "packet_record_files", "value": bound, "effect": effect}
+            self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self.id}))
 
     def _record_destroyed(self, destruction: Destruction) -> None:
         data: dict[str, JsonValue] = {
@@ -484,7 +486,7 @@ class Range:
             "checked": list(destruction.looked_for),
             "not_checked": list(destruction.not_checked),
             "duration_ms": round(destruction.duration_ms, 1),
-            "counters": dict(self.counters()),
+            "counters": {**self.counters(), **self._group_counts},
         }
         self._recorder.record(Event(kind=Kind.RANGE_DESTROYED, data=data))
 

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,13 +19,17 @@ from typing import Any, Final
 from belljar.errors import BelljarError, LedgerError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.identity import hold_identity
+from belljar.isolation.journal import Journal, new_range_id, own_entry
+from belljar.isolation.process import ProcessId
 from belljar.network import datagrams
 from belljar.network.budget import Budget, cost_bytes
 from belljar.network.events_wire import MAX_DATAGRAM_BYTES, Ready, Said, UpDecoder, WireViolation
 from belljar.network.exchanges import NOT_FURTHER
+from belljar.network.groups import RangeGroups
 from belljar.network.hindsight import IN_PACKETS, MAX_EVENTS
 from belljar.network.processes import Child, Zygote, shared_zygote, wait_readable
 from belljar.plan.addresses import RangeLayout
+from belljar.plan.jail import GroupLimits
 from belljar.plan.network import NetworkPlan
 from belljar.units import printable
 
@@ -49,6 +53,9 @@ _PATIENCE: Final = 6
 """How many seconds may pass for each of the processor's: a host has other work."""
 _END_PATIENCE_S: Final = 5.0
 _MAX_WORDS_BYTES: Final = 2000
+_GROUP_BESIDE_BYTES: Final = 128 << 20
+"""What the reader's control group allows beside its own limit: what the fork shares, and files."""
+_GROUP_PROCESSES: Final = 8
 _ONE_AT_A_TIME: Final = threading.Lock()
 
 
@@ -230,6 +237,33 @@ class Taker:
 
 
 @contextmanager
+def _grouped(task: Task, home: Path) -> Iterator[Callable[[ProcessId], None]]:
+    """Control groups of the reader's own, on the journal as long as they are there; call what is yielded with the reader.
+
+    Groups that can't be removed stay on the journal, for `belljar reap`. Raises `HostError`, `OSError`.
+    """
+    limits = GroupLimits(
+        memory_max_bytes=task.memory_bytes + _GROUP_BESIDE_BYTES, cpu_quota_percent=100, processes=_GROUP_PROCESSES
+    )
+    reader_id, journal = new_range_id(), Journal(home)
+    groups = RangeGroups(reader_id, task.network.controllers, limits)
+    entry = own_entry(reader_id, "range", cgroups=groups.directories)
+    journal.write(entry)
+
+    def join(process: ProcessId) -> None:
+        journal.update(entry, child=process, processes=(process,))
+        groups.join(process)
+
+    try:
+        groups.make()
+        yield join
+    finally:
+        groups.end()
+        if not any(directory.exists() for directory in groups.directories):
+            journal.remove(reader_id)
+
+
+@contextmanager
 def _started(task: Task, home: Path) -> Iterator[_Reader]:
     """A reader that waits for `go`; it has ended when the block is left. Raises `BelljarError`, `OSError`."""
     with ExitStack() as stack:
@@ -240,9 +274,11 @@ def _started(task: Task, home: Path) -> Iterator[_Reader]:
         for fd in (document, words):
             stack.callback(os.close, fd)
         files = [stack.enter_context(path.open("rb")).fileno() for path in task.files]
+        join = stack.enter_context(_grouped(task, home))
         (child,) = zygote.fork({"reader": [theirs.fileno(), document, words, *files]})
         stack.callback(os.close, child.pidfd)
         stack.callback(child.wait_ended, _END_PATIENCE_S)
         stack.callback(child.kill)
+        join(child.process)
         theirs.close()  # its end is seen only when nobody else has it
         yield _Reader(child=child, end=ours, words=words, zygote=zygote)

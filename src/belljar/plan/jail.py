@@ -27,15 +27,21 @@ IdLine = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JailLimits:
-    """What the host lets the jailed VMM use, whatever the guest does.
-
-    `memory_max_bytes` and `cpu_quota_percent` (100 is one core; None: no quota) need control groups; without them `address_space_bytes` bounds memory.
-    """
+class GroupLimits:
+    """What a control group may use. `cpu_quota_percent`: 100 is one core; None: no quota."""
 
     memory_max_bytes: int
     cpu_quota_percent: int | None
     processes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JailLimits(GroupLimits):
+    """What the host lets the jailed VMM use, whatever the guest does.
+
+    The limits of groups need control groups; without them `address_space_bytes` bounds memory.
+    """
+
     lifetime_s: float
     address_space_bytes: int
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,8 @@ def make_plan(
     network = (
         plan_network(policy.network, base, open_files_max=facts.open_files_max) if policy.network is not None else None
     )
+    if network is not None:
+        network = replace(network, controllers=facts.cgroup.controllers)
     if network is not None and (found := network_obstacles(facts, {item.kind for item in network.stand_ins})):
         raise found[0].error()
     walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from belljar.errors import PolicyError
+from belljar.plan.jail import GroupLimits
 from belljar.policy import Network
 from belljar.policy.network import OWN_CELL, OwnCell
 from belljar.policy.stand_ins import ALL_PORTS, StandIn
@@ -158,6 +159,14 @@ class NetworkBounds:
     """Nothing received and nothing sent: closed."""
     gateway_memory_bytes: int = 256 << 20
     """Of the gateway: it dies, and the range with it."""
+    supervisor_memory_bytes: int = 256 << 20
+    """Of the range supervisor, likewise."""
+    group_memory_bytes: int = 768 << 20
+    """Of the range's processes together, with files and sockets that the kernel counts (control group): one is killed, and the range ends."""
+    group_cpu_percent: int = 150
+    """Likewise of processor time, 100 is one core: they wait. More than a gateway can use, which has one thread, so that its supervisor is never kept waiting."""
+    group_processes: int = 32
+    """Likewise of processes and threads."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NetworkBounds:
@@ -171,7 +180,7 @@ class NetworkBounds:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
     """A range's network. `default` is what a name gets that no stand-in has: NXDOMAIN, or the catch-all's address (`simulate`). `sink`: TCP to a port that nobody
-    has is recorded and closed instead of refused.
+    has is recorded and closed instead of refused. `controllers`: those of the host's control groups that hold the range's processes.
     """
 
     stand_ins: tuple[StandInPlan, ...] = ()
@@ -179,6 +188,16 @@ class NetworkPlan:
     sink: bool = False
     upstreams: tuple[UpstreamPlan, ...] = ()
     bounds: NetworkBounds = field(default_factory=NetworkBounds)
+    controllers: tuple[str, ...] = ()
+
+    @property
+    def group_limits(self) -> GroupLimits:
+        """Of the range's own processes."""
+        return GroupLimits(
+            memory_max_bytes=self.bounds.group_memory_bytes,
+            cpu_quota_percent=self.bounds.group_cpu_percent,
+            processes=self.bounds.group_processes,
+        )
 
     @property
     def targets(self) -> tuple[StandInPlan, ...]:
@@ -211,6 +230,7 @@ class NetworkPlan:
             "sink": self.sink,
             "upstreams": [asdict(item) for item in self.upstreams],
             "bounds": asdict(self.bounds),
+            "controllers": list(self.controllers),
         }
 
     @classmethod
@@ -225,6 +245,7 @@ class NetworkPlan:
             sink=bool(data["sink"]),
             upstreams=_each(UpstreamPlan.from_json, data["upstreams"]),
             bounds=NetworkBounds.from_json(data["bounds"]),
+            controllers=tuple(str(name) for name in data["controllers"]),
         )
 
 

@@ -103,10 +103,11 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
             most=f"{format_size(most.gateway_memory_bytes)}; to use it up ends the range",
             enforced_by=("RLIMIT_AS and the gateway's own limits",),
         ),
+        *_group_bounds(network),
         Bound(
             what="packet record on this host's disk",
-            most=f"{format_size(most.packet_record_bytes)}; the oldest packets are thrown away, and counted",
-            enforced_by=("the range's keeper",),
+            most=f"{format_size(most.packet_record_bytes)}; what is thrown away beyond it makes the sample void, unless events hold it whole",
+            enforced_by=("the range supervisor",),
         ),
         Bound(
             what="the range's events and bodies in the ledger",
@@ -119,6 +120,25 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
             enforced_by=("the gateway", "the record's reader"),
         ),
     )
+
+
+def _group_bounds(network: NetworkPlan) -> Iterator[Bound]:
+    """Of the range's own processes, by the controllers that there are."""
+    most = network.bounds
+    limits = {
+        "memory": f"{format_size(most.group_memory_bytes)} of memory; one is killed, and the range ends",
+        "cpu": f"{most.group_cpu_percent / 100:g} processors; they wait",
+        "pids": f"{most.group_processes} processes",
+    }
+    for name in network.controllers:
+        if name in limits:
+            yield Bound(what=f"the range's own processes ({name})", most=limits[name], enforced_by=("control group",))
+    if "memory" not in network.controllers:
+        yield Bound(
+            what="the range supervisor's memory",
+            most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
+            enforced_by=("RLIMIT_AS",),
+        )
 
 
 def warnings(network: NetworkPlan, facts: HostFacts) -> tuple[str, ...]:

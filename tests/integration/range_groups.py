@@ -1,0 +1,101 @@
+"""Scenarios of `range_driver` in which a gateway uses more than its range may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+from tests.integration.range_driver import PATIENCE_S, Scene, processes, within
+
+from belljar.host.cgroups import cgroup_fact, parse_hierarchies
+from belljar.isolation.cgroup import processes_in
+from belljar.network.range import Range
+from belljar.plan.network import NetworkBounds
+
+BURN = "tests.integration.plain_gateway:burn"
+HOARD = "tests.integration.plain_gateway:hoard"
+
+
+def controllers() -> tuple[str, ...]:
+    """What this user has here."""
+    found = parse_hierarchies(Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    return cgroup_fact(found, is_root=os.geteuid() == 0).controllers
+
+
+def groups_of(made: Range) -> tuple[Path, ...]:
+    """As the journal has them."""
+    assert made._entry is not None
+    return made._entry.cgroups
+
+
+async def grouped(home: Path) -> dict[str, Any]:
+    """Its gateway burns processor time that its group has not."""
+    scene = Scene(home, controllers=controllers(), bounds=NetworkBounds(group_cpu_percent=20))
+    async with scene.open(serve=BURN) as made:
+        groups = groups_of(made)
+        members = [sorted(processes_in(group)) for group in groups]
+        ours = sorted(process.pid for process in processes(made))
+        (cpu,) = [group for group in groups if (group / "cpu.stat").exists() and "nr_throttled" in _stat(group)]
+        throttled = await anyio.to_thread.run_sync(within, lambda: _stat(cpu)["nr_throttled"] > 0)
+        await made.check()
+    return {
+        **scene.summary(made),
+        "groups": [str(group) for group in groups],
+        "members": members == [ours] * len(groups),
+        "throttled": throttled,
+        "left": [str(group) for group in groups if group.exists()],
+    }
+
+
+async def hoarded(home: Path) -> dict[str, Any]:
+    """Its gateway takes memory that its group has not."""
+    bounds = NetworkBounds(group_memory_bytes=96 << 20, gateway_memory_bytes=1 << 30)
+    scene = Scene(home, controllers=controllers(), bounds=bounds)
+    async with scene.open(serve=HOARD) as made:
+        groups = groups_of(made)
+        told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
+    end = scene.data("range.destroyed")[-1]
+    return {
+        **scene.summary(made),
+        "told": told,
+        "counters": end["counters"],
+        "left": [str(group) for group in groups if group.exists()],
+    }
+
+
+async def no_groups(home: Path) -> dict[str, Any]:
+    """Controllers that the plan counts on and this host has not."""
+    scene = Scene(home)
+    scene.network = replace(scene.network, controllers=("no-such-controller",))
+    try:
+        async with scene.open():
+            error = ""
+    except Exception as exc:  # noqa: BLE001 - it is what is asked for
+        error = type(exc).__name__
+    return {"error": error, "journal": sorted(path.name for path in (home / "journal").glob("*"))}
+
+
+async def held_groups(home: Path) -> dict[str, Any]:
+    """Says which groups there are, and waits to be killed."""
+    scene = Scene(home, controllers=controllers())
+    async with scene.open() as made:
+        print(*groups_of(made), flush=True)
+        await anyio.sleep(600)
+    return {}
+
+
+def _stat(group: Path) -> dict[str, int]:
+    lines = (line.split() for line in (group / "cpu.stat").read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines}
+
+
+SCENARIOS: dict[str, Callable[[Path], Awaitable[dict[str, Any]]]] = {
+    "grouped": grouped,
+    "hoarded": hoarded,
+    "no_groups": no_groups,
+    "held_groups": held_groups,
+}
