@@ -260,14 +260,14 @@ class Range:
 
     def _make(self) -> None:
         uids, locks = self._take_ids()
-        network = self._spec.network
-        groups = RangeGroups(self.id, network.controllers, network.group_limits)
+        groups = RangeGroups(self.id, self._spec.network.controllers, self._spec.network.group_limits)
         self._entry = own_entry(self.id, "range", host_uid=uids.gateway, cgroups=groups.directories)
         try:
             self._journal.write(self._entry)
         except OSError as exc:
-            where = str(self._journal.directory)
-            raise HostError(f"the journal can't be written: {exc.strerror}", where=where) from exc
+            raise HostError(
+                f"the journal can't be written: {exc.strerror}", where=str(self._journal.directory)
+            ) from exc
         self._groups = groups
         groups.make()
         zygote = self._zygote.enter_context(shared_zygote(self._home, self._spec.serve))
@@ -292,7 +292,6 @@ class Range:
         for end in (lines.control, lines.events):
             self._say(end, {"go": True})
         groups.join(keeper, gateway)  # they are busy shutting themselves in: no guest is there yet
-        self._mark("groups")
         self._wait_up(lines)
 
     def _died(self, error: BelljarError) -> None:
