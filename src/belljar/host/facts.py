@@ -28,7 +28,6 @@ _UNKNOWN_MEND: Final = (
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
 NETWORK_MODULES: Final = (
-    "dns",
     "dulwich",
     "h11",
     "h2",
