@@ -219,17 +219,11 @@ class Range:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some forty seconds, where a part hangs."""
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._destroy, reason)
-        return self._destroyed()
+            return await anyio.to_thread.run_sync(self._destroy, reason)
 
     def leave_zygote(self) -> None:
         """The last step of all, since who reads the packet record needs the zygote too. Idempotent."""
         self._zygote.close()
-
-    def _destroyed(self) -> Destruction:
-        if self.destruction is None:
-            raise RuntimeError("it was not destroyed")
-        return self.destruction
 
     def make(self) -> None:
         """Everything but the ports. Blocking. Raises `HostError`, `CellError`, recorded; `destroy` must be called, whatever happens."""
@@ -412,10 +406,10 @@ class Range:
         with suppress(datagrams.Closed, OSError):  # one that is gone is seen, and told, by the watch
             datagrams.send(end, message, fds or ())
 
-    def _destroy(self, reason: str) -> None:
+    def _destroy(self, reason: str) -> Destruction:
         with self._ending:
             if self.destruction is not None:
-                return
+                return self.destruction
             started = time.monotonic()
             data: dict[str, JsonValue] = {"range": self.id, "reason": reason}
             try:
@@ -425,6 +419,7 @@ class Range:
                 self.destruction = destruction = self._look(started)
                 self._settle_packets()
             self._record_destroyed(destruction)
+            return destruction
 
     def _end_processes(self) -> None:
         lines, watch = self._lines, self._watch
