@@ -1,0 +1,143 @@
+"""One verdict in every place, of runs in real containers and ranges: the causes whose evidence comes after the cell has given its own word."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
+
+from belljar.harness.evaluate import RunRequest, run_evaluation
+from belljar.network import reading
+from belljar.report.reasons import ReasonCode as Code
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root]
+
+TASK = """
+import os, signal
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, mean, scorer
+from inspect_ai.solver import solver
+from inspect_ai.util import sandbox
+
+tries = []
+
+@solver
+def work(command: str, dies: bool):
+    async def solve(state, generate):
+        done = await sandbox().exec(["sh", "-c", command])
+        assert done.success, done.stderr
+        tries.append(1)
+        if dies and len(tries) == 1:
+            os.kill(sandbox()._sandbox.cell.host_pid, signal.SIGKILL)
+            raise RuntimeError("the first try fails")
+        return state
+    return solve
+
+@scorer(metrics=[mean()])
+def points(says: str):
+    async def score(state, target):
+        return Score(value=1, metadata={"containment": says} if says else None)
+    return score
+
+@task
+def one(command: str = "true", dies: bool = False, says: str = ""):
+    return Task(dataset=[Sample(id="s", input="x")], solver=work(command, dies), scorer=points(says))
+"""
+ALONE = "belljar: 1\nrisk: low\nresources: {cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}\n"
+DEPOT = """\
+network:
+  stand_ins:
+    depot:
+      kind: cell
+      names: [depot.example]
+      ports: [8080/http]
+      user: root
+      command: [sh, -c, 'mkdir /d && cd /d && head -c 3000000 /dev/zero > big && exec python3 -m http.server 8080']
+      health: {http: /, port: 8080, interval: 200ms, retries: 100}
+"""
+SMALL = "  record: {packets: 1MiB}\n"
+FETCH = "curl -sSf -o /dev/null http://depot.example:8080/big"
+
+
+@contextmanager
+def felled_reader() -> Iterator[None]:
+    """The process that reads the packet record of a range is killed before it says anything."""
+    started = reading._started
+
+    @contextmanager
+    def felled(task: Any, home: Path) -> Iterator[Any]:  # noqa: ANN401 - as the real one
+        with started(task, home) as reader:
+            os.kill(reader.child.process.pid, signal.SIGKILL)
+            yield reader
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "_started", felled)
+        yield
+
+
+@contextmanager
+def nothing_felled() -> Iterator[None]:
+    """Everything lives."""
+    yield
+
+
+CAUSES: dict[str, tuple[str, tuple[str, ...], Any, str, set[Code]]] = {
+    "nothing": (ALONE + DEPOT, ("-T", f"command={FETCH}"), nothing_felled, "contained", set()),
+    "a scorer": (ALONE, ("-T", "says=breached"), nothing_felled, "breached", {Code.SCORER_BREACHED}),
+    "a void attempt before a clean one": (
+        ALONE,
+        ("-T", "dies=true", "--retry-on-error", "1"),
+        nothing_felled,
+        "void",
+        {Code.PROBES_VOID},
+    ),
+    "overwritten packets": (
+        ALONE + DEPOT + SMALL,
+        ("-T", f"command={FETCH}"),
+        nothing_felled,
+        "void",
+        {Code.PACKETS_OVERWRITTEN},
+    ),
+    "a killed reader": (
+        ALONE + DEPOT,
+        ("-T", f"command={FETCH}"),
+        felled_reader,
+        "void",
+        {Code.TRAFFIC_ANALYSIS_ENDED},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_every_place_says_the_same(home: Path, tmp_path: Path, name: str) -> None:
+    """Of one real run: the sample's and the run's verdict wherever they are shown, the exit code, the reason, and the cell's word by its own name."""
+    policy, options, suffering, verdict, codes = CAUSES[name]
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "policy.yaml").write_text(policy)
+    words = (str(tmp_path / "task.py"), "--model", "mockllm/model", *options)
+    request = RunRequest(
+        inspect_args=words,
+        policy=str(tmp_path / "policy.yaml"),
+        tier="container",
+        quiet=True,
+        home=home,
+        require_contained=True,
+    )
+    with suffering():
+        judged = Judged(run_evaluation(request), sample="s")
+    (row,) = judged.outcome.findings.rows
+    assert {reason.code for reason in row.reasons} == codes
+    expected = dict.fromkeys(SAMPLE_PLACES, verdict)
+    if verdict != "contained":
+        expected["--require-contained"] = "not contained"
+    assert {place: show(judged) for place, show in SAMPLE_PLACES.items()} == expected
+    code = 0 if verdict == "contained" else 2
+    assert {place: show(judged) for place, show in RUN_PLACES.items()} == dict.fromkeys(RUN_PLACES, (verdict, code))
+    assert all(words == {"cell_verdict"} for words in cell_verdicts(judged))
