@@ -84,6 +84,10 @@ def test_every_sample_is_probed_at_both_ends(belljar: Belljar, tmp_path: Path) -
     cells = gather_cells(read_events(run))
     assert sorted(cell.sample for cell in cells.values()) == ["a", "b"]
     assert all(cell.probed(phase) is Verdict.CONTAINED for cell in cells.values() for phase in ("start", "end"))
+    assert "contained: 2 sample(s)" in done.stderr
+    assert f"belljar verdict {run.name}" in done.stderr
+    judged = belljar("verdict", "last", "--json")
+    assert (judged.returncode, json.loads(judged.stdout)["verdict"]) == (0, "contained"), judged.stderr
     finished = [line.data["containment"] for line in read_events(run) if line.kind is Kind.SAMPLE_FINISHED]
     assert [each["cell_verdict"] for each in finished] == ["contained", "contained"]
 

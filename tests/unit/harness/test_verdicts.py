@@ -117,6 +117,22 @@ def test_required_contained_drops_void_samples_from_the_metrics(tmp_path: Path) 
     assert verify(outcome.path).ok(strict=True)
 
 
+def test_with_no_sample_contained_there_are_no_metrics(tmp_path: Path) -> None:
+    """No mean of nothing: the log has no metrics, and the end of the run says so."""
+    cells = RecordedCells()
+
+    def arm(cell: FakeCell, phase: str) -> None:
+        if phase == "end":
+            cell.run_probe_program.spoil = lambda _: b""
+
+    cells.on_probe = arm
+    outcome, log = run(tmp_path, cells, require_contained=True)
+    assert log.results is not None
+    assert (log.results.scores, len(outcome.dropped), outcome.exit_code) == ([], 3, 2)
+    assert "no metrics" in dropped(outcome)[0]
+    assert verify(outcome.path).ok(strict=True)
+
+
 def test_with_every_sample_contained_nothing_is_dropped(tmp_path: Path) -> None:
     """Then the metrics are what they were, and exit code 0."""
     outcome, log = run(tmp_path, RecordedCells(), require_contained=True)
