@@ -117,7 +117,7 @@ def test_a_large_answer_arrives_and_is_kept_in_part(gateway: Gateway) -> None:
     for option in ("--http1.1", "--http2"):
         status, said = gateway.curl(option, "-o", "/dev/null", "-w", "%{size_download}", path="/big")
         assert (status, said) == (0, str(8 << 20))
-        event = gateway.owner.events[-1]
+        event = next(e for e in reversed(gateway.owner.events) if e.kind is Kind.NETWORK_HTTP_ANSWERED)
         assert (len(event.bodies[0].content), event.bodies[0].total_bytes) == (64 << 10, 8 << 20)
 
 

@@ -151,7 +151,6 @@ HELD_ELSEWHERE = {
         "network/gateway/middleware",
         "network/gateway/pipe",
         "network/gateway/serve",
-        "network/gateway/tls",
     ],
     "tests/integration/test_gateway_streams.py": ["network/gateway/stream"],
     "tests/integration/test_image.py": ["image/fetch", "image/kernel", "image/pack", "image/tools"],

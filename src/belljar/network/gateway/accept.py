@@ -9,18 +9,20 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from hypercorn.config import Config
 
 from belljar.events import Kind
 from belljar.network.decide import ENCRYPTED
+from belljar.network.gateway.account import Account
 from belljar.network.gateway.dns_server import DnsServer
 from belljar.network.gateway.http import HttpConnection, hypercorn_config
 from belljar.network.gateway.middleware import Middleware
 from belljar.network.gateway.pipe import Pipe, TcpPipe, reset
 from belljar.network.gateway.reporter import Item
-from belljar.network.gateway.site import Peer, Site
+from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, connection_item
 from belljar.network.gateway.stream import Stream, sink, stream_data
 from belljar.network.gateway.tls import Terminator
 
@@ -43,7 +45,7 @@ class Front:
         self._dns = DnsServer(site, group)
         self._open: Counter[str] = Counter()
         self._of_cell: Counter[str] = Counter()
-        self._connections: set[asyncio.Task[Any] | None] = set()
+        self._connections: dict[asyncio.Task[Any] | None, Peer] = {}
 
     def listen_dns(self, udp: socket.socket, tcp: socket.socket) -> None:
         """Answers DNS on these sockets."""
@@ -64,8 +66,8 @@ class Front:
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
         while True:
             try:
-                sock, (address, _) = await loop.sock_accept(listener)
-                self._take(sock, address, kind, handler)
+                sock, source = await loop.sock_accept(listener)
+                self._take(sock, source, kind, handler)
             except MemoryError:
                 self._site.starve()
                 with contextlib.suppress(MemoryError):
@@ -77,8 +79,8 @@ class Front:
                     self._site.hit("connections")
                     await asyncio.sleep(_PAUSE_S)
 
-    def _take(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
-        bounds = self._site.bounds
+    def _take(self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler) -> None:
+        bounds, address = self._site.bounds, source[0]
         if self._open[kind] >= getattr(bounds, kind):
             self._site.hit(kind)
             reset(sock)
@@ -88,7 +90,7 @@ class Front:
         else:
             self._open[kind] += 1
             self._of_cell[address] += 1
-            connection = self._one(sock, address, kind, handler)
+            connection = self._one(sock, source, kind, handler)
             try:
                 self._group.create_task(connection)
             except MemoryError:
@@ -96,16 +98,18 @@ class Front:
                 self._release(sock, address, kind)
                 raise
 
-    async def _one(self, sock: socket.socket, address: str, kind: str, handler: Handler) -> None:
-        peer = Peer(cell=self._site.cell(address), address="", port=0)
+    async def _one(self, sock: socket.socket, source: tuple[str, int], kind: str, handler: Handler) -> None:
         task = asyncio.current_task()
+        peer = Peer(cell=self._site.cell(source[0]), address="", port=0)
         try:
-            self._connections.add(task)
+            account = Account(next(self._site.connections), self._site.bounds.remainder_bytes)
+            peer = replace(peer, source_port=source[1], account=account)
+            self._connections[task] = peer
             sock.setblocking(False)  # noqa: FBT003 - the library's signature
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             dialled, port = sock.getsockname()
-            peer = replace(peer, address=dialled, port=port)
-            await handler(sock, peer)
+            self._connections[task] = peer = replace(peer, address=dialled, port=port)
+            await self._serve_one(sock, peer, handler)
         except OSError:
             pass
         except MemoryError:
@@ -114,8 +118,31 @@ class Front:
         except Exception as error:  # noqa: BLE001 - a fault that one connection can cause ends that connection, on record
             await self._tell_failed(peer, error)
         finally:
-            self._connections.discard(task)
-            self._release(sock, address, kind)
+            self._connections.pop(task, None)
+            self._release(sock, source[0], kind)
+
+    async def _serve_one(self, sock: socket.socket, peer: Peer, handler: Handler) -> None:
+        """Whatever comes of it, the last event of a connection says what became of its bytes."""
+        try:
+            await handler(sock, peer)
+        except OSError:
+            pass
+        except asyncio.CancelledError:
+            self._tell_cut(sock, peer, RANGE_ENDED)
+            raise
+        except Exception as error:
+            self._tell_cut(sock, peer, f"the gateway failed: {type(error).__name__}")
+            raise
+        TcpPipe(sock, peer.account).drop()
+        await self._site.reporter.record(connection_item(peer, closed=True))
+
+    def _tell_cut(self, sock: socket.socket, peer: Peer, reason: str) -> None:
+        peer.account.end_for(reason)
+        try:
+            TcpPipe(sock, peer.account).drop()
+        except MemoryError:
+            peer.account.unread_bytes += 1
+        self._site.tell(partial(connection_item, peer, closed=True))
 
     async def _tell_failed(self, peer: Peer, error: Exception) -> None:
         try:
@@ -138,6 +165,7 @@ class Front:
         self._dns.flush()
         self._site.tell_limits()
         connections = [task for task in self._connections if task is not None and task not in self._site.idle]
+        untold = self._tell_idle(until)
         for at in range(0, len(connections), CUT_AT_ONCE):
             if loop.time() >= until:
                 break
@@ -146,34 +174,47 @@ class Front:
             await asyncio.sleep(0)
         if connections:
             await asyncio.wait(connections, timeout=max(0.0, until - loop.time()))
-        return sum(not task.done() for task in connections)
+        return untold + sum(not task.done() for task in connections)
+
+    def _tell_idle(self, until: float) -> int:
+        """Puts on record what idle connections received. Returns how many of those with a remainder, which
+        come first, were not told by `until`."""
+        loop, untold = asyncio.get_running_loop(), 0
+        idle = [peer for task, peer in self._connections.items() if task in self._site.idle]
+        for peer in sorted(idle, key=lambda peer: not peer.account.has_unrecorded):
+            if loop.time() < until:
+                peer.account.end_for(RANGE_ENDED)
+                self._site.tell(partial(connection_item, peer, closed=True))
+            else:
+                untold += peer.account.has_unrecorded
+        return untold
 
     async def _serve_dns(self, sock: socket.socket, peer: Peer) -> None:
         if peer.address == self._site.layout.resolver:
-            await self._dns.serve(TcpPipe(sock), peer.cell)
+            await self._dns.serve(TcpPipe(sock, peer.account), peer.cell)
 
     async def _serve_sink(self, sock: socket.socket, peer: Peer) -> None:
-        await sink(self._site, peer, TcpPipe(sock))
+        await sink(self._site, peer, TcpPipe(sock, peer.account))
 
     async def _serve(self, sock: socket.socket, peer: Peer) -> None:
         verdict = self._site.judge(peer)
         if not verdict.allowed:
             data = stream_data(peer, verdict.stand_in, "refused", verdict.reason)
             await self._site.reporter.record(Item(Kind.NETWORK_STREAM, data))
-            reset(sock)
+            self._refuse(sock, peer, verdict.reason)
         elif verdict.protocol in ENCRYPTED:
             await self._serve_encrypted(sock, peer)
         else:
-            await self._speak(TcpPipe(sock), peer)
+            await self._speak(TcpPipe(sock, peer.account), peer)
 
     async def _serve_encrypted(self, sock: socket.socket, peer: Peer) -> None:
         if self._open["tls_connections"] >= self._site.bounds.tls_connections:
             self._site.hit("tls_connections")
-            reset(sock)
+            self._refuse(sock, peer, "tls_connections")
             return
         self._open["tls_connections"] += 1
         try:
-            pipe = TcpPipe(sock)
+            pipe = TcpPipe(sock, peer.account)
             shaken = await self._terminator.shake_hands(pipe, peer)
             if shaken is None:
                 await pipe.close()
@@ -181,6 +222,11 @@ class Front:
                 await self._speak(*shaken)
         finally:
             self._open["tls_connections"] -= 1
+
+    def _refuse(self, sock: socket.socket, peer: Peer, reason: str) -> None:
+        peer.account.end_for(reason)
+        peer.account.remain("refused", TcpPipe(sock, peer.account).drain())
+        reset(sock)
 
     async def _speak(self, pipe: Pipe, peer: Peer) -> None:
         verdict = self._site.judge(peer)

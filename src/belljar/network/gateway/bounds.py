@@ -57,6 +57,11 @@ class Bounds:
     """Frames that are neither a request's nor filled DATA (RST_STREAM, PING, SETTINGS, PRIORITY, WINDOW_UPDATE, empty ones), beyond `h2_control_frames_per_request`
     for each request that was answered and one for each KiB sent: GOAWAY ENHANCE_YOUR_CALM (CVE-2023-44487, CVE-2019-9512 to 9518)."""
     h2_control_frames_per_request: int = 16
+    remainder_bytes: int = 16 << 10
+    """Received on a connection and in no event but its own: chunk extensions, trailers, HTTP/2 frames that
+    carry no request, WebSocket masks and control frames, what TLS does not decrypt. The connection is closed
+    above this and what it has earned: 64 bytes for each record and 1/32 of the recorded and sent bytes.
+    An ordinary client takes less than 1 KiB of it."""
     stream_bytes: int = 256 << 20
     """Of a raw stream, both ways together: closed."""
     upstream_wait_s: float = 30.0

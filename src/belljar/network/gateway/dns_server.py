@@ -217,10 +217,11 @@ class DnsServer:
                 await self._answer_each(pipe, cell, begun)
             rest.add(bytes(begun))
             begun.clear()
-            await _read_out(pipe.sock, rest)
+            await _read_out(pipe, rest)
         finally:
             rest.add(bytes(begun))
             if rest.total_bytes:
+                pipe.account.record(rest.total_bytes)
                 said = Answer(wire=None, answer="NOT A QUERY")
                 self._site.tell(lambda: dns_item(cell, said, "tcp", rest.bodies("query")))
             await pipe.close()
@@ -235,25 +236,26 @@ class DnsServer:
             begun.clear()
             said = answer(query, self._site.known_to(cell))
             await self._record.record(cell, said, "tcp", query)
+            pipe.account.record(2 + len(query))
             if said.wire is None:
                 return
             async with asyncio.timeout(bounds.dns_tcp_idle_s):
                 await pipe.send(struct.pack("!H", len(said.wire)) + said.wire)
 
 
-async def _read_out(sock: socket.socket, rest: Tally) -> None:
+async def _read_out(pipe: TcpPipe, rest: Tally) -> None:
     """Says that nothing more comes, and takes what the client still sends: a second or 256 KiB, then a reset."""
-    loop = asyncio.get_running_loop()
     left = LINGER_BYTES
     with contextlib.suppress(OSError, TimeoutError):
-        sock.shutdown(socket.SHUT_WR)
+        pipe.sock.shutdown(socket.SHUT_WR)
         async with asyncio.timeout(LINGER_S):
-            while left > 0 and (data := await loop.sock_recv(sock, left)):
+            while left > 0 and (data := await pipe.receive(left)):
                 left -= len(data)
                 rest.add(data)
             if left > 0:
                 return
-    reset(sock)
+    pipe.account.remain("after_end", pipe.drain())
+    reset(pipe.sock)
 
 
 async def _framed(pipe: TcpPipe, begun: bytearray) -> bytes | None:

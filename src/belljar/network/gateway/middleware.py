@@ -12,9 +12,10 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote
 
-from belljar.events import JsonValue, Kind
+from belljar.events import Body, JsonValue, Kind
 from belljar.network.decide import NO_METHOD, Asked, Verdict, split_target
-from belljar.network.gateway.context import App, Message, Receive, Scope, Send
+from belljar.network.gateway.account import Incoming, field_lines
+from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, Tally, shown, shown_headers
@@ -22,6 +23,9 @@ from belljar.network.gateway.websocket import WebSocketRecord
 
 PEER: Final = "peer"
 """Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and `name` in its place."""
+INCOMING: Final = "incoming"
+"""Where the request's `Incoming` is, and in `MESSAGES` the frames of what has become a WebSocket."""
+MESSAGES: Final = "messages"
 WEBSOCKET: Final = "websocket"
 """Where its `WebSocketRecord` is then, if it has become one."""
 _STATUS: Final = {
@@ -32,6 +36,9 @@ _STATUS: Final = {
     NO_METHOD: 405,
 }
 _MISDIRECTED: Final = 421
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
+MAX_WHOLE_TARGET_BYTES: Final = 1024
+"""A target up to this length is whole in `url`, whatever the host before it."""
 
 
 class Middleware:
@@ -71,6 +78,7 @@ class Exchange:
 
     def __init__(self, site: Site, peer: Peer, scope: Scope) -> None:
         self._site, self._peer, self._scope = site, peer, scope
+        self._incoming: Incoming = scope["state"][INCOMING]
         self._start = time.monotonic()
         self._number = next(site.numbers)
         self._asked = _asked(scope)
@@ -82,6 +90,7 @@ class Exchange:
         self._read_all = False
         self._held_bytes = 0
         self._recorded_bytes: int | None = None
+        self._counted_bytes = 0
         self._answered = False
         self._reason = self.verdict.reason
         self._refused: Refused | None = None
@@ -100,7 +109,9 @@ class Exchange:
         self._upstream, self._downstream = receive, send
         scope = self._inner_scope()
         if scope["type"] == "websocket":
-            record = self._websocket = WebSocketRecord(self._site, self._tie(), receive, send)
+            record = self._websocket = WebSocketRecord(
+                self._site, self._tie(), receive, send, self._scope["state"][MESSAGES].record
+            )
             self._scope["state"][WEBSOCKET] = record
             await record.run(app, scope, self._websocket_opens)
             await self._close("", status=record.status)
@@ -147,7 +158,7 @@ class Exchange:
         """What has come and waits for the stand-in to read it."""
         queue = getattr(self._upstream, "__self__", None)
         while self._websocket is None and isinstance(queue, asyncio.Queue) and not queue.empty():
-            self._request.add(queue.get_nowait().get("body", b""))
+            self._take(queue.get_nowait().get("body", b""))
 
     async def _receive_for_app(self) -> Message:
         """To the stand-in, a request that is refused while it is read has broken off, as it may want to have on record; its answer goes nowhere."""
@@ -182,8 +193,17 @@ class Exchange:
         except TimeoutError:
             raise Refused("the body stalled", 408) from None
 
-    def _hold(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         self._request.add(data)
+        self._incoming.took(data)
+
+    def _count_body(self) -> None:
+        """The body so far is in the event that is being made."""
+        self._incoming.record(self._request.total_bytes - self._counted_bytes)
+        self._counted_bytes = self._request.total_bytes
+
+    def _hold(self, data: bytes) -> None:
+        self._take(data)
         self._held_bytes += len(data)
         self._site.bodies_bytes += len(data)
         if self._site.bodies_bytes > self._site.bounds.bodies_bytes:
@@ -260,11 +280,19 @@ class Exchange:
         return int(declared[0]) if declared and declared[0].isdigit() and len(declared[0]) < 20 else 0
 
     def _tie(self) -> dict[str, JsonValue]:
-        return {"cell": self._peer.cell, "exchange": self._number, "stand_in": self.verdict.stand_in}
+        return {
+            "cell": self._peer.cell,
+            "exchange": self._number,
+            "stand_in": self.verdict.stand_in,
+            "connection": self._peer.account.number,
+        }
 
     def _request_item(self) -> Item:
         self._recorded_bytes = self._request.total_bytes
-        headers, dropped = shown_headers(self._scope["headers"])
+        incoming = self._incoming
+        sent = incoming.fields if incoming.is_text else self._scope["headers"]
+        headers, dropped = shown_headers(sent)
+        self._count_body()
         data: dict[str, JsonValue] = {
             **self._tie(),
             "method": shown(self._asked.method, 64),
@@ -274,12 +302,22 @@ class Exchange:
             "bytes": self._request.total_bytes,
             "complete": self._complete,
             "version": self._scope["http_version"],
+            "head_bytes": incoming.claim_head(),
             "headers": headers,
             **({"dropped_headers": dropped} if dropped else {}),
         }
-        return Item(Kind.NETWORK_HTTP, data, self._request.bodies("request"))
+        return Item(Kind.NETWORK_HTTP, data, self._request.bodies("request") + self._head_body(headers))
+
+    def _head_body(self, headers: list[list[str]]) -> tuple[Body, ...]:
+        """The head as it came, unless `url`, `method` and `headers` show all of it."""
+        incoming, asked = self._incoming, self._asked
+        if is_shown_whole(incoming, asked, self._scope["http_version"], headers):
+            return ()
+        head = incoming.head if incoming.is_text else field_lines(incoming.fields)
+        return (kept_body("head", head, self._site.bounds.kept_body_bytes),)
 
     def _answer_item(self, *, status: int | None) -> Item:
+        self._count_body()
         headers, _ = shown_headers(() if self._head is None else self._head.get("headers", ()))
         went_on = self._recorded_bytes is not None and self._request.total_bytes > self._recorded_bytes
         data: dict[str, JsonValue] = {
@@ -329,6 +367,21 @@ def refuse(status: int) -> App:
         await send({"type": "http.response.body", "body": b""})
 
     return app
+
+
+def is_shown_whole(incoming: Incoming, asked: Asked, version: str, headers: list[list[str]]) -> bool:
+    """Whether a head can be written again from what the event shows of it."""
+    target = asked.target
+    if not target.startswith(b"/") or len(target) > MAX_WHOLE_TARGET_BYTES or not target.isascii():
+        return False
+    shown_fields = [(name.encode(), value.encode()) for name, value in headers]
+    if incoming.is_text:
+        line = b"%s %s HTTP/%s\r\n" % (asked.method.encode(), target, version.encode())
+        return incoming.head == line + field_lines(shown_fields) + b"\r\n"
+    regular = [pair for pair in incoming.fields if pair[0][:1] != b":"]
+    pseudo = {name for name, _ in incoming.fields if name[:1] == b":"}
+    # The event's first field is the authority, under the name of `host`.
+    return pseudo == _PSEUDO and len(incoming.fields) == len(regular) + 4 and shown_fields[1:] == regular
 
 
 def _asked(scope: Scope) -> Asked:

@@ -14,6 +14,8 @@ import struct
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from belljar.network.gateway.account import Account
+
 PIECE_BYTES: Final = 64 << 10
 LINGER_S: Final = 1.0
 LINGER_BYTES: Final = 256 << 10
@@ -41,38 +43,88 @@ class Pipe(Protocol):
 
 
 class TcpPipe:
-    """Over a socket that is open and does not block."""
+    """Over a socket that is open and does not block. What it receives is counted in `account`."""
 
     alpn: str | None = None
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, account: Account | None = None) -> None:
         self.sock = sock
+        self.account = account or Account()
         self._loop = asyncio.get_running_loop()
 
     async def receive(self, max_bytes: int = PIECE_BYTES) -> bytes:
-        """See `Pipe`."""
-        return await self._loop.sock_recv(self.sock, max_bytes)
+        """See `Pipe`. Nothing is taken from the socket that is not returned, also when cancelled."""
+        while True:
+            try:
+                return self._take(max_bytes)
+            except BlockingIOError:
+                await self._until_readable()
+
+    def _take(self, max_bytes: int) -> bytes:
+        try:
+            data = self.sock.recv(max_bytes)
+        except ConnectionResetError:
+            self.account.is_at_end = True
+            raise
+        self.account.receive(len(data))
+        self.account.is_at_end |= not data
+        return data
+
+    async def _until_readable(self) -> None:
+        readable: asyncio.Future[None] = self._loop.create_future()
+        fd = self.sock.fileno()
+        self._loop.add_reader(fd, _done, readable)
+        try:
+            await readable
+        finally:
+            self._loop.remove_reader(fd)
 
     async def send(self, data: bytes) -> None:
         """See `Pipe`."""
         await self._loop.sock_sendall(self.sock, data)
+        self.account.sent_bytes += len(data)
 
     async def close(self) -> None:
-        """Says that nothing more comes, and reads what is still on its way for at most a second: a close with unread bytes would be a
-        reset, which can overtake the answer. Of who is cancelled: a reset, at once."""
-        if is_cancelled():
-            reset(self.sock)
-            return
+        """See `Pipe`."""
+        if not is_cancelled():
+            await self.linger(self.receive)
+        self.drop()
+
+    async def linger(self, receive: Callable[[], Awaitable[bytes]]) -> None:
+        """Ends the sending side, and for at most a second reads by `receive` what is still on its way:
+        closing a socket with unread bytes would reset it, and a reset can overtake the answer."""
         with contextlib.suppress(OSError, TimeoutError):
             self.sock.shutdown(socket.SHUT_WR)
             async with asyncio.timeout(LINGER_S):
-                await self._read_out()
-        self.sock.close()
+                left = LINGER_BYTES
+                while left > 0 and (data := await receive()):
+                    self.account.remain("after_end", data)
+                    left -= len(data)
 
-    async def _read_out(self) -> None:
-        left = LINGER_BYTES
-        while left > 0 and (data := await self.receive()):
-            left -= len(data)
+    def drain(self, max_bytes: int = LINGER_BYTES) -> bytes:
+        """What the kernel has, without waiting. What is more than `max_bytes` is counted as unread."""
+        found = bytearray()
+        with contextlib.suppress(OSError):
+            while len(found) < max_bytes and (data := self._take(PIECE_BYTES)):
+                found += data
+            if not self.account.is_at_end:
+                self.account.unread_bytes = len(self.sock.recv(PIECE_BYTES, socket.MSG_PEEK))
+        return bytes(found)
+
+    def drop(self) -> None:
+        """Closes it without waiting, of who is being cancelled by RST. What the kernel has is recorded."""
+        if self.sock.fileno() < 0:
+            return
+        self.account.remain("after_end", self.drain())
+        if is_cancelled():
+            reset(self.sock)
+        else:
+            self.sock.close()
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def is_cancelled() -> bool:
@@ -123,7 +175,7 @@ class TlsPipe:
                     why = "closed within the handshake" if received <= max_bytes else "handshake over the bound"
                     raise ssl.SSLError(ssl.SSL_ERROR_SSL, why) from None
                 received += len(data)
-                self._in.write(data)
+                self._feed(data)
             except ssl.SSLError:
                 await before_words()
                 await self._flush()
@@ -132,6 +184,9 @@ class TlsPipe:
                 await before_words()
                 await self._flush()
                 return
+
+    def _feed(self, data: bytes) -> None:
+        self._in.write(data)
 
     async def receive(self) -> bytes:
         """See `Pipe`. A connection that ends without TLS's goodbye ends like one with it: what counts is what HTTP's framing says."""
@@ -155,15 +210,16 @@ class TlsPipe:
 
     async def close(self) -> None:
         """See `Pipe`."""
-        if is_cancelled():
-            await self._inner.close()
-            return
+        if not is_cancelled():
+            await self._say_goodbye()
+        await self._inner.close()
+
+    async def _say_goodbye(self) -> None:
         with contextlib.suppress(ssl.SSLError, OSError, ValueError, TimeoutError):
             with contextlib.suppress(ssl.SSLWantReadError):
                 self.engine.unwrap()
             async with asyncio.timeout(LINGER_S):
                 await self._flush()
-        await self._inner.close()
 
     async def _flush(self) -> None:
         if self._out.pending:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from belljar.events import Kind
+from belljar.events import JsonValue, Kind
 from belljar.network.decide import Asked, Flow, Verdict, decide, known_to
+from belljar.network.gateway.account import Account
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import App, StreamApp
 from belljar.network.gateway.reporter import Item, Reporter
@@ -27,13 +28,18 @@ _RESERVE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """One connection: the cell that dialled, what it dialled, and the name it said in TLS."""
+    """One connection: the cell that dialled, what it dialled, and the name it said in TLS.
+
+    `account`: what became of the bytes that came on it.
+    """
 
     cell: str
     address: str
     port: int
+    source_port: int = 0
     sni: str | None = None
     hello: bool = False
+    account: Account = field(default_factory=Account, compare=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,6 +63,7 @@ class Site:
     is_ending: bool = False
     untold: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    connections: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     _cells: dict[str, str] = field(default_factory=dict)
     _known: dict[str, RangeLayout] = field(default_factory=dict)
     _limits: Counter[str] = field(default_factory=Counter)
@@ -113,6 +120,17 @@ class Site:
     def _most(self, limit: str) -> float:
         value: float = getattr(self.bounds, limit)
         return value
+
+
+def connection_item(peer: Peer, *, closed: bool) -> Item:
+    """A connection's `network.connection`, as it is now."""
+    place: dict[str, JsonValue] = {
+        "cell": peer.cell,
+        "address": peer.address,
+        "port": peer.port,
+        "source_port": peer.source_port,
+    }
+    return peer.account.item(place, closed=closed)
 
 
 def since_ms(start: float) -> float:

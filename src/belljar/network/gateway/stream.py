@@ -95,6 +95,7 @@ class Stream:
             "sent_bytes": self._sent.total_bytes,
             "duration_ms": since_ms(self._start),
         }
+        self._peer.account.record(self._received.total_bytes)
         return Item(Kind.NETWORK_STREAM, data, self._received.bodies("received") + self._sent.bodies("sent"))
 
 
@@ -110,6 +111,7 @@ async def sink(site: Site, peer: Peer, pipe: Pipe) -> None:
             "bytes": received.total_bytes,
             "duration_ms": since_ms(start),
         }
+        peer.account.record(received.total_bytes)
         return Item(Kind.NETWORK_STREAM, data, received.bodies("received"))
 
     try:
@@ -136,6 +138,7 @@ def stream_data(peer: Peer, stand_in: str, verdict: str, reason: str) -> dict[st
         "verdict": verdict,
         "reason": shown(reason, 200),
         "bytes": 0,
+        "connection": peer.account.number,
     }
 
 

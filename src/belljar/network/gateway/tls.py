@@ -10,10 +10,12 @@ from functools import partial
 from belljar.events import JsonValue, Kind
 from belljar.network.decide import HTTP, Verdict
 from belljar.network.gateway.ca import Authority, server_context
-from belljar.network.gateway.pipe import Pipe, TlsPipe
+from belljar.network.gateway.context import kept_body
+from belljar.network.gateway.pipe import TcpPipe
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site
 from belljar.network.gateway.tally import shown
+from belljar.network.gateway.tls_pipe import ServerTlsPipe
 
 MAX_SHOWN_SNI_CHARS = 300
 
@@ -25,12 +27,12 @@ class Terminator:
         self._site, self._authority = site, authority
         self._contexts = {http: self._first_context(http=http) for http in (True, False)}
 
-    async def shake_hands(self, pipe: Pipe, peer: Peer) -> tuple[TlsPipe, Peer] | None:
+    async def shake_hands(self, pipe: TcpPipe, peer: Peer) -> tuple[ServerTlsPipe, Peer] | None:
         """The connection within TLS and what is known of it now; None when there is none, which is on record. The caller closes `pipe` then."""
         bounds = self._site.bounds
-        hello = _Hello(self._site, peer)
         http = self._site.judge(peer).protocol in HTTP
-        secure = TlsPipe(pipe, self._contexts[http])
+        secure = ServerTlsPipe(pipe, self._contexts[http])
+        hello = _Hello(self._site, peer, secure)
         secure.engine.owner = hello  # type: ignore[attr-defined]
         try:
             async with asyncio.timeout(bounds.handshake_timeout_s):
@@ -46,10 +48,11 @@ class Terminator:
             await hello.failed("cut within the handshake")
         else:
             if await self._is_own(secure, hello, http=http):
+                secure.shaken()
                 return secure, hello.peer
         return None
 
-    async def _is_own(self, secure: TlsPipe, hello: _Hello, *, http: bool) -> bool:
+    async def _is_own(self, secure: ServerTlsPipe, hello: _Hello, *, http: bool) -> bool:
         """Whether the name that was judged is this ClientHello's own. In a resumed session of TLS 1.2 OpenSSL tells the first one's, whatever stands in this one.
 
         Python can't switch OpenSSL's memory of sessions off: a context that has one is used for no further connection, and a connection that had begun before is refused.
@@ -79,8 +82,8 @@ class Terminator:
 class _Hello:
     """One connection's ClientHello."""
 
-    def __init__(self, site: Site, peer: Peer) -> None:
-        self._site = site
+    def __init__(self, site: Site, peer: Peer, secure: ServerTlsPipe) -> None:
+        self._site, self._secure = site, secure
         self.peer = peer
         self._verdict: Verdict | None = None
         self._recorded = False
@@ -120,5 +123,7 @@ class _Hello:
             "verdict": "refused" if reason else "allowed",
             "reason": shown(reason, 200),
             "stand_in": "" if self._verdict is None else self._verdict.stand_in,
+            "connection": peer.account.number,
         }
-        return Item(Kind.NETWORK_TLS, data)
+        heard = self._secure.take_heard()
+        return Item(Kind.NETWORK_TLS, data, (kept_body("hello", heard),) if heard else ())

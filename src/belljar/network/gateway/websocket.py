@@ -14,8 +14,11 @@ from belljar.network.gateway.site import Site
 class WebSocketRecord:
     """Both ways of a WebSocket. `status` is what its handshake was answered with."""
 
-    def __init__(self, site: Site, tie: Mapping[str, JsonValue], receive: Receive, send: Send) -> None:
-        self._site, self._tie = site, tie
+    def __init__(
+        self, site: Site, tie: Mapping[str, JsonValue], receive: Receive, send: Send, count: Callable[[int], None]
+    ) -> None:
+        """`count`: is told how many bytes of the cell's messages are recorded."""
+        self._site, self._tie, self._count = site, tie, count
         self._upstream, self._downstream = receive, send
         self._idle: asyncio.Timeout | None = None
         self.status: int | None = None
@@ -58,6 +61,8 @@ class WebSocketRecord:
     def _item(self, direction: str, message: Message, more: Mapping[str, JsonValue]) -> Item:
         text = message.get("text")
         content = text.encode("utf-8", "surrogatepass") if text is not None else bytes(message.get("bytes") or b"")
+        if direction == "sent":
+            self._count(len(content))
         data: dict[str, JsonValue] = {
             **self._tie,
             "direction": direction,

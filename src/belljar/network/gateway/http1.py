@@ -1,0 +1,223 @@
+"""HTTP/1.1, and WebSocket after its upgrade: hypercorn's protocol on a parser whose bytes are counted.
+
+hypercorn's `H11Protocol` and h11's buffer are no public interface: see `belljar.network.gateway.http`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, cast
+
+import h11
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.protocol.ws_stream import Handshake, WSStream
+from hypercorn.typing import ConnectionState
+
+from belljar.network.gateway.account import Account, Incoming
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.middleware import INCOMING, MESSAGES, WEBSOCKET
+from belljar.network.gateway.unread import make_room
+from belljar.network.gateway.websocket import WebSocketRecord
+from belljar.network.gateway.ws_frames import WebSocketFrames
+
+_FRAMED: Final = (b"content-length", b"transfer-encoding")
+_CHUNK: Final = re.compile(rb"(?:\r\n|\r|\n)?(?:(?:[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?")
+"""What stands around a chunk's data, and follows from its length: the end of the chunk before, a size, the end of all."""
+
+
+class RefusedRequest(Exception):  # noqa: N818 - a verdict on a request
+    """A request that no stand-in gets to see."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class CountedConnection(h11.Connection):
+    """h11's parser. What it takes of the received bytes is compared with what it makes of them."""
+
+    def __init__(self, account: Account, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
+        self._account = account
+        self._held = bytearray()
+        self._refused = b""
+        self.incoming: Incoming | None = None
+
+    def receive_data(self, data: bytes) -> None:
+        """See h11. The same bytes are held here until it has taken them."""
+        self._held += data
+        super().receive_data(data)
+
+    def next_event(self) -> Any:  # noqa: ANN401 - h11's events and its sentinels
+        """See h11."""
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError:
+            self._refused += self._taken()
+            raise
+        taken = self._taken()
+        if isinstance(event, h11.Request):
+            self.incoming = Incoming(self._account, taken, event.headers.raw_items(), is_text=True)
+        elif isinstance(event, h11.Data):
+            data = bytes(event.data)
+            self._around(taken[: len(taken) - len(data)])
+            if self.incoming is not None:
+                self.incoming.came(data)
+            return h11.Data(data=data, chunk_start=event.chunk_start, chunk_end=event.chunk_end)
+        else:
+            self._around(taken)
+        return event
+
+    def _taken(self) -> bytes:
+        size = len(self._held) - len(self._receive_buffer)
+        if not size:
+            return b""
+        taken = bytes(self._held[:size])
+        del self._held[:size]
+        return taken
+
+    def _around(self, taken: bytes) -> None:
+        if _CHUNK.fullmatch(taken):
+            self._account.frame(len(taken))
+        else:
+            self._account.remain("chunked", taken)
+
+    def take_held(self) -> bytes:
+        """What h11 has not taken, and is no longer its affair."""
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
+    def take_unclaimed(self) -> bytes:
+        """What no event has and nothing more comes of: a refused head, and what was not parsed."""
+        head = b"" if self.incoming is None else self.incoming.take_head()
+        found = head + self._refused + self.take_held()
+        self._refused = b""
+        return found
+
+
+class Http1(H11Protocol):
+    """HTTP/1.1, and WebSocket after its upgrade."""
+
+    _on_refused: Callable[[str], Awaitable[None]]
+    _bounds: Bounds
+
+    def guard(self, on_refused: Callable[[str], Awaitable[None]], bounds: Bounds, account: Account) -> None:
+        """Says what to call before a refusal leaves, and where bytes are counted."""
+        self._on_refused, self._bounds, self._account = on_refused, bounds, account
+        self._counted = CountedConnection(account, bounds.head_bytes)
+        self.connection = self._counted
+        self._frames: WebSocketFrames | None = None
+
+    @property
+    def awaits_head(self) -> bool:
+        """Whether bytes that come now are those of a request's head."""
+        return self.stream is None
+
+    @property
+    def has_unparsed(self) -> bool:
+        """Whether something has come that is nothing whole."""
+        return isinstance(self.connection, h11.Connection) and bool(self.connection.trailing_data[0])
+
+    def take_unclaimed(self) -> bytes:
+        """What of the received bytes is in no event and is nothing whole."""
+        return self._counted.take_unclaimed()
+
+    take_refused = take_unclaimed
+
+    def leave(self) -> None:
+        """Nothing more comes, and nobody answers any more: what is left goes to the remainder."""
+        if self._counted.incoming is not None:
+            self._counted.incoming.leave()
+        self._account.remain("unparsed", self._counted.take_unclaimed())
+        if self._frames is not None:
+            self._frames.leave()
+
+    def abandon(self) -> None:
+        """Takes no more of an answer."""
+        if self.stream is not None:
+            self.stream.closed = True
+
+    @property
+    def open_streams(self) -> list[Any]:
+        """Those of requests that are not answered."""
+        return [self.stream]
+
+    def break_off(self) -> None:
+        """Has the beginning of a WebSocket's message put on record of which the rest does not come."""
+        if isinstance(self.stream, WSStream) and self.stream.buffer.value is not None:
+            record: WebSocketRecord | None = cast("Any", self.stream.scope)["state"].get(WEBSOCKET)
+            if record is not None and (begun := self.stream.buffer.value.getvalue()):
+                record.broke_off(begun)
+
+    def sent(self, size: int) -> None:
+        """Counts what was sent."""
+
+    async def refuse(self, refused: RefusedRequest) -> None:
+        """Answers a request that no stand-in gets to see."""
+        if self._frames is not None:
+            await self._on_refused(str(refused))
+            return
+        await self._send_error_response(refused.status)
+
+    async def handle(self, event: Event) -> None:
+        """hypercorn's, and a WebSocket that is over its bound has ended, whatever more it sends."""
+        if isinstance(event, RawData) and self._frames is not None:
+            self._count_frames(event.data)
+        await super().handle(event)
+        buffer = getattr(self.stream, "buffer", None)
+        if buffer is not None and buffer.length > buffer.max_length:
+            await self.send(Closed())
+
+    def _count_frames(self, data: bytes) -> None:
+        """Bytes behind a WebSocket's handshake; before it is accepted there are no frames."""
+        if self._frames is not None and isinstance(self.stream, WSStream) and self.stream.handshake.accepted:
+            self._frames.feed(data)
+        else:
+            self._account.remain("outside_websocket", data)
+
+    async def _close_stream(self) -> None:
+        make_room(self.stream)
+        await super()._close_stream()
+
+    async def _send_error_response(self, status_code: int) -> None:
+        await self._on_refused(str(sys.exception() or "malformed"))
+        await super()._send_error_response(status_code)
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        names = [name for name, _ in event.headers]
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise RefusedRequest("HTTP/2 without TLS", 505)
+        if len(names) > self._bounds.headers:
+            raise RefusedRequest("too many header fields", 431)
+        # RFC 9112 section 6.1: ought to be handled as an error. Two parsers that disagree are request smuggling.
+        if all(name in names for name in _FRAMED):
+            raise RefusedRequest("both Content-Length and Transfer-Encoding")
+        if any(name == b"upgrade" and b"h2c" in value.lower() for name, value in event.headers):
+            raise RefusedRequest("an upgrade to HTTP/2 without TLS")
+        if _is_websocket(event) and not Handshake(list(event.headers), event.http_version.decode()).is_valid():
+            raise RefusedRequest("a WebSocket's handshake that is not one")
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """A message that was compressed is a bomb's chance, and the record's loss: no extension is agreed to."""
+        plain = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
+        if len(plain) != len(request.headers):
+            request = h11.Request(method=request.method, target=request.target, headers=plain)
+        state = {**self.connection_state, INCOMING: self._counted.incoming}
+        if self._counted.incoming is not None:
+            self._counted.incoming.is_handed = True
+        if _is_websocket(request):
+            self._frames = state[MESSAGES] = WebSocketFrames(self._account)
+            self._account.remain("outside_websocket", self._counted.take_held())
+        self.connection_state = ConnectionState(state)
+        await super()._create_stream(request)
+
+
+def _is_websocket(request: h11.Request) -> bool:
+    """Whether hypercorn takes it for one: the last field of a name counts."""
+    fields = {name: value.lower() for name, value in request.headers}
+    words = [word.strip() for word in fields.get(b"connection", b"").split(b",")]
+    return request.method.upper() == b"GET" and b"upgrade" in words and fields.get(b"upgrade", b"") == b"websocket"

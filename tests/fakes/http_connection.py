@@ -1,0 +1,135 @@
+"""One HTTP connection of a gateway in this process, on bytes that are given: no socket, no TLS."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.fakes.gateway import SHOP, layout
+
+from belljar.events import Kind
+from belljar.network.gateway.account import Account
+from belljar.network.gateway.bounds import Bounds
+from belljar.network.gateway.context import Receive, Scope, Send
+from belljar.network.gateway.http import HttpConnection, hypercorn_config
+from belljar.network.gateway.middleware import Middleware
+from belljar.network.gateway.reporter import Item, Reporter
+from belljar.network.gateway.site import Peer, Site, connection_item
+from belljar.plan.network import PortPlan, StandInPlan
+
+SUMMED = ("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes")
+
+
+@dataclass
+class GivenPipe:
+    """Says what it was given, piece by piece, and keeps what it is told."""
+
+    pieces: list[bytes]
+    account: Account
+    alpn: str | None = None
+    said: bytearray = field(default_factory=bytearray)
+
+    async def receive(self) -> bytes:
+        """See `Pipe`. Whoever answers has a turn before the next piece."""
+        for _ in range(64):
+            await asyncio.sleep(0)
+        data = self.pieces.pop(0) if self.pieces else b""
+        self.account.receive(len(data))
+        return data
+
+    async def send(self, data: bytes) -> None:
+        """See `Pipe`."""
+        self.said += data
+        self.account.sent_bytes += len(data)
+
+    async def close(self) -> None:
+        """What nobody has read came after the end."""
+        for piece in self.pieces:
+            self.account.receive(len(piece))
+            self.account.remain("after_end", piece)
+
+
+@dataclass
+class Told:
+    """All that was recorded, and the last event of the connection."""
+
+    items: list[Item]
+    said: bytes
+    end: dict[str, Any]
+
+    @property
+    def kept(self) -> bytes:
+        """The content of all bodies, and the texts of all heads."""
+        bodies = b"\0".join(body.content for item in self.items for body in item.bodies)
+        return bodies + b"\0".join(repr(dict(item.data)).encode() for item in self.items)
+
+    @property
+    def recorded_bytes(self) -> int:
+        """What the events of the connection say that they hold of it."""
+        return recorded_bytes([(str(item.kind), dict(item.data), item.bodies) for item in self.items])
+
+
+def recorded_bytes(events: list[tuple[str, dict[str, Any], Any]]) -> int:
+    """The bytes that a connection's events, but its own, hold of what the cell sent."""
+    total = 0
+    bodies: dict[int, int] = {}
+    for kind, data, kept in events:
+        if kind == Kind.NETWORK_HTTP:
+            total += data.get("head_bytes", 0)
+            if "head_bytes" in data:
+                bodies[data["exchange"]] = data["bytes"]
+            else:
+                total += sum(body.total_bytes for body in kept if body.name == "request")
+        elif kind == Kind.NETWORK_HTTP_ANSWERED:
+            bodies[data["exchange"]] = data["request_bytes"]
+        elif kind == Kind.NETWORK_WEBSOCKET and data["direction"] == "sent":
+            total += data["bytes"]
+        elif kind == Kind.NETWORK_TLS:
+            total += sum(body.total_bytes for body in kept)
+        elif kind == Kind.NETWORK_STREAM and data.get("phase") != "opened":
+            total += data["bytes"]
+    return total + sum(bodies.values())
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads all and answers; at `/early` answers first; a WebSocket is echoed."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({**message, "type": "websocket.send"})
+        return
+    while scope["path"] != "/early" and (await receive()).get("more_body", False):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+def talk(pieces: list[bytes], alpn: str | None = None, bounds: Bounds | None = None) -> Told:
+    """One connection on which these pieces come, and then the end."""
+    return asyncio.run(_talk(pieces, alpn, bounds or Bounds(farewell_s=0.05)))
+
+
+async def _talk(pieces: list[bytes], alpn: str | None, bounds: Bounds) -> Told:
+    items: list[Item] = []
+
+    async def record(*given: Item) -> None:
+        await asyncio.sleep(0)
+        items.extend(given)
+
+    reporter = cast("Reporter", SimpleNamespace(record=record, post=items.append))
+    port = 443 if alpn else 80
+    shop = StandInPlan(
+        id="shop", kind="http", names=(), ports=(PortPlan(number=port, protocol="tls" if alpn else "http"),)
+    )
+    site = Site(layout=layout(), stand_ins=(shop,), bounds=bounds, reporter=reporter, apps={"shop": echo})
+    account = Account(1, bounds.remainder_bytes)
+    peer = Peer(cell="agent", address=SHOP, port=port, account=account)
+    if alpn:
+        peer = replace(peer, sni="shop.example", hello=True)
+    pipe = GivenPipe(list(pieces), account, alpn)
+    await HttpConnection(site, peer, pipe, Middleware(site), hypercorn_config(bounds)).run()
+    end = connection_item(peer, closed=True)
+    return Told([*items, end], bytes(pipe.said), dict(end.data))

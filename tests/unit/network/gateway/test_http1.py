@@ -1,0 +1,146 @@
+"""HTTP/1.1 and WebSocket: where each byte of a connection is on record."""
+
+from __future__ import annotations
+
+import pytest
+import wsproto
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes.http_connection import SUMMED, Told, talk
+from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
+
+HOST = b"Host: shop.example\r\n"
+GET = b"GET / HTTP/1.1\r\n" + HOST
+CHUNKED = b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
+SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
+
+
+def check(told: Told, sent: bytes) -> None:
+    """The invariant: nothing is missing, and the sums are those of the events."""
+    end = told.end
+    assert end["received_bytes"] == len(sent) == sum(end[name] for name in SUMMED)
+    assert (end["missing_bytes"], end["accounted"]) == (0, True)
+    assert end["recorded_bytes"] == told.recorded_bytes
+    assert end["remainder_bytes"] == sum(end.get("remainder", {}).values())
+
+
+ATTACKS = {
+    "chunk extension": CHUNKED + b"1;x=" + SECRET + b"\r\nA\r\n0\r\n\r\n",
+    "last chunk's extension": CHUNKED + b"0;" + SECRET + b"\r\n\r\n",
+    "trailer": CHUNKED + b"1\r\nA\r\n0\r\nX-T: " + SECRET + b"\r\n\r\n",
+    "end of a long field": GET + b"X-Long: " + b"a" * 20_000 + SECRET + b"\r\n\r\n",
+    "field beyond those shown": GET + b"".join(b"X-%d: v\r\n" % n for n in range(90)) + b"X: " + SECRET + b"\r\n\r\n",
+    "folded field": GET + b"X-Fold: a\r\n " + SECRET + b"\r\n\r\n",
+    "field twice": GET + b"X: a\r\nX: " + SECRET + b"\r\n\r\n",
+    "long target": b"GET /" + b"a" * 3000 + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    "absolute target": b"GET http://shop.example/" + SECRET + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    "method": SECRET.replace(b"-", b"") + b" / HTTP/1.1\r\n" + HOST + b"\r\n",
+    "HTTP/1.0 body": b"POST / HTTP/1.0\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(SECRET) + SECRET,
+    "behind the body": b"POST / HTTP/1.0\r\n" + HOST + b"Content-Length: 1\r\n\r\nA" + SECRET,
+    "half a head": GET + b"X-Half: " + SECRET,
+    "half a second head": GET + b"\r\nGET /" + SECRET,
+    "half a body": b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 999\r\n\r\n" + SECRET,
+    "half a chunk": CHUNKED + b"ff\r\n" + SECRET,
+    "half an extension": CHUNKED + b"ff;" + SECRET,
+    "malformed head": b"GET / HTTP/1.1\r\nbad field " + SECRET + b"\r\n\r\n",
+    "behind a malformed head": b"GET / HTTP/1.1\r\nbad field\r\n\r\n" + SECRET,
+    "malformed chunk": CHUNKED + b"zz" + SECRET + b"\r\n",
+    "behind Connection: close": GET + b"Connection: close\r\n\r\n" + SECRET,
+    "refused upgrade": GET
+    + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: "
+    + SECRET
+    + b"\r\n\r\n",
+    "preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SECRET,
+    "refused framing": CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\nX: ") + SECRET + b"\r\n\r\n",
+    "no WebSocket": GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nX: " + SECRET + b"\r\n\r\n",
+    "expectation": b"POST / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 40\r\n\r\n" + SECRET,
+    "unread body": b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: 999\r\n\r\n" + SECRET,
+    "TLS on a port without": b"\x16\x03\x01\x00\xff" + SECRET,
+}
+
+
+@pytest.mark.parametrize("size", [1 << 16, 7])
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
+    """Wherever a request has room for bytes that no stand-in gets, they are in a body, and every byte is accounted for."""
+    told = talk([attack[at : at + size] for at in range(0, len(attack), size)])
+    check(told, attack)
+    if size > len(attack):  # else it may stand in two bodies, a part in each
+        assert SECRET in told.kept or SECRET.replace(b"-", b"") in told.kept
+
+
+def test_an_ordinary_request_leaves_no_remainder() -> None:
+    """Heads, bodies by length and in chunks, and pipelining: all is in requests, or follows from them."""
+    sent = (
+        GET + b"User-Agent: x/1\r\nAccept: */*\r\n\r\n" + CHUNKED + b"a\r\n0123456789\r\nA\r\n0123456789\r\n0\r\n\r\n"
+    )
+    told = talk([sent])
+    check(told, sent)
+    assert told.end["remainder_bytes"] == 0
+    assert not any(body.name == "head" for item in told.items for body in item.bodies)
+
+
+def test_too_much_beside_requests_ends_the_connection() -> None:
+    """Chunk extensions over the bound: refused on record, and what came until then is kept."""
+    piece = b"1;" + b"x" * 4000 + b"\r\nA\r\n"
+    told = talk([CHUNKED, *[piece] * 40])
+    assert told.end["reason"].startswith("too many bytes")
+    assert (told.end["missing_bytes"], told.end["accounted"]) == (0, True)
+    assert told.end["remainder"]["chunked"] < 30_000
+
+
+def websocket(*events: wsproto.events.Event) -> tuple[bytes, bytes]:
+    """A handshake, and what a client says after it."""
+    engine = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
+    hello = engine.send(Request(host="shop.example", target="/ws"))
+    plain = wsproto.connection.Connection(wsproto.ConnectionType.CLIENT)
+    return hello, b"".join(plain.send(event) for event in events)
+
+
+WEBSOCKET_ATTACKS = {
+    "ping": websocket(Ping(SECRET)),
+    "pong": websocket(Pong(SECRET)),
+    "reason of a close": websocket(CloseConnection(1000, SECRET.decode())),
+    "message": websocket(TextMessage(SECRET.decode())),
+    "half a message": websocket(BytesMessage(SECRET, message_finished=False)),
+    "behind the close": (websocket()[0], websocket(CloseConnection(1000))[1] + websocket(BytesMessage(SECRET))[1]),
+    "no frame": (websocket()[0], b"\xff\xff" + SECRET),
+    "not masked": (websocket()[0], b"\x82" + bytes([len(SECRET)]) + SECRET),
+}
+
+
+@pytest.mark.parametrize("size", [1 << 16, 3])
+@pytest.mark.parametrize("attack", WEBSOCKET_ATTACKS.values(), ids=WEBSOCKET_ATTACKS)
+def test_what_a_websocket_hides_is_on_record(attack: tuple[bytes, bytes], size: int) -> None:
+    """Control frames, masks, half messages, and what is no frame."""
+    hello, frames = attack
+    told = talk([hello, *[frames[at : at + size] for at in range(0, len(frames), size)]])
+    check(told, hello + frames)
+    if size > len(frames):  # else what comes after the end is kept as it came, masked
+        assert SECRET in told.kept
+
+
+PIECES = st.sampled_from(
+    [
+        GET + b"\r\n",
+        CHUNKED,
+        b"3\r\nabc\r\n",
+        b"3;ext\r\nabc\r\n",
+        b"0\r\n\r\n",
+        b"0\r\nT: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\nhello",
+        b"POST /early HTTP/1.1\r\n" + HOST + b"Content-Length: 9\r\n\r\nhel",
+        b"\r\n",
+        b"\x00\xff",
+        websocket()[0],
+        websocket(Ping(b"x"), TextMessage("hello"))[1],
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.one_of(PIECES, st.binary(max_size=12)), max_size=8), st.integers(1, 400))
+def test_every_byte_is_accounted_for(pieces: list[bytes], size: int) -> None:
+    """Whatever comes, in whatever pieces: received is recorded, framing and remainder, exactly."""
+    sent = b"".join(pieces)
+    check(talk([sent[at : at + size] for at in range(0, len(sent), size)]), sent)
