@@ -60,13 +60,20 @@ class Owner:
     def _run(self) -> None:
         decoder = UpDecoder()
         with contextlib.suppress(OSError):
-            while datagram := self.sock.recv(1 << 17):
+            while datagram := self._received():
                 try:
                     self._heard(decoder.feed(datagram))
                 except ValueError as error:
                     self._note(repr(error))
         with self._changed:
             self._changed.notify_all()
+
+    def _received(self) -> bytes:
+        """The kernel tells once that the other end left acknowledgements unread, and then what it had said."""
+        try:
+            return self.sock.recv(1 << 17)
+        except ConnectionResetError:
+            return self.sock.recv(1 << 17)
 
     def _send(self, datagram: bytes) -> None:
         """A gateway that has said its last word takes no more; what it has said stands in the socket, to be read."""
