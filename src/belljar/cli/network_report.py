@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.report.ranges import Flow, RangeFindings
+    from belljar.report.ranges import ORDINARY, Flow, RangeFindings
     from belljar.report.requests import Request, Requests
     from belljar.report.samples import RunFindings
 
@@ -66,6 +66,8 @@ def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
     if found.requests.still_open:
         yield f"{found.requests.still_open} raw connection(s) open until the range ended"
     yield from _sums(found)
+    if unusual := [f"{kind} {size}" for kind, size in found.remainder.items() if kind not in ORDINARY]:
+        yield f"bytes outside of requests, messages and streams, in the events network.connection: {', '.join(unusual)}"
     yield from _flows(found)
     if thrown := found.counters.get("packets_recorded_and_dropped"):
         yield f"{thrown} packet(s) of the packet record were thrown away beyond record.packets in the policy"

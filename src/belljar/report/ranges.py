@@ -17,6 +17,8 @@ TOLD: Final = 20
 """Of names, and of a flow's destinations: so many are named, the others counted."""
 _MAX_KINDS: Final = 200
 _MAX_WORD_CHARS: Final = 120
+ORDINARY: Final = frozenset({"h2_settings", "h2_window_update", "h2_priority", "hpack", "tls", "tls_nonce", "ws_mask"})
+"""Kinds of the remainder that any client has."""
 _HINDSIGHT: Final = "hindsight_"
 _PACKETS: Final = "packets"
 _READER: Final = "reader"
@@ -89,7 +91,8 @@ class Flow:
 class RangeFindings:
     """One range. `cells`: the names of its cells by their ids. `failed`: what it died of, by class and reason. `limits`: how often its gateway's and its record's
     limits were hit. `packets`: where its packet record is, in the run directory. `requests` are the gateway's; `talk` is what cells asked of each other, read out of the
-    packet record when the range had ended, and `left_out` what was not read of it or not told, but is there; `unread_packets` were overwritten before;
+    packet record when the range had ended; `remainder`: bytes by kind that the gateway received outside of requests, messages and streams, `missing_bytes` those in no
+    event; `left_out` what was not read of it or not told, but is there; `unread_packets` were overwritten before;
     `reader_ended`: why it was not read to its end.
     """
 
@@ -99,6 +102,8 @@ class RangeFindings:
     requests: Requests = field(default_factory=Requests)
     talk: Requests = field(default_factory=Requests)
     left_out: Told = field(default_factory=Told)
+    remainder: dict[str, int] = field(default_factory=dict)
+    missing_bytes: int = 0
     unread_packets: int = 0
     reader_ended: str = ""
     flows: dict[tuple[str, str, str, str, bool], Flow] = field(default_factory=dict)
@@ -146,6 +151,7 @@ class RangeFindings:
         unaccounted = self.counters.get("packets_unaccounted", dropped)
         unread = self.unread_packets - self.counters.get("packets_not_recorded", 0)
         counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(unaccounted, unread)))
+        counted.append((ReasonCode.BYTES_NOT_RECORDED, self.missing_bytes))
         lost = [self._reason(code, str(count)) for code, count in counted if count]
         if self.reader_ended:
             lost.append(self._reason(ReasonCode.TRAFFIC_ANALYSIS_ENDED, self.reader_ended))
@@ -174,6 +180,7 @@ class RangeFindings:
             **{name: asdict(getattr(self, name)) for name in told},
             "reasons": [reason.to_json() for reason in self.reasons],
             "counters": dict(self.counters),
+            "remainder": dict(self.remainder),
         }
 
 
@@ -220,6 +227,8 @@ def _add(found: RangeFindings, line: Line) -> None:
             _add_name(found, data)
         case Kind.NETWORK_TLS if data["verdict"] != "allowed":
             found.tls_refused.add(f"{data['sni'] or place(data)} ({data['reason']})")
+        case Kind.NETWORK_CONNECTION if data["phase"] == "closed":
+            _add_connection(found, data)
         case Kind.NETWORK_ATTEMPT:
             found.attempts.add(f"{data['what']} ({data['stand_in']})")
         case Kind.LIMIT_HIT:
@@ -234,6 +243,15 @@ def _add_end(found: RangeFindings, data: Mapping[str, Any]) -> None:
     found.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
     counters = data.get("counters", {})
     found.counters = {str(name): count for name, count in counters.items() if isinstance(count, int)}
+
+
+def _add_connection(found: RangeFindings, data: Mapping[str, Any]) -> None:
+    found.missing_bytes += data["missing_bytes"]
+    kinds = data.get("remainder")
+    for kind, size in (kinds if isinstance(kinds, dict) else {}).items():
+        shown = printable(str(kind), max_chars=_MAX_WORD_CHARS)
+        if isinstance(size, int) and (shown in found.remainder or len(found.remainder) < _MAX_KINDS):
+            found.remainder[shown] = found.remainder.get(shown, 0) + size
 
 
 def _add_limit(found: RangeFindings, data: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ class ReasonCode(StrEnum):
     PACKETS_NOT_RECORDED = "packets_not_recorded"
     PACKETS_OVERWRITTEN = "packets_overwritten"
     FLOWS_NOT_RECORDED = "flows_not_recorded"
+    BYTES_NOT_RECORDED = "bytes_not_recorded"
     EVENTS_CUT_AT_END = "events_cut_at_end"
     TRAFFIC_ANALYSIS_ENDED = "traffic_analysis_ended"
 
@@ -79,6 +80,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
         "{} packet(s) were thrown away that no event holds whole: record.packets in the policy gives more room"
     ),
     ReasonCode.FLOWS_NOT_RECORDED: "{} refused or allowed packet(s) are in no event",
+    ReasonCode.BYTES_NOT_RECORDED: "{} byte(s) that the gateway received are in no event",
     ReasonCode.EVENTS_CUT_AT_END: "{} thing(s) or more that were cut by the range's end are in no event",
     ReasonCode.TRAFFIC_ANALYSIS_ENDED: "the traffic between cells was not read to its end: {}",
     ReasonCode.NO_CELL: "no cell is on record for this sample",

@@ -124,3 +124,21 @@ def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
     findings = findings_of([], [*opened, died, line(Kind.RANGE_DESTROYED, **ENDED)])
     assert findings.verdict is Verdict.BREACHED
     assert findings.problems == found(ReasonCode.RANGE_BREACHED, "the rules were changed")
+
+
+def connection(**changes: object) -> dict[str, Any]:
+    """The last event of a connection."""
+    sizes = dict.fromkeys(("recorded_bytes", "framing_bytes", "remainder_bytes", "missing_bytes", "unread_bytes"), 0)
+    place = {"cell": "agent", "address": "10.0.0.2", "port": 80, "source_port": 9, "connection": 1, "phase": "closed"}
+    return {**place, **sizes, "received_bytes": 0, "eof": True, "accounted": True, "reason": "", **changes}
+
+
+def test_bytes_that_are_in_no_event_void_the_sample() -> None:
+    """What a gateway received and has nowhere is missing evidence; what it has as the remainder is listed by kind."""
+    kept = connection(remainder={"chunked": 20, "ws_mask": 4}, remainder_bytes=24)
+    (found,) = gather_ranges([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, kept)]).values()
+    assert found.remainder == {"chunked": 40, "ws_mask": 8}
+    assert not any(each.code is ReasonCode.BYTES_NOT_RECORDED for each in found.lost)
+    lost = connection(missing_bytes=3, accounted=False)
+    (found,) = gather_ranges([line(Kind.NETWORK_CONNECTION, **data) for data in (kept, lost)]).values()
+    assert [each.code for each in found.lost if each.code is ReasonCode.BYTES_NOT_RECORDED] != []
