@@ -234,7 +234,7 @@ def test_too_much_ends_the_connection_on_record(gateway: Gateway, kind: str) -> 
                 raw.sendall(b"\x14\x03\x03\x00\x01\x01" * 4000)
                 read_all(raw)
         event = end(gateway)
-    assert event.data["reason"].startswith("too many bytes") or kind == "empty TLS records"
+    assert str(event.data["reason"]).startswith("too many bytes") or kind == "empty TLS records"
     assert int(str(event.data["remainder_bytes"])) < 400_000
 
 
