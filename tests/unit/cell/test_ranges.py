@@ -12,9 +12,10 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
 from belljar.cell import Parts
-from belljar.cell.ranges import RangePort, RangeRouter, _trusting, _wait_for
+from belljar.cell.ranges import RangePort, RangeRouter, _spending, _spending_of, _trusting, _wait_for
 from belljar.cell.trust import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.ledger import create_run
 from belljar.network.range import Range as Network
 from belljar.plan import make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
@@ -136,3 +137,15 @@ async def test_what_a_target_awaits(awaits: list[str] | None, healthy: list[str]
     assert waited == healthy
     await _wait_for(waits, None)
     assert sorted(waited) == ["a", "b"]
+
+
+def test_the_ranges_of_a_run_share_one_count_of_what_they_spend(tmp_path: Path) -> None:
+    """Another run has another; that of a run that is sealed is forgotten."""
+    counts = []
+    for _ in range(2):
+        with create_run(tmp_path, "test", []) as run:
+            counts.append(_spending_of(run))
+            assert _spending_of(run) is counts[-1]
+            path = run.path
+        assert path not in _spending
+    assert counts[0] is not counts[1]
