@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -163,7 +163,6 @@ def settled(
 def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, ...]:
     """What the operator should know of a configuration as Inspect handed it over; what was said when `belljar run` made it is not among it. Raises `PolicyError`."""
     from belljar.policy import resolve_policy
-    from belljar.policy.floor import looser_fields
 
     written, notes = described(config)
     ours, more = settled(written, None)
@@ -171,13 +170,27 @@ def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, 
     used = _narrowing(ours) if forced else ours
     operator = read_operator()
     base = resolve_policy(choose_policy(used, forced=forced, operator=operator))
-    if operator.policy and not forced:
-        wider = looser_fields(_changed(base, used).policy, resolve_policy(operator.policy).policy)
-        told = f"the task asks for more than ${POLICY_VARIABLE} allows, and gets what that says: {', '.join(wider)}"
-        said = (*said, printable(told, max_chars=1000)) if wider else said
+    said = (*said, *_bounded(_changed(base, used), operator, forced=forced))
     if not used.network or base.policy.network is None:
         return said
     return (*said, _TAKEN_AWAY if used.network == NO_NETWORK else _REPLACED)
+
+
+def _bounded(loaded: LoadedPolicy, operator: Operator, *, forced: str) -> Iterator[str]:
+    """What the operator's floors make of a policy."""
+    from belljar.policy import resolve_policy
+    from belljar.policy.floor import looser_fields
+
+    risk = loaded.policy.risk
+    if operator.policy and not forced:
+        floor = resolve_policy(operator.policy).policy
+        wider = looser_fields(loaded.policy, floor)
+        risk = max(risk, floor.risk)
+        told = f"the task asks for more than ${POLICY_VARIABLE} allows, and gets what that says: {', '.join(wider)}"
+        yield from (printable(told, max_chars=1000),) if wider else ()
+    settings = operator.settings
+    if risk < settings.least_risk:
+        yield f"risk `{risk}` is raised to `{settings.least_risk}`, as {printable(settings.least_risk_from)} says"
 
 
 def _defined() -> dict[str, str]:

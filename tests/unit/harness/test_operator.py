@@ -188,6 +188,9 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
         with pytest.raises(PolicyError, match="reaches nothing real"):
             opened_policy(task_file, "beside", allow=allow, policy=policy)
     assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
+    (told,) = notes_on(None, forced="low")
+    assert str(tmp_path / "settings.yaml") in told
+    assert notes_on(None, forced="critical") == ()
 
 
 def test_services_are_no_network_that_the_variable_has(task_file: Path, start: dict[str, str]) -> None:
