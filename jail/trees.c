@@ -29,25 +29,32 @@ static void shift_tree(const struct mount_setting *tree) {
     close(userns);
 }
 
-/* A node with the same number in a file system that is gone from every path but the device's own, where it is put. */
-static void make_device(const char *path) {
+static dev_t number_of(const char *path) {
     struct stat found;
     must(stat(path, &found), path);
     errno = ENODEV;
     if (!S_ISCHR(found.st_mode)) fail(path);
-    must(mount("dev", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=16k,nr_inodes=8,mode=755"), "/dev");
-    must(mknod(path, S_IFCHR | 0666, found.st_rdev), path);
-    must(chmod(path, 0666), path);
-    int fd = clone_mount(path, 0, -1);
-    must(umount2("/dev", MNT_DETACH), "/dev");
-    place_mount(fd, path);
+    return found.st_rdev;
 }
 
-/* A lock or a watch on the host's own node would be seen by everyone who has it: other cells, and the host. */
+/* Nodes with the same numbers, in a file system that is gone from every path but the devices' own. A lock or a watch on the host's nodes would be seen by
+ * everyone who has them: other cells, and the host. One unmount for all: it waits for every processor. */
 static void make_devices(const struct options *o) {
+    const char *paths[MAX_MOUNTS];
+    dev_t numbers[MAX_MOUNTS];
+    int nodes[MAX_MOUNTS], count = 0;
     step(26, "device nodes");
     for (int i = 0; i < o->mount_count; i++)
-        if (o->mounts[i].kind == MOUNT_DEVICE) make_device(o->mounts[i].source);
+        if (o->mounts[i].kind == MOUNT_DEVICE) numbers[count] = number_of(o->mounts[i].source), paths[count++] = o->mounts[i].source;
+    if (count == 0) return;
+    must(mount("dev", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "size=64k,nr_inodes=64,mode=755"), "/dev");
+    for (int i = 0; i < count; i++) {
+        must(mknod(paths[i], S_IFCHR | 0666, numbers[i]), paths[i]);
+        must(chmod(paths[i], 0666), paths[i]);
+        nodes[i] = clone_mount(paths[i], 0, -1);
+    }
+    must(umount2("/dev", MNT_DETACH), "/dev");
+    for (int i = 0; i < count; i++) place_mount(nodes[i], paths[i]);
 }
 
 int shift_trees(const struct options *o) {

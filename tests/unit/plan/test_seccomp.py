@@ -207,11 +207,11 @@ DONTNEED, NOWAIT, DONTCACHE = 4, 0x08, 0x80
 @pytest.mark.parametrize(
     ("call", "args", "rule"),
     [
-        ("fadvise64", (3, 0, 0, 3), "allowed"),  # POSIX_FADV_WILLNEED
+        *(("fadvise64", (3, 0, 0, advice), "allowed") for advice in (0, 1, 2, 3, 5)),
         ("fadvise64", (3, 0, 0, DONTNEED), "pretended"),
         ("fadvise64", (3, 0, 0, 0x1_0000_0000 | DONTNEED), "pretended"),  # the kernel looks at 32 bits
         *(("madvise", (0, 4096, advice), "pretended") for advice in (20, 21, 25)),
-        *(("madvise", (0, 4096, advice), "allowed") for advice in (3, 4, 8, 14, 22)),
+        *(("madvise", (0, 4096, advice), "allowed") for advice in (0, 3, 4, 8, 14, 18, 19, 22, 23, 24, 102, 103)),
         ("preadv2", (3, 0, 1, 0, 0, 0), "allowed"),
         ("preadv2", (3, 0, 1, 0, 0, 1), "allowed"),  # RWF_HIPRI
         *(("preadv2", (3, 0, 1, 0, 0, flags), "refused") for flags in (NOWAIT, DONTCACHE, NOWAIT | DONTCACHE | 1)),
