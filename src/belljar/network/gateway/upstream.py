@@ -80,7 +80,8 @@ REWRITING: Final = frozenset(
 )
 _REWRITING_FAMILIES: Final = (b"x-forwarded-", b"x-original-", b"x-override-", b"x-rewrite-")
 """With `REWRITING`: by which front ends let a request be for another host or address than its own: refused."""
-_PARAMETERS: Final = frozenset({"-method", "x-http-method-override"})
+_PARAMETERS: Final = frozenset({"-method", *(name.decode() for name in METHOD_OVERRIDES)})
+_MIN_PARAMETER_BYTES: Final = min(map(len, _PARAMETERS))
 MAX_FORM_BYTES: Final = 1 << 20
 _FORM: Final = b"application/x-www-form-urlencoded"
 _PART_NAME: Final = re.compile(rb"(?i)\bname\s*=\s*\"?([^\";\r\n]{1,64})")
@@ -347,7 +348,9 @@ def _names_method(pairs: bytes, methods: frozenset[str]) -> bool:
     """Of a query or form: a value that is allowed without it is no matter."""
     words = (pair.partition(b"=") for pair in re.split(rb"[&;]", pairs))
     return any(
-        _is_parameter(name) and unquote_plus(value.decode("latin-1")).strip().upper() not in methods
+        len(name) >= _MIN_PARAMETER_BYTES  # most of a long form's are shorter, and cost nothing then
+        and _is_parameter(name)
+        and unquote_plus(value.decode("latin-1")).strip().upper() not in methods
         for name, _, value in words
     )
 

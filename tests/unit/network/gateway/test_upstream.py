@@ -195,6 +195,7 @@ PARTS = (b"content-type", b"Multipart/form-data; boundary=b")
         ("/?_method=GET&_method=DELETE", [], b""),
         ("/?_method", [], b""),
         ("/?x_http_method_override=DELETE", [], b""),
+        ("/?http-method-override=DELETE", [], b""),
         ("/", [FORM], b"a=b&_method=DELETE"),
         ("/", [FORM], b"+_method=DELETE"),
         ("/", [(b"Content_Type", FORM[1])], b"%5f%6Dethod=DELETE"),
