@@ -198,7 +198,7 @@ def test_rights_are_what_is_needed(who: Who) -> None:
     status = who.run("talk")["status"]
     fields = {name: dict(re.findall(r"^(\w+):\s+(.*)$", text, re.MULTILINE)) for name, text in status.items()}
     assert {fields["gateway"][name] for name in ("CapEff", "CapPrm", "CapBnd", "CapAmb")} == {"0" * 16}
-    assert fields["gateway"]["Seccomp"] == "2"
+    assert [fields[name]["Seccomp"] for name in ("keeper", "gateway")] == ["2", "2"]
     net_admin, net_raw, sys_admin = 1 << 12, 1 << 13, 1 << 21
     allowed = net_admin | net_raw | (0 if who.is_root else sys_admin)
     assert {int(fields["keeper"][name], 16) for name in ("CapEff", "CapPrm", "CapBnd")} == {allowed}

@@ -21,7 +21,7 @@ SCRATCH: Final = "/t"
 _SCRATCH_BYTES: Final = 1 << 20
 _SCRATCH_INODES: Final = 64
 _ROOT_OPTIONS: Final = "mode=0755,size=64k,nr_inodes=1024"
-_NO_CORE: Final = 1  # as in plan.jail
+NO_CORE: Final = 1  # as in plan.jail
 _INNER_ID: Final = 1000
 
 
@@ -101,12 +101,18 @@ def _limit(box: Confinement, mapped_bytes: int) -> None:
         resource.RLIMIT_AS: mapped_bytes + box.memory_bytes,
         resource.RLIMIT_NOFILE: box.descriptors,
         resource.RLIMIT_NPROC: 0,
-        resource.RLIMIT_CORE: _NO_CORE,
+        resource.RLIMIT_CORE: NO_CORE,
         resource.RLIMIT_FSIZE: _SCRATCH_BYTES,
         resource.RLIMIT_MEMLOCK: 0,
     }
     for limit, value in limits.items():
         resource.setrlimit(limit, (value, value))
+
+
+def limit_address_space(more_bytes: int) -> None:
+    """So much more than is mapped now (RLIMIT_AS)."""
+    most = _mapped_bytes() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _mapped_bytes() -> int:

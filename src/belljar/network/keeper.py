@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -21,9 +22,11 @@ from typing import Any, Final, NoReturn
 from belljar.errors import BelljarError, HostError
 from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
 from belljar.network.accounting import Connections, batches
+from belljar.network.confine import NO_CORE, limit_address_space
 from belljar.network.flows import Flows
 from belljar.network.gateway_process import send_listeners
 from belljar.network.packets import FILES, RECORD, PacketFiles, Tap
+from belljar.network.seccomp import supervisor_filter
 from belljar.network.standing import Standing, differences, read_settings, read_standing
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import DNS_PORT, NetworkPlan
@@ -44,6 +47,7 @@ _IP_TRANSPARENT: Final = 19
 _RIGHTS: Final = (syscalls.CAP_NET_ADMIN, syscalls.CAP_NET_RAW)
 _RIGHTS_IN_OWN_NAMESPACE: Final = (*_RIGHTS, syscalls.CAP_SYS_ADMIN)
 """In a user namespace of its own it enters the cells' namespaces itself, for which the kernel asks for this one."""
+_LIMITS: Final = {resource.RLIMIT_NOFILE: 512, resource.RLIMIT_CORE: NO_CORE, resource.RLIMIT_MEMLOCK: 0}
 _LOGS_AT_ONCE: Final = 256
 _ALL_LOGS: Final = 1 << 16
 """Many more than the socket has room for."""
@@ -157,6 +161,7 @@ class _Keeper:
             self._files = PacketFiles(self._fds, most, self._connections)
             self._log = nflog.open_log(LOG_GROUP, LOG_SNAP_BYTES)
             loading.finish()
+        self._confine()
         self._changes = nflog.open_changes()
         self._check()
         datagrams.send(self._owner, {"started": True})
@@ -191,6 +196,13 @@ class _Keeper:
         syscalls.set_capabilities(rights, ambient=True)
         syscalls.set_dumpable(uid is None)  # an ordinary user's looks for survivors need to see its namespaces
         syscalls.die_with_parent(parent)
+
+    def _confine(self) -> None:
+        """No way back: what is left is to ask the kernel by netlink, run nft, and write frames."""
+        limit_address_space(self._task.network.bounds.supervisor_memory_bytes)
+        for limit, value in _LIMITS.items():
+            resource.setrlimit(limit, (value, value))
+        syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
 
     def work(self) -> NoReturn:
         """Until the owner is gone or has had enough."""

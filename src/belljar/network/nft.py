@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from pathlib import Path
 from typing import Any, Final, Self
 
 from belljar.errors import HostError
@@ -18,7 +19,7 @@ _PIPES: Final[Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env
 class _Run:
     """nft at work, while its caller does something else. Ended by `_output`, or by leaving it as a context."""
 
-    def __init__(self, nft: str, *words: str, stdin: int = subprocess.DEVNULL) -> None:
+    def __init__(self, nft: str, *words: str, stdin: int) -> None:
         """Raises `HostError`."""
         try:
             self._process = subprocess.Popen((nft, "-j", *words), stdin=stdin, **_PIPES)
@@ -59,7 +60,8 @@ class Listing(_Run):
 
     def __init__(self, nft: str) -> None:
         """Raises `HostError`."""
-        super().__init__(nft, "list", "ruleset")
+        with Path(os.devnull).open("rb") as nothing:  # not DEVNULL, which is opened for writing too
+            super().__init__(nft, "list", "ruleset", stdin=nothing.fileno())
 
     def read(self) -> dict[str, Any]:
         """The listing. Raises `HostError`."""

@@ -219,7 +219,8 @@ class Range:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End it, look for survivors, and record what was found. Idempotent; shielded from cancellation; bounded to some forty seconds, where a part hangs."""
         with anyio.CancelScope(shield=True):
-            return await anyio.to_thread.run_sync(self._destroy, reason)
+            destruction = await anyio.to_thread.run_sync(self._destroy, reason)
+        return destruction  # noqa: RET504 - mypy takes the block for one that may swallow errors
 
     def leave_zygote(self) -> None:
         """The last step of all, since who reads the packet record needs the zygote too. Idempotent."""

@@ -1,7 +1,10 @@
-"""The gateway's system-call filter: what a program needs that answers on sockets it was given, and nothing else. The assembler is pure; `syscalls` installs.
+"""System-call filters of a range's processes. The assembler is pure; `syscalls` installs.
 
-An allow-list: what is not on it fails with EPERM, so that a library that merely asks goes on; another architecture's calls kill. The few calls that are allowed
-with some arguments alone are those whose other uses make executable memory, sockets or devices' doings.
+Allow-lists: what is not on one fails with EPERM, so that a library that merely asks goes on; another
+architecture's calls kill. The gateway's has what a program needs that answers on sockets it was given;
+the few calls that are allowed with some arguments alone are those whose other uses make executable
+memory, sockets or devices' doings. The supervisor's has besides what asking the kernel by netlink and
+running `nft` takes; calls that only a compromised process makes kill it.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ import errno
 import fcntl
 import os
 import platform
+import signal
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 _LOAD: Final = 0x20  # BPF_LD | BPF_W | BPF_ABS
@@ -129,20 +133,104 @@ _FCNTLS: Final = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_DUPFD_CLO
 """Commands of fcntl that need no more looking at. Not among them: F_SETOWN and F_SETSIG, by which a signal is sent."""
 
 
+_NOT_SUPERVISORS: Final = frozenset({"openat", "openat2", "unlink", "unlinkat", "accept", "accept4", "listen"})
+"""Of the gateway's: it opens for reading alone, removes nothing and takes no connections."""
+SUPERVISOR_ALLOWED: Final[dict[str, tuple[int | None, int | None]]] = {
+    **{name: numbers for name, numbers in ALLOWED.items() if name not in _NOT_SUPERVISORS},
+    "select": (23, None),
+    "pselect6": (270, 72),
+    "mmap": _MMAP,
+    "mprotect": _MPROTECT,
+    "setsockopt": _SETSOCKOPT,
+    "sendto": _SENDTO,
+    "sendmsg": _SENDMSG,
+    "bind": (49, 200),
+    "ftruncate": (77, 46),
+    "pipe2": (293, 59),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+    "chdir": (80, 49),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+    "arch_prctl": (158, None),
+    "set_tid_address": (218, 96),
+    "prlimit64": (302, 261),
+}
+KILLING: Final[dict[str, tuple[int | None, int | None]]] = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "pidfd_getfd": (438, 438),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "move_mount": (429, 429),
+    "open_tree": (428, 428),
+    "fsopen": (430, 430),
+    "mount_setattr": (442, 442),
+    "chroot": (161, 51),
+    "unshare": (272, 97),
+    "open_by_handle_at": (304, 265),
+    "mknodat": (259, 33),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "setuid": (105, 146),
+    "setgid": (106, 144),
+    "setresuid": (117, 147),
+    "setresgid": (119, 149),
+    "setgroups": (116, 159),
+    "capset": (126, 91),
+}
+_SETNS: Final = (308, 268)
+_OPENAT: Final = (257, 56)
+_WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+_SOCKET: Final = (41, 198)
+_FAMILIES: Final = (socket.AF_NETLINK, socket.AF_INET)
+"""AF_INET for ioctl(2) of a device alone: the range's namespace leads nowhere."""
+_CLONE: Final = (56, 220)
+_NEW_NAMESPACES: Final = 0x7E02_0000
+_KILL_CALL: Final = (62, 129)
+_CLONE_NEWNET: Final = 0x4000_0000
+# SIOCGIFNAME (by which Python says where a frame came from), SIOCGIFINDEX, SIOCETHTOOL.
+_SUPERVISORS_IOCTLS: Final = (*_IOCTLS, 0x8910, 0x8933, 0x8946)
+
+
 def gateway_filter(machine: str | None = None) -> bytes:
     """The filter for this machine (or the one named: `x86_64`, `aarch64`), as the kernel takes it. Raises `KeyError` for another."""
     machine = machine or platform.machine()
-    program = list(_program(machine))
-    if len(program) > MAX_INSTRUCTIONS:
-        raise ValueError("the filter is too long")
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    return _assembled([*_head(machine), *_gateway(_COLUMN[machine]), *_tail(_COLUMN[machine])])
+
+
+def supervisor_filter(*, may_enter: bool, machine: str | None = None) -> bytes:
+    """Likewise. `may_enter`: it enters network namespaces itself, as an ordinary user's does."""
+    machine = machine or platform.machine()
+    column = _COLUMN[machine]
+    return _assembled([*_head(machine), *_supervisor(column, may_enter=may_enter), *_tail(column)])
 
 
 _Instruction = tuple[int, int, int, int]
 
 
-def _program(machine: str) -> Iterator[_Instruction]:
-    column = _COLUMN[machine]
+def _assembled(program: list[_Instruction]) -> bytes:
+    if len(program) > MAX_INSTRUCTIONS:
+        raise ValueError("the filter is too long")
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _head(machine: str) -> Iterator[_Instruction]:
     yield (_LOAD, 0, 0, _ARCH_AT)
     yield (_EQUAL, 1, 0, _AUDIT_ARCH[machine])
     yield (_RETURN, 0, 0, _KILL)
@@ -150,25 +238,53 @@ def _program(machine: str) -> Iterator[_Instruction]:
     if machine == "x86_64":  # x32's numbers would walk around the list
         yield (_AT_LEAST, 0, 1, _X32_BIT)
         yield (_RETURN, 0, 0, _KILL)
-    for numbers in ALLOWED.values():
+
+
+def _each(calls: Mapping[str, tuple[int | None, int | None]], column: int, result: int) -> Iterator[_Instruction]:
+    for numbers in calls.values():
         number = numbers[column]
         if number is not None:
             yield (_EQUAL, 0, 1, number)
-            yield (_RETURN, 0, 0, _ALLOW)
+            yield (_RETURN, 0, 0, result)
+
+
+def _supervisor(column: int, *, may_enter: bool) -> Iterator[_Instruction]:
+    yield from _each(SUPERVISOR_ALLOWED, column, _ALLOW)
+    yield from _each(KILLING, column, _KILL)
+    yield from _when(_OPENAT[column], _argument(2), (_ANY_BIT, 1, 0, _WRITING))
+    for family in _FAMILIES:
+        yield from _when(_SOCKET[column], _argument(0), (_EQUAL, 0, 1, family))
+    yield from _when(_CLONE[column], _argument(0), (_ANY_BIT, 1, 0, _NEW_NAMESPACES))
+    yield from _when(_KILL_CALL[column], _argument(1), (_EQUAL, 0, 1, signal.SIGKILL))
+    if may_enter:
+        yield from _when(_SETNS[column], _argument(1), (_EQUAL, 0, 1, _CLONE_NEWNET))
+    yield from _each({"setns": _SETNS}, column, _KILL)
+    yield from _common(column, _SUPERVISORS_IOCTLS)
+
+
+def _gateway(column: int) -> Iterator[_Instruction]:
+    yield from _each(ALLOWED, column, _ALLOW)
     for number in (_MMAP[column], _MPROTECT[column]):
         yield from _when(number, _argument(2), (_ANY_BIT, 1, 0, _PROT_EXEC))
     for number, flags in ((_SENDTO[column], 3), (_SENDMSG[column], 2)):
         yield from _when(number, _argument(flags), (_ANY_BIT, 1, 0, _MSG_FASTOPEN))
+    for level, name in OPTIONS:
+        yield from _set_option(_SETSOCKOPT[column], level, name)
+    yield from _common(column, _IOCTLS)
+
+
+def _common(column: int, ioctls: tuple[int, ...]) -> Iterator[_Instruction]:
     for command in _FCNTLS:
         yield from _when(_FCNTL[column], _argument(1), (_EQUAL, 0, 1, command))
     yield from _set_flags(_FCNTL[column])
-    for level, name in OPTIONS:
-        yield from _set_option(_SETSOCKOPT[column], level, name)
     yield from _when(
         _AFFINITY[column], _argument(0), (_EQUAL, 0, 1, 0)
     )  # of another process it would say whether there is one
-    for request in _IOCTLS:
+    for request in ioctls:
         yield from _when(_IOCTL[column], _argument(1), (_EQUAL, 0, 1, request))
+
+
+def _tail(column: int) -> Iterator[_Instruction]:
     yield (_EQUAL, 0, 1, _CLONE3[column])
     yield (_RETURN, 0, 0, _FAIL | errno.ENOSYS)
     yield (_RETURN, 0, 0, _FAIL | errno.EPERM)

@@ -133,12 +133,11 @@ def _group_bounds(network: NetworkPlan) -> Iterator[Bound]:
     for name in network.controllers:
         if name in limits:
             yield Bound(what=f"the range's own processes ({name})", most=limits[name], enforced_by=("control group",))
-    if "memory" not in network.controllers:
-        yield Bound(
-            what="the range supervisor's memory",
-            most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
-            enforced_by=("RLIMIT_AS",),
-        )
+    yield Bound(
+        what="the range supervisor's memory",
+        most=f"{format_size(most.supervisor_memory_bytes)}; to use it up ends the range",
+        enforced_by=("RLIMIT_AS",),
+    )
 
 
 def warnings(network: NetworkPlan, facts: HostFacts) -> tuple[str, ...]:

@@ -6,16 +6,16 @@ import struct
 
 import pytest
 
-from belljar.network.seccomp import ALLOWED, gateway_filter
+from belljar.network.seccomp import ALLOWED, KILLING, SUPERVISOR_ALLOWED, gateway_filter, supervisor_filter
 
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 COLUMN = {"x86_64": 0, "aarch64": 1}
 
 
-def verdict(machine: str, number: int, *arguments: int, arch: int | None = None) -> int:
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None, program: bytes | None = None) -> int:
     """What the kernel would do (Documentation/networking/filter.rst: the four instructions that are used)."""
-    program = gateway_filter(machine)
+    program = program or gateway_filter(machine)
     words = (*arguments, *[0] * (6 - len(arguments)))
     data = struct.pack("<IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, *words)
     at, loaded = 0, 0
@@ -108,3 +108,45 @@ def test_other_ways_in_kill() -> None:
     assert verdict("x86_64", 1, arch=0x40000003) == KILL
     assert verdict("aarch64", 64, arch=0x40000028) == KILL
     assert verdict("x86_64", 0x40000001) == KILL
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("may_enter", [False, True])
+def test_the_supervisor_s_calls(machine: str, may_enter: bool) -> None:
+    """Those on its list; those that only a compromised process makes kill it; all others are refused."""
+    program = supervisor_filter(may_enter=may_enter, machine=machine)
+    column = COLUMN[machine]
+    allowed = {numbers[column] for numbers in SUPERVISOR_ALLOWED.values()}
+    killing = {numbers[column] for numbers in KILLING.values()}
+    by_argument = {"x86_64": {16, 41, 56, 62, 72, 204, 257, 308}, "aarch64": {25, 29, 56, 123, 129, 198, 220, 268}}
+    assert not allowed & killing
+    for number in set(range(600)) - by_argument[machine]:
+        seen = verdict(machine, number, 1, 1, program=program)
+        if number in allowed:
+            assert seen == ALLOW, number
+        elif number in killing:
+            assert seen == KILL, number
+        else:
+            assert seen == (ENOSYS if number == 435 else EPERM), number
+
+
+@pytest.mark.parametrize(
+    ("machine", "openat", "sockets", "clone", "kill", "setns"),
+    [("x86_64", 257, 41, 56, 62, 308), ("aarch64", 56, 198, 220, 129, 268)],
+)
+def test_the_supervisor_s_calls_by_their_arguments(
+    machine: str, openat: int, sockets: int, clone: int, kill: int, setns: int
+) -> None:
+    """It opens for reading alone, has netlink and plain sockets, makes no namespace, sends SIGKILL alone, and enters network namespaces if it may."""
+    program = supervisor_filter(may_enter=False, machine=machine)
+    for flags, seen in ((0o2000000, ALLOW), (1, EPERM), (2, EPERM), (0o100, EPERM), (0o20200000, EPERM)):
+        assert verdict(machine, openat, 0, 0, flags, program=program) == seen, flags
+    families = {number for number in range(50) if verdict(machine, sockets, number, program=program) == ALLOW}
+    assert families == {2, 16}
+    assert verdict(machine, clone, 17, program=program) == ALLOW
+    assert {verdict(machine, clone, 1 << bit | 17, program=program) for bit in (17, *range(25, 31))} == {EPERM}
+    assert [verdict(machine, kill, 1, number, program=program) for number in (9, 15)] == [ALLOW, EPERM]
+    assert verdict(machine, setns, 3, 0x4000_0000, program=program) == KILL
+    program = supervisor_filter(may_enter=True, machine=machine)
+    assert verdict(machine, setns, 3, 0x4000_0000, program=program) == ALLOW
+    assert verdict(machine, setns, 3, 0x1000_0000, program=program) == KILL
