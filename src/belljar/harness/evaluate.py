@@ -83,11 +83,14 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         home=request.home,
         source=request.source,
     )
+    with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
+        _start_hooks()
     from belljar.harness.host_tools import check_known_tools, hold_tools
     from belljar.harness.sole_provider import sole_provider
 
     with sole_provider(session), hold_tools(session):
-        tasks = load_tasks(options, forced=bool(request.policy))
+        with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
+            tasks = load_tasks(options, forced=bool(request.policy))
         if session.stopped is not None:
             raise session.stopped
         tell(session, [said for task in tasks if (said := check_known_tools(task, session))])
@@ -219,6 +222,14 @@ def adapt(task: Task, *, directory: Path, forced: bool) -> list[str]:
     from belljar.harness.adapt import adapt_task
 
     return adapt_task(task, directory=directory, forced=forced)
+
+
+def _start_hooks() -> None:
+    """Let Inspect load the hooks of other packages, and say so, before ours are there: those are no news to a person."""
+    from inspect_ai.hooks._startup import init_hooks
+
+    with _explained("Inspect's hooks"):
+        init_hooks()
 
 
 @contextlib.contextmanager
