@@ -126,7 +126,7 @@ def test_no_source_moves_the_commands_to_the_host(home: Path, tasks: Path, sourc
 def test_the_commands_run_in_a_cell(home: Path, tasks: Path) -> None:
     """Without such a source the same task runs, in a cell; its file is not on this host."""
     code, said, errors = belljar_run(tasks, "tasks.py@marks", "--policy", "low")
-    assert code == 0, errors
+    assert code == 0, (said["problems"], [s["reasons"] for s in said["samples"]], errors)
     assert said["verdict"] == "contained"
     assert not (tasks / "on_the_host").exists()
 
@@ -145,6 +145,6 @@ def test_what_a_solver_does_late_stops_the_run(home: Path, tasks: Path, task: st
 def test_tools_are_counted_against_the_ledger(home: Path, tasks: Path) -> None:
     """A command that timed out has no event in the transcript, and reached the cell all the same."""
     code, said, errors = belljar_run(tasks, "tasks.py@counted", "--policy", "low")
-    assert code == 0, errors
+    assert code == 0, (said["problems"], [s["reasons"] for s in said["samples"]], errors)
     uses = {use["name"]: (use["calls"], use["reached_cell"]) for use in said["tools"]}
     assert uses == {"bash": (2, 2), "lookup": (1, 0)}
