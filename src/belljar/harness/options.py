@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from inspect_ai.util import SandboxEnvironmentSpec
 
 _PREFIX: Final = "INSPECT_EVAL"
+OWN_PREFIX: Final = "BELLJAR_"
 PROVIDER: Final = "belljar"
 
 
@@ -72,6 +73,8 @@ TAKEN: Final[Mapping[str, Taken]] = {
         by_hand=True,
         config="sandbox_cleanup",
     ),
+    # Inspect sets these when it starts: the policy would not be the one that was checked.
+    "belljar_variable": Taken(flag="--env BELLJAR_…", hint="set it in the environment of belljar run"),
     "detach": Taken(flag="--detach", hint="the cells live in this process", same=(False,)),
     "json_output": Taken(flag="--json", hint="use belljar's --json", same=(False,)),
 }
@@ -167,7 +170,11 @@ def was_given(context: click.Context, option: str) -> bool:
 
 def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setting]:
     """What the command line, the environment, a `.env` file and `--env` set. `before`: the environment without `.env`."""
-    given = {str(text).partition("=")[0] for text in context.params.get("env") or ()}
+    # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
+    given = {str(text).partition("=")[0].strip().replace("-", "_") for text in context.params.get("env") or ()}
+    for name in sorted(given):
+        if name.startswith(OWN_PREFIX):
+            yield Setting(option="belljar_variable", value=name, source=f"--env {name}")
     for option, taken in TAKEN.items():
         names = _variables(context, option)
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
@@ -179,8 +186,7 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
             if "/" in os.environ.get(name, ""):
                 yield Setting(option=option, value=os.environ[name], source=_place(name, before))
         for name in names:
-            # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
-            if any(each.replace("-", "_") == name for each in given):
+            if name in given:
                 yield Setting(option=option, value=name, source=f"--env {name}")
 
 

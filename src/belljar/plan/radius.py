@@ -116,11 +116,13 @@ def blast_radius(
             *((_NO_NETWORK[tier],) if network is None else network_radius.reach(network)),
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
+            f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
         ),
         consume=tuple(f"{bound.what}: {bound.most}" for bound in held),
     )
 
 
+_HOST_TOOLS = "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
 _NOTHING_SHARED = "nothing of this host: no directory, file, device or process is shared with it"
 _HOST_SEEN = {
     Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel tells anybody: version, processors, memory, load, uptime",

@@ -100,6 +100,13 @@ def test_a_variable_is_refused_by_name(here: Path, monkeypatch: pytest.MonkeyPat
     refused(here, naming=f"environment variable {name}")
 
 
+def test_inspect_sets_no_variable_of_ours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would set it after the policy was checked."""
+    refused(here, "--env", "BELLJAR_POLICY=low", naming="--env BELLJAR_POLICY")
+    monkeypatch.setenv("INSPECT_EVAL_ENV", "BELLJAR-POLICY=low")
+    refused(here, naming="--env BELLJAR_POLICY")
+
+
 @pytest.mark.parametrize("text", RUN_CONFIGS)
 def test_a_run_configuration_is_refused_by_key(here: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """However the file is named, typed or by its variable."""
@@ -148,7 +155,7 @@ def test_cleanup_is_a_persons_to_leave_out() -> None:
 def test_every_option_of_the_table_is_known_to_inspect() -> None:
     """A renamed option would be one that nobody checks."""
     known = {parameter.name for parameter in read_options(["x.py"]).context.command.params}
-    assert {option for option, taken in TAKEN.items() if taken.flag} <= known
+    assert {option for option, taken in TAKEN.items() if taken.flag} - {"belljar_variable"} <= known
 
 
 def test_inspect_is_handed_what_belljar_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
