@@ -12,12 +12,12 @@ from belljar.events import JsonValue
 from belljar.ledger import Line, Verification, read_events, verify
 from belljar.ledger.rundir import INSPECT_LOGS
 from belljar.ledger.verify import Status
-from belljar.report.cells import gather_cells
-from belljar.report.ranges import gather_ranges
+from belljar.report.cells import CellGatherer
+from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, as_json
-from belljar.report.upstreams import gather_upstreams
-from belljar.report.verdict import EVALUATION, Evidence, LedgerState, LogRecord, RunRecord, gather_run
+from belljar.report.upstreams import UpstreamGatherer
+from belljar.report.verdict import EVALUATION, Evidence, LedgerState, LogRecord, RunRecord
 
 if TYPE_CHECKING:
     from belljar.ledger import RunDirectory
@@ -84,12 +84,15 @@ def _state(result: Verification) -> tuple[LedgerState, str]:
 
 
 def _evidence(path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str], remote: bool) -> Evidence:
-    record = gather_run(_readable(path))
+    record, cells, ranges, upstreams = RunRecord(), CellGatherer(), RangeGatherer(), UpstreamGatherer()
+    for line in _readable(path):
+        for each in (record, cells, ranges, upstreams):
+            each.take(line)
     return Evidence(
-        logs=_logs(path, record, logs, remote=remote),
-        cells=gather_cells(_readable(path)),
-        ranges=gather_ranges(_readable(path)),
-        upstreams=gather_upstreams(_readable(path)),
+        logs=_logs(path, record, logs, has_samples=any(cell.sample for cell in cells.found.values()), remote=remote),
+        cells=cells.found,
+        ranges=ranges.end(),
+        upstreams=tuple(upstreams.found.values()),
         run=record,
         ledger=ledger[0],
         ledger_problem=ledger[1],
@@ -104,13 +107,13 @@ def _readable(path: Path) -> Iterator[Line]:
         return
 
 
-def _logs(path: Path, record: RunRecord, given: Sequence[str], *, remote: bool) -> list[LogRecord]:
+def _logs(path: Path, record: RunRecord, given: Sequence[str], *, has_samples: bool, remote: bool) -> list[LogRecord]:
     """Inspect's logs: those in the run directory under `belljar run`, else where Inspect put them."""
     from belljar.harness.transcript import logs_in, read_log
 
     if record.kind == EVALUATION:
         found = logs_in(path / INSPECT_LOGS)
-        if not found and not record.refusal and any(_has_samples(path)):
+        if not found and has_samples:
             return [LogRecord(location=INSPECT_LOGS, missing=True)]
         records = [read_log(location, record.run_id) for location in found]
         return [replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records]
@@ -120,10 +123,6 @@ def _logs(path: Path, record: RunRecord, given: Sequence[str], *, remote: bool) 
         else LogRecord(location=location, problem="it is not on this host; give it with --log")
         for location in given or record.logs
     ]
-
-
-def _has_samples(path: Path) -> Iterator[bool]:
-    return (bool(cell.sample) for cell in gather_cells(_readable(path)).values())
 
 
 def _is_local(location: str) -> bool:

@@ -52,12 +52,15 @@ async def leave(session: Session) -> None:
     session.users = max(0, session.users - 1)
     if session.users or session.own is None:
         return
-    run = session.ensure_run()
-    session.record_end(interrupted=bool(session.told_to_end))
     from belljar.report.samples import headline
 
-    findings = await anyio.to_thread.run_sync(_judge_own, run)
-    session.close_own_run()
+    run = session.ensure_run()
+    run.finish("failed", exit_code=2)  # until it is judged
+    try:
+        session.record_end(interrupted=bool(session.told_to_end))
+        findings = await anyio.to_thread.run_sync(_judge_own, run)
+    finally:
+        session.close_own_run()
     if not findings.refusal_code:
         say(f"belljar: {printable(headline(findings))}")
         say(f"belljar: reasons and evidence: belljar verdict {run.run_id}")

@@ -50,13 +50,14 @@ def read_log(location: str, run_id: str) -> LogRecord:
         header = read_eval_log(location, header_only=True)
         for sample in read_eval_log_samples(location, all_samples_required=False, resolve_attachments=True):
             transcripts.append(read_sample(header.eval.task, sample, run_id))
+        status = LogStatus(header.status)
     except Exception as error:  # noqa: BLE001 - Inspect's format: a truncated archive, a version that it does not know
         why = printable(f"{type(error).__name__}: {error}", max_chars=300)
         return LogRecord(location=location, transcripts=tuple(transcripts), problem=why)
     return LogRecord(
         location=location,
         task=printable(header.eval.task),
-        status=LogStatus(header.status),
+        status=status,
         error=printable(header.error.message, max_chars=400) if header.error else "",
         transcripts=tuple(transcripts),
         expected=_expected(header),

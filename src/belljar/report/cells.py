@@ -163,14 +163,25 @@ _ENDS = {
 }
 
 
-def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
-    """The cells of a run, by id, in the order in which they appear."""
-    cells: dict[str, CellFindings] = {}
-    for line in lines:
+class CellGatherer:
+    """The cells of a run, by id, in the order in which they appear; event by event."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, CellFindings] = {}
+
+    def take(self, line: Line) -> None:
+        """One event more."""
         if line.cell is not None and line.kind not in _TEMPLATES:
-            cell = cells.setdefault(line.cell, CellFindings(cell_id=line.cell))
+            cell = self.found.setdefault(line.cell, CellFindings(cell_id=line.cell))
             _add(cell, line.kind, line.data, datetime.fromisoformat(line.time), line.bodies)
-    return cells
+
+
+def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
+    """The cells of a run, out of all of its events."""
+    gatherer = CellGatherer()
+    for line in lines:
+        gatherer.take(line)
+    return gatherer.found
 
 
 def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Sequence[BodyRef]) -> None:

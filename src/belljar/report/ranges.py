@@ -184,18 +184,33 @@ class RangeFindings:
         }
 
 
-def gather_ranges(lines: Iterable[Line]) -> dict[str, RangeFindings]:
-    """The ranges of a run, by id, in the order in which they appear."""
-    ranges: dict[str, RangeFindings] = {}
-    cells: dict[str, tuple[str, str]] = {}
-    for line in lines:
+class RangeGatherer:
+    """The ranges of a run, event by event."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, RangeFindings] = {}
+        self._cells: dict[str, tuple[str, str]] = {}
+
+    def take(self, line: Line) -> None:
+        """One event more."""
         if line.cell is not None:
-            _add_cell(line.cell, line, ranges, cells)
+            _add_cell(line.cell, line, self._found, self._cells)
         elif isinstance(range_id := line.data.get("range"), str):
-            _add(ranges.setdefault(range_id, RangeFindings(range_id=range_id)), line)
-    for found in ranges.values():
-        found.name_places()
-    return ranges
+            _add(self._found.setdefault(range_id, RangeFindings(range_id=range_id)), line)
+
+    def end(self) -> dict[str, RangeFindings]:
+        """The ranges by id, in the order in which they appear, now that all names are known."""
+        for found in self._found.values():
+            found.name_places()
+        return self._found
+
+
+def gather_ranges(lines: Iterable[Line]) -> dict[str, RangeFindings]:
+    """The ranges of a run, out of all of its events."""
+    gatherer = RangeGatherer()
+    for line in lines:
+        gatherer.take(line)
+    return gatherer.end()
 
 
 def _add_cell(cell: str, line: Line, ranges: dict[str, RangeFindings], cells: dict[str, tuple[str, str]]) -> None:

@@ -40,14 +40,25 @@ class UpstreamUse:
         return printable(said + "".join(more) + why, max_chars=600)
 
 
-def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
-    """The real hosts that were dialled, or refused to be, in the order in which they appear. Empty: nothing real was asked for."""
-    found: dict[str, UpstreamUse] = {}
-    for line in lines:
+class UpstreamGatherer:
+    """The real hosts that were dialled, or refused to be, in the order in which they appear; event by event."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, UpstreamUse] = {}
+
+    def take(self, line: Line) -> None:
+        """One event more."""
         if line.kind is Kind.NETWORK_UPSTREAM:
             host = str(line.data["host"])
-            _add(found.setdefault(host, UpstreamUse(host=host)), line.data)
-    return tuple(found.values())
+            _add(self.found.setdefault(host, UpstreamUse(host=host)), line.data)
+
+
+def gather_upstreams(lines: Iterable[Line]) -> tuple[UpstreamUse, ...]:
+    """The real hosts of a run, out of all of its events. Empty: nothing real was asked for."""
+    gatherer = UpstreamGatherer()
+    for line in lines:
+        gatherer.take(line)
+    return tuple(gatherer.found.values())
 
 
 def _add(use: UpstreamUse, data: Any) -> None:  # noqa: ANN401 - JSON values

@@ -24,7 +24,7 @@ EVALUATION: Final = "run"
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
-    """What the ledger says of the run as a whole.
+    """What the ledger says of the run as a whole, event by event.
 
     `ended`: the end of the evaluation is on record. `interrupted`: by a person. `stopped`: by a breach. `errors`: what went
     wrong and no other event has. `refusal`: why it could not begin, with `refusal_code`. `logs`: where Inspect wrote.
@@ -42,24 +42,20 @@ class RunRecord:
     logs: list[str] = field(default_factory=list)
     not_in_log: str = ""
 
-
-def gather_run(lines: Iterable[Line]) -> RunRecord:
-    """The run, out of its events."""
-    run = RunRecord()
-    for line in lines:
+    def take(self, line: Line) -> None:
+        """One event more."""
+        data = line.data
         if line.kind is Kind.RUN_STARTED:
-            run.run_id, run.kind = str(line.data["run_id"]), str(line.data["kind"])
+            self.run_id, self.kind = str(data["run_id"]), str(data["kind"])
         elif line.kind is Kind.SAMPLE_STARTED:
-            log = str(line.data.get("log") or "")
-            run.logs += [log] if log and log not in run.logs else []
+            log = str(data.get("log") or "")
+            self.logs += [log] if log and log not in self.logs else []
         elif line.kind is Kind.RUN_EVALUATED:
-            data = line.data
-            run.ended, run.interrupted, run.stopped = True, bool(data["interrupted"]), bool(data["stopped"])
-            run.errors = [str(error) for error in data["errors"]]
-            run.refusal, run.refusal_code = str(data.get("refusal", "")), int(data.get("refusal_code", 0))
+            self.ended, self.interrupted, self.stopped = True, bool(data["interrupted"]), bool(data["stopped"])
+            self.errors = [str(error) for error in data["errors"]]
+            self.refusal, self.refusal_code = str(data.get("refusal", "")), int(data.get("refusal_code", 0))
         elif line.kind is Kind.RUN_FINISHED:
-            run.not_in_log = str(line.data.get("verdicts_not_in_log", ""))
-    return run
+            self.not_in_log = str(data.get("verdicts_not_in_log", ""))
 
 
 class LogStatus(StrEnum):
@@ -112,33 +108,31 @@ class Evidence:
 def judge(evidence: Evidence) -> RunFindings:
     """The verdict of each sample and of the run, each with its reasons."""
     run, by_uuid = evidence.run, _cells_by_uuid(evidence.cells.values())
-    transcripts = [transcript for log in evidence.logs for transcript in log.transcripts]
-    reused = tuple(each for each in transcripts if each.uuid not in by_uuid and _is_reused(each, run))
+    own: list[Transcript] = []
+    reused: list[Transcript] = []
+    for each in (transcript for log in evidence.logs for transcript in log.transcripts):
+        (reused if each.uuid not in by_uuid and _is_reused(each, run) else own).append(each)
     doubts = list(_record_reasons(evidence))
     everywhere = tuple(reason for reason in doubts if reason.code in RECORD_IN_DOUBT)
-    rows = tuple(
-        _row(each, by_uuid.get(each.uuid, []), evidence.ranges, everywhere)
-        for each in transcripts
-        if each not in reused
-    )
+    rows = tuple(_row(each, by_uuid.get(each.uuid, []), evidence.ranges, everywhere) for each in own)
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
-    taken_ranges = {each.range_id for row in rows for each in row.ranges}
+    taken_ranges = {found.range_id for row in rows for found in row.ranges}
     strays = tuple(cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells)
-    stray_ranges = tuple(each for each in evidence.ranges.values() if each.range_id not in taken_ranges)
-    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges)]
+    stray_ranges = tuple(found for found in evidence.ranges.values() if found.range_id not in taken_ranges)
+    interrupted = _is_interrupted(evidence)
+    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges, interrupted=interrupted)]
     if not rows:
         problems.append(Reason(code=ReasonCode.NO_SAMPLES))
-    cancelled = any(log.status is LogStatus.CANCELLED for log in evidence.logs)
     return RunFindings(
         run_id=run.run_id,
         rows=rows,
         strays=strays,
         stray_ranges=stray_ranges,
-        reused=reused,
+        reused=tuple(reused),
         problems=tuple(problems),
         errors=tuple(_evaluation_errors(evidence)),
         upstreams=tuple(evidence.upstreams),
-        interrupted=(run.interrupted or cancelled) and not run.stopped,
+        interrupted=interrupted,
         refusal_code=run.refusal_code,
         unsealed_logs=tuple(log.location for log in evidence.logs) if run.kind != EVALUATION else (),
     )
@@ -230,14 +224,23 @@ def _log_trouble(log: LogRecord) -> ReasonCode | None:
     return None
 
 
-def _stray_reasons(cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]) -> Iterator[Reason]:
+def _is_interrupted(evidence: Evidence) -> bool:
+    """By a person. After a breach Belljar itself interrupts the evaluation: that is none."""
+    cancelled = any(log.status is LogStatus.CANCELLED for log in evidence.logs)
+    return (evidence.run.interrupted or cancelled) and not evidence.run.stopped
+
+
+def _stray_reasons(
+    cells: Iterable[CellFindings], ranges: Iterable[RangeFindings], *, interrupted: bool
+) -> Iterator[Reason]:
     """Nothing hides in a cell or range that belongs to no sample of a log."""
     for cell in cells:
-        if cell.sample:
+        # Inspect logs no sample that it was only preparing when it was interrupted.
+        if cell.sample and (cell.operations or not interrupted):
             yield Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, where=f"cell {cell.cell_id}", detail=cell.sample)
         yield from cell.end_reasons
-    for each in ranges:
-        yield from each.end_reasons
+    for found in ranges:
+        yield from found.end_reasons
 
 
 def _evaluation_errors(evidence: Evidence) -> Iterator[str]:

@@ -18,7 +18,7 @@ from belljar.report.ranges import gather_ranges
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.reconcile import Call
 from belljar.report.samples import RunFindings, Transcript, as_json, headline
-from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, gather_run, judge
+from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, judge
 
 SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
 LOG = LogRecord(location="l", task="t", transcripts=(SAMPLE,), expected=1)
@@ -44,6 +44,7 @@ def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s") -> list[Line]:
     return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
 
+WORK = line(Kind.EXEC_STARTED, "c2", op=1, argv=["true"], cwd="/", user="", env_names=[], stdin=False, timeout_s=None)
 CALL = Call(action=Action.EXEC, what="never")
 CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     "all there": (evidence(), Verdict.CONTAINED, 0, set()),
@@ -63,8 +64,14 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.SAMPLE_NOT_IN_LOG},
     ),
-    "an interrupt hides no evidence that is missing": (
+    "an interrupt before anything of the next sample ran": (
         evidence(lines=other_cell("u2"), run=replace(RUN, interrupted=True)),
+        Verdict.CONTAINED,
+        130,
+        set(),
+    ),
+    "an interrupt hides no evidence that is missing": (
+        evidence(lines=other_cell("u2", WORK), run=replace(RUN, interrupted=True)),
         Verdict.VOID,
         2,
         {Code.SAMPLE_NOT_IN_LOG},
@@ -190,7 +197,10 @@ def test_the_run_is_gathered_from_its_events() -> None:
     ended = line(Kind.RUN_EVALUATED, interrupted=True, stopped=True, errors=["e"], refusal="no", refusal_code=3)
     sample = line(Kind.SAMPLE_STARTED, "c1", sample="s", log="/logs/a.eval")
     finished = line(Kind.RUN_FINISHED, outcome="failed", exit_code=2, verdicts_not_in_log="n")
-    assert gather_run([started, sample, sample, ended, finished]) == RunRecord(
+    run = RunRecord()
+    for each in (started, sample, sample, ended, finished):
+        run.take(each)
+    assert run == RunRecord(
         run_id="R",
         kind="inspect",
         ended=True,
