@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,13 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 def shared_folder(base: Path) -> Path:
     """What all processes of this run can reach; `base` is this process's own folder for temporary files."""
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def public_folder() -> Path:
+    """Where another user finds what root puts there: TMPDIR, unless a directory above it is closed to others; then /tmp."""
+    folder = Path(tempfile.gettempdir()).resolve()
+    is_open = all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
+    return folder if is_open else Path("/tmp")
 
 
 def link_or_copy(source: str, target: str) -> str:

@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 from tests.integration.conftest import Belljar
 from tests.integration.handed_groups import HandedGroups
 from tests.integration.processes import wait_for
+from tests.machine import public_folder
 
 import belljar
 from belljar.host.subids import NEEDED_IDS, parse_subordinate
@@ -156,13 +157,6 @@ def users_python(uid: int, gid: int) -> str:
     pytest.skip(f"no {name} on this host that another user can run")
 
 
-def public_folder() -> Path:
-    """Where another user finds what root puts there: TMPDIR, unless a directory above it is closed to others; then /tmp."""
-    folder = Path(tempfile.gettempdir()).resolve()
-    is_open = all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
-    return folder if is_open else Path("/tmp")
-
-
 @contextlib.contextmanager
 def installed_for(prepared_home: Path, uid: int, gid: int) -> Iterator[UsersBelljar]:
     """The package where the user can read it, and a store of the user's own, with the prepared images and nothing else."""
@@ -214,8 +208,9 @@ def program(user: UsersBelljar, *words: str) -> dict[str, Any]:
 
 
 def copy_own_store(source: Path, target: Path, uid: int, gid: int) -> Path:
-    """Copies, never links: they get another owner."""
+    """Copies, never links: they get another owner. The directory above is closed to all others, as homes are in Debian."""
     target.mkdir(parents=True, mode=0o711)
+    target.parent.chmod(0o700)
     for name in ("images", "kernels"):
         shutil.copytree(source / name, target / name)
     for name in ("image-names.json", "kernel-current"):

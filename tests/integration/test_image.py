@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.images import directory, docker_archive, entry, hard_link, layer, oci_archive, symlink
+from tests.machine import public_folder
 
 import belljar
 from belljar.errors import HostError, PolicyError
@@ -228,7 +229,7 @@ def test_an_ordinary_user_imports_with_the_right_owners(tmp_path: Path, ordinary
     """Owners in the image don't need root on the host."""
     uid, gid = ordinary_user
     archive = oci_archive(tmp_path / "a.tar", [LOWER, UPPER], CONFIG)
-    with tempfile.TemporaryDirectory(prefix="image-user-") as name:
+    with tempfile.TemporaryDirectory(prefix="image-user-", dir=public_folder()) as name:
         # The checkout may lie where another user can't look; the image room needs nothing but the standard library.
         work = Path(name)
         shutil.copytree(

@@ -25,6 +25,7 @@ from tests.integration.as_user import (
     users_python,
 )
 from tests.integration.processes import wait_for
+from tests.machine import public_folder
 
 from belljar.host.subids import MAPPERS
 from belljar.isolation.process import ProcessId, identify, is_alive
@@ -77,7 +78,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
     """The package, what a range needs, and the driver, where an ordinary user can read them."""
     uid, gid = ordinary_user
     python = users_python(uid, gid)
-    base = Path(tempfile.mkdtemp(prefix="range-user-"))
+    base = Path(tempfile.mkdtemp(prefix="range-user-", dir=public_folder()))
     base.chmod(0o755)
     try:
         libraries = copy_package(base / "lib")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.as_user import copy_package, users_python
+from tests.machine import public_folder
 
 import belljar
 
@@ -85,7 +86,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def readable_package() -> Iterator[Path]:
     """The package where any user can read it: a checkout may be its owner's alone."""
-    with tempfile.TemporaryDirectory(prefix="package-") as folder:
+    with tempfile.TemporaryDirectory(prefix="package-", dir=public_folder()) as folder:
         Path(folder).chmod(0o755)
         yield copy_package(Path(folder) / "site")
 
@@ -96,7 +97,7 @@ def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -
     is_root = os.geteuid() == 0
     if request.param == "root" and not is_root:
         pytest.skip("needs root")
-    directory = Path(tempfile.mkdtemp(prefix="jail-"))
+    directory = Path(tempfile.mkdtemp(prefix="jail-", dir=public_folder()))
     make_stage(directory, probe)
     shutil.copy(HERE / "jail_runner.py", directory)
     argv: tuple[str, ...] = (sys.executable,)

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.fakes.compiled import compile_static
 from tests.integration.as_user import copy_package, users_python
+from tests.machine import public_folder
 from tests.security.runtime_runner import COUNT, STAGE_ID, TREE_ID
 
 import belljar
@@ -110,7 +111,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def readable_package() -> Iterator[Path]:
     """The package where any user can read it."""
-    with tempfile.TemporaryDirectory(prefix="package-") as folder:
+    with tempfile.TemporaryDirectory(prefix="package-", dir=public_folder()) as folder:
         Path(folder).chmod(0o755)
         yield copy_package(Path(folder) / "site")
 
@@ -118,7 +119,7 @@ def readable_package() -> Iterator[Path]:
 @pytest.fixture(params=("root", "user"), scope="module")
 def stage(request: pytest.FixtureRequest, probe: Path, readable_package: Path) -> Iterator[Stage]:
     """Once for root, once for an ordinary user with subordinate ids."""
-    with tempfile.TemporaryDirectory(prefix="rt-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rt-", dir=public_folder()) as folder:
         directory = Path(folder)
         make_stage(directory, probe)
         environment = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(belljar.__file__).parents[1])}
