@@ -18,6 +18,7 @@ from tests.real_packages import linked, real_packages
 from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
 from belljar.ledger import Line, RunDirectory, read_events, verify
+from belljar.network.gateway.account import TOO_MUCH
 from belljar.network.gateway.context import MAX_BODY_BYTES
 from belljar.policy import load_policy
 
@@ -28,6 +29,8 @@ PYPI, FILES, NPM, DEBIAN = map(
     (("pypi", "org"), ("files", "pythonhosted", "org"), ("registry", "npmjs", "org"), ("deb", "debian", "org")),
 )
 PATIENCE_S = 300
+MOST_REMAINDER_BYTES = 4 << 10
+"""Of an ordinary client's connection: a quarter of what ends one."""
 POLICY = f"""\
 belljar: 1
 risk: low
@@ -135,6 +138,13 @@ async def agent_in(
     assert verify(run.path).ok(strict=True)
     ends = [line.data["clean"] for line in read_events(run.path) if line.kind is Kind.RANGE_DESTROYED]
     assert ends == [True]
+    connections = [line.data for line in read_events(run.path) if line.kind is Kind.NETWORK_CONNECTION]
+    assert connections
+    for each in connections:
+        assert each["missing_bytes"] == 0, each
+        assert each["accounted"] or each["phase"] == "open" or each["unread_bytes"], each
+        assert each["remainder_bytes"] < MOST_REMAINDER_BYTES, each
+        assert TOO_MUCH not in each["reason"], each
 
 
 @pytest.fixture(scope="module")
