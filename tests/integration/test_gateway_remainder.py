@@ -194,6 +194,18 @@ def test_streams_and_the_sink_are_accounted_for(gateway: Gateway) -> None:
     assert end(gateway).data["recorded_bytes"] == len(SECRET)
 
 
+def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
+    """TCP's urgent pointer hides no byte: each is read in its place."""
+    with gateway.connect("http") as sock:
+        sock.sendall(GET + b"X: ")
+        for byte in SECRET:
+            sock.send(bytes([byte]), socket.MSG_OOB)
+        sock.sendall(b"\r\n\r\n")
+        read_all(sock)
+    assert end(gateway).data["received_bytes"] == len(GET) + 3 + len(SECRET) + 4
+    assert SECRET in kept(gateway)
+
+
 def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> None:
     """A port that the name does not have, and a connection without a byte: both have their event."""
     with gateway.connect("http", MAIL) as sock, contextlib.suppress(OSError):

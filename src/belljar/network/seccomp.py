@@ -120,11 +120,13 @@ _SETSOCKOPT: Final = (54, 208)
 _IP_PKTINFO: Final = 8  # linux/in.h; not in Python's socket
 OPTIONS: Final = (
     (socket.SOL_SOCKET, socket.SO_LINGER),
+    (socket.SOL_SOCKET, socket.SO_OOBINLINE),
     (socket.IPPROTO_TCP, socket.TCP_NODELAY),
     (socket.IPPROTO_IP, _IP_PKTINFO),
 )
-"""What the gateway sets on its sockets: a reset instead of an end, no waiting for more, and the address that a datagram was sent to. Nothing that attaches a program,
-sets a mark, joins a group or names a device."""
+"""What the gateway sets on its sockets: a reset instead of an end, urgent bytes in their place in the stream,
+no waiting for more, and the address that a datagram was sent to. Nothing that attaches a program, sets a mark,
+joins a group or names a device."""
 _AFFINITY: Final = (204, 123)
 _IOCTL: Final = (16, 29)
 _CLONE3: Final = (435, 435)

@@ -64,6 +64,8 @@ class Front:
         """For ever. A listener that can't accept any more raises `OSError`, which ends the gateway. A connection for which there is no memory is cut."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)  # noqa: FBT003 - the library's signature
+        # Its connections have it too: else an urgent byte is taken out of the stream, and in no read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         while True:
             try:
                 sock, source = await loop.sock_accept(listener)

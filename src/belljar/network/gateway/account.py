@@ -205,7 +205,8 @@ class Incoming:
                 self._account.show_fields(self.fields)
         for piece in self._pieces:
             self._account.remain(LATE_BODY, piece)
-        self._pieces.clear()
+        # A connection may have a thousand requests.
+        self._pieces, self.head, self.fields = [], b"", []
 
 
 def field_lines(fields: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -79,6 +79,14 @@ def test_a_late_body_counts_only_beyond_the_window() -> None:
     assert account.item(dict(PLACE), closed=True).data["remainder"] == {"head": 4, LATE_BODY: (64 << 10) + 200}
 
 
+def test_a_request_that_is_over_holds_no_memory() -> None:
+    """A connection of HTTP/2 has a thousand requests, with heads of 64 KiB."""
+    incoming = Incoming(Account(), bytes(64 << 10), [(b"x", bytes(64 << 10))], is_text=False)
+    assert incoming.claim_head() == 64 << 10
+    incoming.leave()
+    assert (incoming.head, incoming.fields) == (b"", [])
+
+
 def test_what_is_held_is_given_back_before_the_end() -> None:
     """The last event knows of it, an event before the last does not take it away."""
     account = Account()
