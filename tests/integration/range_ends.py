@@ -148,7 +148,11 @@ async def full_record(home: Path) -> dict[str, Any]:
                 await made.destroy()
     return {
         **scene.summary(made),
-        "told": len([data for data in scene.data("network.http") if data["reason"] == "the range ended"]),
+        "told": sum(
+            data["reason"] == "the range ended"
+            for kind in ("network.http", "network.connection")
+            for data in scene.data(kind)
+        ),
         "counters": dict(made.counters()),
     }
 
