@@ -1,8 +1,9 @@
-"""Tools that act outside of a cell: found in a task when it is loaded, and refused before they act where the policy says so.
+"""Tools that act outside of a cell: found in a task when it is loaded, and refused before they act
+where the policy says so.
 
-Held in Inspect: what is offered to a model, each call of a tool, each call that an agent in a cell makes of a tool of
-the host, and the connection to an MCP server, which starts a process on this host. Where the installed Inspect has no
-such place, nothing runs.
+Held in Inspect: what is offered to a model, each call of a tool, each call that an agent in a cell
+makes of a tool of the host, and the connection to an MCP server, which starts a process on this
+host. Where the installed Inspect has no such place, nothing runs.
 """
 
 from __future__ import annotations
@@ -39,19 +40,25 @@ if TYPE_CHECKING:
 _MCP: Final = "inspect_ai.tool._mcp"
 _CALL: Final = ["tools", "message", "message_id", "call"]
 _MAX_VISITED: Final = 20_000
-"""Objects of a task that are looked at for tools; a task with more is judged when its tools are used."""
+"""Objects of a task that are looked at for tools; a task with more is judged when its tools are
+used.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
-    """A tool that a loaded task holds. `outside`: where it acts, if it is known to act outside of a cell."""
+    """A tool that a loaded task holds. `outside`: where it acts, if it is known to act outside of a
+    cell.
+    """
 
     name: str
     outside: Outside | None = None
 
 
 def known_tools(task: Task) -> tuple[KnownTool, ...]:
-    """The tools that a task's solvers hold. One that a solver makes while it runs is not among them."""
+    """The tools that a task's solvers hold. One that a solver makes while it runs is not among
+    them.
+    """
     found: dict[KnownTool, None] = {}
     waiting: deque[object] = deque([task.solver, task.setup])
     seen: set[int] = set()
@@ -78,14 +85,16 @@ def _known(item: object) -> KnownTool | None:
     if is_registry_object(item) and registry_info(item).type == "tool" and isinstance(item, Tool):
         try:
             tool = ToolDef(item)
-        except Exception:  # noqa: BLE001 - a tool's author may describe it badly; Inspect says so when it is used
+        except Exception:  # noqa: BLE001 - badly described; Inspect says so when it is used
             return KnownTool(name=registry_info(item).name)
         return KnownTool(name=tool.name, outside=outside(tool.name, tool.options))
     return None
 
 
 def _server_of(source: ToolSource) -> str:
-    """The name of the MCP server that a source of tools connects to outside of a cell; "" for another source."""
+    """The name of the MCP server that a source of tools connects to outside of a cell; "" for
+    another source.
+    """
     config = getattr(source, "_config", None)
     if config is not None:
         return f"{MCP_PREFIX}{getattr(config, 'name', '')}"
@@ -94,12 +103,16 @@ def _server_of(source: ToolSource) -> str:
 
 
 def _is_in_sandbox(client: Callable[[], Any]) -> bool:
-    """Whether an MCP client is the one for servers that Inspect starts in a sandbox. What is not known is outside."""
+    """Whether an MCP client is the one for servers that Inspect starts in a sandbox. What is not
+    known is outside.
+    """
     return "sandbox_client" in getattr(getattr(client, "__code__", None), "co_names", ())
 
 
 def _held_by(item: object) -> Iterable[object]:
-    """What an object holds: the closure of a function, the members of a collection, the fields of Inspect's objects."""
+    """What an object holds: the closure of a function, the members of a collection, the fields of
+    Inspect's objects.
+    """
     if isinstance(item, (list, tuple, set, frozenset)):
         return item
     if isinstance(item, Mapping):
@@ -167,7 +180,9 @@ class ToolHold:
         self._session = session
 
     def check(self, tool: str, where: Outside | None) -> None:
-        """Raises `ContainmentBreach`, and stops the run, for a tool that the sample's policy refuses."""
+        """Raises `ContainmentBreach`, and stops the run, for a tool that the sample's policy
+        refuses.
+        """
         if where is None:
             return
         if not self._rule_here().permits(_names(tool)):
@@ -189,7 +204,9 @@ class ToolHold:
         raise error
 
     def _rule_here(self) -> HostTools:
-        """Of the sample in this context: its cell's policy. Without one, of the operator's or the default policy."""
+        """Of the sample in this context: its cell's policy. Without one, of the operator's or the
+        default policy.
+        """
         from inspect_ai.util._sandbox.context import sandbox_environments_context_var
 
         for environment in (sandbox_environments_context_var.get(None) or {}).values():
@@ -226,7 +243,9 @@ class LookAtTools(Hooks):
 
 @contextmanager
 def hold_tools(session: Session) -> Iterator[ToolHold]:
-    """Hold Inspect's tools inside the block. Raises `HostError` when the installed Inspect can't be held."""
+    """Hold Inspect's tools inside the block. Raises `HostError` when the installed Inspect can't be
+    held.
+    """
     global _holding
     hold = ToolHold(session)
     with ExitStack() as stack:

@@ -1,7 +1,9 @@
-"""The options of `inspect eval` that Belljar sets itself, and a check of every place that could set them otherwise.
+"""The options of `inspect eval` that Belljar sets itself, and a check of every place that could set
+them otherwise.
 
 Inspect takes an option from the command line, `INSPECT_…` variables, a `.env` file (in the working directory or above),
-`--env` and `--run-config`. All of them are read here, before a task is loaded: loading a task runs its Python.
+`--env` and `--run-config`. All of them are read here, before a task is loaded: loading a task runs
+its Python.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ TAKEN: Final[Mapping[str, Taken]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A value that a source gives an option. `source`: where, for a person; "" for the command line."""
+    """A value that a source gives an option. `source`: where, for a person; "" for the command
+    line.
+    """
 
     option: str
     value: object
@@ -99,7 +103,9 @@ def first_refused(settings: Iterable[Setting]) -> Setting | None:
 
 
 def check(settings: Iterable[Setting], context: click.Context | None = None) -> None:
-    """Raises `click.UsageError` for an option that was typed, `PolicyError` for one that another source sets."""
+    """Raises `click.UsageError` for an option that was typed, `PolicyError` for one that another
+    source sets.
+    """
     refused = first_refused(settings)
     if refused is None:
         return
@@ -116,7 +122,9 @@ def check(settings: Iterable[Setting], context: click.Context | None = None) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectOptions:
-    """Inspect's options after the check. `context` is its own parse; `configured` the parsed `--run-config`."""
+    """Inspect's options after the check. `context` is its own parse; `configured` the parsed
+    `--run-config`.
+    """
 
     context: click.Context
     configured: Mapping[str, Any]
@@ -128,7 +136,9 @@ class InspectOptions:
         return params.get("model") or params.get("model_spec") or self.configured.get("model")
 
     def explicit(self, log_dir: Path) -> dict[str, Any]:
-        """What Inspect's `eval` is given whatever else was read: no default of its own applies to these."""
+        """What Inspect's `eval` is given whatever else was read: no default of its own applies to
+        these.
+        """
         return {
             "sandbox": PROVIDER,
             "log_dir": str(log_dir),
@@ -143,7 +153,8 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
 
     Raises:
         click.UsageError: an option that Inspect does not know, or that Belljar takes.
-        PolicyError: another source sets an option that Belljar takes, or the run configuration can't be read.
+        PolicyError: another source sets an option that Belljar takes, or the run configuration
+            can't be read.
         HostError: Inspect is not installed.
     """
     try:
@@ -169,7 +180,9 @@ def was_given(context: click.Context, option: str) -> bool:
 
 
 def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setting]:
-    """What the command line, the environment, a `.env` file and `--env` set. `before`: the environment without `.env`."""
+    """What the command line, the environment, a `.env` file and `--env` set. `before`: the
+    environment without `.env`.
+    """
     # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
     given = {str(text).partition("=")[0].strip().replace("-", "_") for text in context.params.get("env") or ()}
     for name in sorted(given):
@@ -244,7 +257,8 @@ def _sandbox_text(spec: SandboxEnvironmentSpec) -> str:
 
 @contextlib.contextmanager
 def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block Inspect's command hands its `eval` function these arguments, whatever it read itself.
+    """Inside the block Inspect's command hands its `eval` function these arguments, whatever it
+    read itself.
 
     Its command line has no way to say some of them (`log_samples=True`), and reads a run configuration again.
     Raises `HostError` when the installed Inspect can't be held to that.
@@ -266,7 +280,9 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> Iterator[None]:
 
 
 def unknown_inspect(what: str) -> HostError:
-    """The installed Inspect differs from what Belljar knows, so it can't be shown that no command runs outside of a cell."""
+    """The installed Inspect differs from what Belljar knows, so it can't be shown that no command
+    runs outside of a cell.
+    """
     from importlib.metadata import version
 
     return HostError(

@@ -1,8 +1,8 @@
 """Keeps every sandbox provider but Belljar's out of this process while `belljar run` is on.
 
-Three places in Inspect are held: the registry, where it looks a provider up; the base class of every provider, for
-code that makes one directly; and the start of a sample, where what Inspect resolved for it is looked at. Where the
-installed Inspect has no such place, nothing runs.
+Three places in Inspect are held: the registry, where it looks a provider up; the base class of
+every provider, for code that makes one directly; and the start of a sample, where what Inspect
+resolved for it is looked at. Where the installed Inspect has no such place, nothing runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from belljar.harness.session import Session
 
 _HARMLESS: Final = ("config_files", "is_docker_compatible", "config_deserialize")
-"""What Inspect may ask of another provider: it reads tasks and logs that name one, and nothing is made by these."""
+"""What Inspect may ask of another provider: it reads tasks and logs that name one, and nothing is
+made by these.
+"""
 _LOOKUP: Final = "registry_find_sandboxenv"
 _CALLERS: Final = ("_eval.loader", "_eval.run", "_eval.task.sandbox", "util._sandbox.context")
 """Inspect's modules that look providers up, to use them."""
@@ -52,7 +54,9 @@ class SoleProvider:
         raise error
 
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
-        """A sample is about to begin, with these sandboxes. Raises `ContainmentBreach` when it must not."""
+        """A sample is about to begin, with these sandboxes. Raises `ContainmentBreach` when it must
+        not.
+        """
         if not environments:
             if self._is_high_risk():
                 self.refuse("a sample has no sandbox, and the policy's risk is high", where=where)
@@ -69,7 +73,9 @@ class SoleProvider:
         raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
 
     def _is_high_risk(self) -> bool:
-        """Of the policy for samples that name none: there is no other for a sample without a sandbox."""
+        """Of the policy for samples that name none: there is no other for a sample without a
+        sandbox.
+        """
         try:
             risk = configs.load(None, forced=self._session.forced_policy).policy.risk
         except PolicyError:
@@ -100,7 +106,9 @@ _holding: SoleProvider | None = None
 
 @hooks(name="belljar_sole_provider", description="Looks at the sandboxes of each sample before it begins.")
 class LookAtSandboxes(Hooks):
-    """Called for each attempt at a sample, when its sandboxes are there and its solver has not begun."""
+    """Called for each attempt at a sample, when its sandboxes are there and its solver has not
+    begun.
+    """
 
     @override
     def enabled(self) -> bool:
@@ -123,7 +131,8 @@ class LookAtSandboxes(Hooks):
 
 @contextmanager
 def sole_provider(session: Session) -> Iterator[SoleProvider]:
-    """Hold Inspect's providers inside the block; `session` is stopped when another is about to be used.
+    """Hold Inspect's providers inside the block; `session` is stopped when another is about to be
+    used.
 
     Raises:
         HostError: the installed Inspect can't be held, or another run of this process holds it.

@@ -1,4 +1,6 @@
-"""Which tools that act outside of a cell a policy lets the model call: MCP servers that run elsewhere, web search, hosted code."""
+"""Which tools that act outside of a cell a policy lets the model call: MCP servers that run
+elsewhere, web search, hosted code.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _read_names(value: object) -> object:
 
 
 class HostTools(Strict):
-    """The tools and MCP servers that may be called although they act outside of a cell; `*` stands for all."""
+    """The tools and MCP servers that may be called although they act outside of a cell; `*` stands
+    for all.
+    """
 
     allow: Annotated[tuple[str, ...], BeforeValidator(_read_names, json_schema_input_type=list[str])] = Field(
         description="Names of tools, or of MCP servers."

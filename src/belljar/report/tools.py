@@ -1,4 +1,5 @@
-"""The tools of a run: which act outside of a cell, how often each was called, and how many calls reached a cell. Pure.
+"""The tools of a run: which act outside of a cell, how often each was called, and how many calls
+reached a cell. Pure.
 
 A call that makes no operation in a cell ran in the evaluation's own process or at a third party.
 """
@@ -14,7 +15,9 @@ from typing import Any, Final
 from belljar.units import printable
 
 HARMLESS: Final = frozenset({"submit", "think", "todo_write", "update_plan", "memory"})
-"""Tools of Inspect that keep notes or end the sample: they never reach a cell, and nothing else either."""
+"""Tools of Inspect that keep notes or end the sample: they never reach a cell, and nothing else
+either.
+"""
 _TYPE: Final = "__internal_tool_type__"
 """Key of a tool's options in which Inspect says that a model's provider may carry the tool out."""
 
@@ -32,7 +35,8 @@ class Outside(StrEnum):
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
-    """Where a tool acts, by what Inspect tells the model's provider of it; None: not known to act outside of a cell.
+    """Where a tool acts, by what Inspect tells the model's provider of it; None: not known to act
+    outside of a cell.
 
     A task's own `web_search` has no options: it is a function of the task, and may act in a cell.
     """
@@ -59,7 +63,9 @@ HOSTED_USE: Final[Mapping[str, Outside]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """One call of a tool, as the transcript has it. `outside`: where it is known to have acted, if not in a cell."""
+    """One call of a tool, as the transcript has it. `outside`: where it is known to have acted, if
+    not in a cell.
+    """
 
     name: str
     reached_cell: bool = False
@@ -73,7 +79,8 @@ class ToolCall:
 
 
 def with_hidden_operations(calls: Iterable[ToolCall], times: Sequence[datetime | None]) -> tuple[ToolCall, ...]:
-    """The calls, with those that reached a cell by an operation that the transcript does not show (it raised, say).
+    """The calls, with those that reached a cell by an operation that the transcript does not show
+    (it raised, say).
 
     Known by time alone: of two calls at the same time both count as having reached it.
     """
