@@ -467,9 +467,10 @@ def main(scenario: str, home: str) -> None:
         range_floods,
         range_groups,
         range_reading,
+        range_record,
     )
 
-    parts = (range_blows, range_ends, range_floods, range_groups, range_reading)
+    parts = (range_blows, range_ends, range_floods, range_groups, range_reading, range_record)
     scenarios = {**SCENARIOS, **{name: run for part in parts for name, run in part.SCENARIOS.items()}}
     print(json.dumps(anyio.run(scenarios[scenario], Path(home))))
 

@@ -91,6 +91,7 @@ def installed(ordinary_user: tuple[int, int]) -> Iterator[UsersBelljar]:
             "range_floods.py",
             "range_groups.py",
             "range_reading.py",
+            "range_record.py",
         )
         for name in (*drivers, "plain_gateway.py"):
             shutil.copy(REPOSITORY / "tests/integration" / name, libraries / "tests/integration")

@@ -1,7 +1,7 @@
 """Which frames of a packet record the gateway's events hold, so that they may be thrown away.
 
 Pure. A frame needs no record when the range's own gateway sent it, or when it is an ordinary
-segment of a TCP connection to the gateway whose every byte, sent once and in order, is in an event.
+segment of a TCP connection to the gateway whose every byte, sent in one way only, is in an event.
 Every other frame is evidence that only the packet record has. What is no payload (ports aside) is
 not compared: identification, time to live, window, timestamps and acknowledgement numbers.
 """
@@ -9,7 +9,7 @@ not compared: identification, time to live, window, timestamps and acknowledgeme
 from __future__ import annotations
 
 import struct
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,7 +25,10 @@ MAX_PAST: Final = 1_000_000
 """Connections that ended on them, likewise."""
 MAX_REPORTED: Final = 200_000
 """Connections of the gateway's that are remembered: a further one accounts for nothing."""
-_REMEMBERED_SEGMENTS: Final = 32
+RECENT_BYTES: Final = 128 << 10
+"""Of a connection: no cell sends more before an acknowledgement (`tcp_rmem` of the gateway)."""
+MAX_RECENT_BYTES: Final = 32 << 20
+"""Of all together: what a connection that was silent for longest sends again can't be compared."""
 _IPV4: Final = b"\x08\x00"
 _PLAIN_IP: Final = 0x45
 _TCP: Final = 6
@@ -66,20 +69,23 @@ class Frame(Enum):
 class Connection:
     """What a cell sent from one port to one port of the gateway.
 
-    `past`: the bytes of each connection that ended there. `held`: frames in each of the two files
+    `past`: the bytes of each connection that ended there. `recent`: the last bytes of the one that
+    goes on, to compare what is sent again. `early`: what came before its turn. `held`: frames in each of the two files
     that take turns. `dropped`: those that were thrown away. `broken`: a byte came twice, out of
     order, or with what no ordinary segment has, so no count of bytes can prove that all are known.
     """
 
     numbers: tuple[int, int] | None = None
     next: int = 0
-    bytes: int = 0
+    size: int = 0
     past: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=lambda: [0, 0])
     dropped: int = 0
     broken: bool = False
     ended: bool = False
-    recent: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_SEGMENTS))
+    recent: bytearray = field(default_factory=bytearray)
+    early: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    early_bytes: int = 0
 
     def begin(self, numbers: tuple[int, int]) -> None:
         """The gateway's kernel takes a connection: its first sequence number, and the cell's next."""
@@ -89,27 +95,62 @@ class Connection:
 
     def close(self) -> None:
         """What came until now is a connection's that has ended."""
-        if self.bytes:
-            self.past.append(self.bytes)
-        self.bytes = 0
+        if self.size:
+            self.past.append(self.size)
+        self.size = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """What is remembered of its bytes. What waited for its turn then waits for ever."""
+        self.broken |= bool(self.early)
+        self.early.clear()
         self.recent.clear()
+        self.early_bytes = 0
+
+    @property
+    def remembered_bytes(self) -> int:
+        """How much that is."""
+        return len(self.recent) + self.early_bytes
 
     def take(self, sequence: int, payload: memoryview, flags: int) -> bool:
-        """Whether it is an ordinary segment: the next bytes, the same once more, or none at all."""
+        """Whether it is an ordinary segment: the next bytes, the same bytes once more, or none at all."""
         if self.broken or flags & (_SYN | _URG) or not flags & (_ACK | _RST):
             return False
-        size = len(payload)
-        if not size:
+        if not payload:
             return self._take_empty(sequence, flags)
-        known = (sequence, size, hash(bytes(payload)))
-        if sequence == self.next and not self.ended and not flags & _RST:
-            self.next = (sequence + size) % _WHOLE
-            self.bytes += size
-            self.recent.append(known)
-        elif known not in self.recent:
+        if flags & _RST:
+            return False
+        if 0 < (sequence - self.next) % _WHOLE <= RECENT_BYTES and not self.ended:
+            return self._hold(sequence, bytes(payload), flags)
+        is_ordinary = self._append(sequence, payload, flags)
+        while is_ordinary and (held := self.early.pop(self.next, None)) is not None:
+            self.early_bytes -= len(held[0])
+            is_ordinary = self._append(self.next, memoryview(held[0]), held[1])
+        return is_ordinary
+
+    def _hold(self, sequence: int, payload: bytes, flags: int) -> bool:
+        """It came before its turn, as when two processors send."""
+        if sequence in self.early or self.early_bytes + len(payload) > RECENT_BYTES:
+            self.broken = self.early.get(sequence) != (payload, flags)
+            return not self.broken
+        self.early[sequence] = payload, flags
+        self.early_bytes += len(payload)
+        return True
+
+    def _append(self, sequence: int, payload: memoryview, flags: int) -> bool:
+        """The next bytes, or some of those before them once more."""
+        behind = (self.next - self.ended - sequence) % _WHOLE
+        again, fresh = payload[:behind], payload[behind:]
+        start = len(self.recent) - behind
+        if start < 0 or self.recent[start : start + len(again)] != again or (fresh and self.ended):
             self.broken = True
             return False
-        return self._take_empty(self.next, flags)
+        self.recent += fresh
+        self.size += len(fresh)
+        self.next = (self.next + len(fresh)) % _WHOLE
+        if fresh or (sequence + len(payload)) % _WHOLE == self.next:
+            self._take_empty(self.next, flags)
+        return True
 
     def _take_empty(self, sequence: int, flags: int) -> bool:
         """Without bytes: at the next one, or at the one before (a keepalive, an end once more)."""
@@ -127,7 +168,8 @@ class Connections:
     def __init__(self, layout: RangeLayout) -> None:
         self._names = {inet_aton(port.address): port.name for port in layout.cells}
         self._of: dict[bytes, Connection] = {}
-        self._past = 0
+        self._past = self._recent_bytes = 0
+        self._spoken: OrderedDict[Connection, None] = OrderedDict()
 
     def take(self, frame: memoryview, *, sent: bool) -> Connection | Frame:
         """Whose a frame is. `sent`: the range sent it to a cell."""
@@ -138,8 +180,24 @@ class Connections:
         if connection is None:
             return Frame.EVIDENCE
         segment = _segment(frame)
-        is_ordinary = segment is not None and connection.take(*segment)
+        if segment is None:
+            return Frame.EVIDENCE
+        before = connection.remembered_bytes
+        is_ordinary = connection.take(*segment)
+        if connection.remembered_bytes != before:
+            self._trim(connection, before)
         return connection if is_ordinary else Frame.EVIDENCE
+
+    def _trim(self, connection: Connection, before: int) -> None:
+        """Forget what is too old, of this connection and of those that were silent for longest."""
+        del connection.recent[:-RECENT_BYTES]
+        self._recent_bytes += connection.remembered_bytes - before
+        self._spoken[connection] = None
+        self._spoken.move_to_end(connection)
+        while self._recent_bytes > MAX_RECENT_BYTES:
+            silent, _ = self._spoken.popitem(last=False)
+            self._recent_bytes -= silent.remembered_bytes
+            silent.forget()
 
     def _take_sent(self, frame: memoryview) -> Frame:
         if bytes(frame[26:30]) in self._names:
@@ -156,9 +214,10 @@ class Connections:
             if len(self._of) >= MAX_TRACKED:
                 return
             connection = self._of[key] = Connection()
-        before = len(connection.past)
+        before, remembered_bytes = len(connection.past), connection.remembered_bytes
         ours, cells = _SEQUENCE.unpack_from(frame, 38)
         connection.begin((ours, cells))
+        self._recent_bytes += connection.remembered_bytes - remembered_bytes
         self._past += len(connection.past) - before
         connection.broken |= self._past > MAX_PAST
 
