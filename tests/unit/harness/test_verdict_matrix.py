@@ -190,6 +190,16 @@ CAUSES: dict[str, Cause] = {
         {Code.PACKETS_NOT_RECORDED},
         arm=at(1, in_range(Kind.RANGE_OPENING, counters={"packets_not_recorded": 3})),
     ),
+    **{
+        f"the counter {name} of a range": Cause(
+            "void", 2, {code}, arm=at(1, in_range(Kind.RANGE_OPENING, counters={name: 3}))
+        )
+        for name, code in {
+            "logs_lost": Code.FLOWS_NOT_RECORDED,
+            "untold_at_end": Code.EVENTS_CUT_AT_END,
+            "packets_unaccounted": Code.PACKETS_OVERWRITTEN,
+        }.items()
+    },
     "a range that ended by itself": Cause(
         "void", 2, {Code.RANGE_FAILED}, arm=at(1, in_range(Kind.RANGE_FAILED, error="CellError", reason="x"))
     ),
