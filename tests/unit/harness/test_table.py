@@ -55,7 +55,7 @@ def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]
     show_findings(found, outcome.path, dropped(outcome))
     shown = capsys.readouterr().out
     assert "void/void" in shown
-    assert "1 sample(s) that are not contained do not count in the metrics" in shown
+    assert "no sample is contained: there are no metrics" in shown
     assert "\x1b" not in shown
 
 
