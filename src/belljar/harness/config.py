@@ -246,12 +246,6 @@ def _loaded(ours: BelljarConfig, operator: Operator, *, forced: str, forced_tier
     own = with_tier(_changed(resolve_policy(choose_policy(ours, forced=forced, operator=operator)), ours), ours.tier)
     if operator.policy and not forced:
         own = tightened(own, resolve_policy(operator.policy))
-        if ours.changes().get("network", NO_NETWORK) != NO_NETWORK:
-            raise PolicyError(
-                f"the task's compose file has several services, which is a network that ${POLICY_VARIABLE} does not have",
-                where=printable(own.source),
-                mend=f"start without ${POLICY_VARIABLE}; `least_risk` in the settings raises the risk of such tasks too",
-            )
     return permitted(with_tier(own, forced_tier), operator, is_named=bool(forced or operator.policy))
 
 

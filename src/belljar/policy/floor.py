@@ -6,11 +6,12 @@ field, and the tighter of both. Pure.
 | `risk`, and the tier that risk and `tier` demand together | higher |
 | each of `resources` | smaller |
 | `host_tools` | fewer tools that may act outside of a cell |
-| `network` | none; else the operator's own |
+| `network` | none, or cells of the sample's own range alone; else the operator's own |
 | `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
 
 What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`) has no order: it opens nothing,
-and stays the task's. Stand-ins of two networks have none either: there the operator's are taken.
+and stays the task's. So do the other cells of its range, each within the same risk, tier and limits: a
+range of cells leads nowhere. Stand-ins of two networks have no order either: the operator's are taken.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from belljar.errors import PolicyError
 from belljar.policy.host_tools import ANY, HostTools
 from belljar.policy.load import LoadedPolicy, with_changes
 from belljar.policy.model import Policy
-from belljar.policy.network import Network, Upstream
+from belljar.policy.network import Default, Network, Upstream
 from belljar.policy.resources import Resources
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier
+from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
 
 
@@ -43,18 +45,41 @@ def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
             yield f"resources.{field.name.removesuffix('_bytes').removesuffix('_s')}"
     if policy.host_tools_rule != _fewer_tools(policy.host_tools_rule, floor.host_tools_rule):
         yield "host_tools"
-    if policy.network is None:
+    if policy.network is not None:
+        yield from _looser_network(policy.network, floor)
+
+
+def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
+    is_operators = _is_the_same(network, floor.network)
+    if not is_operators and _is_closed(network):
+        yield from _looser_cells(network, floor)
         return
+    if not is_operators:
+        yield "network"
     if floor.network is None:
-        yield "network"
         return
-    ours = policy.network.model_copy(update={"upstreams": ()})
-    if ours != floor.network.model_copy(update={"upstreams": ()}):
-        yield "network"
     named = {upstream.host: upstream for upstream in floor.network.upstreams}
-    for upstream in policy.network.upstreams:
+    for upstream in network.upstreams:
         if upstream.host not in named or not _is_within(upstream, named[upstream.host]):
             yield f"network.upstreams ({upstream.host})"
+
+
+def _is_the_same(network: Network, other: Network | None) -> bool:
+    """But for what it reaches of the world."""
+    none = {"upstreams": ()}
+    return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
+
+
+def _is_closed(network: Network) -> bool:
+    """Whether all that it reaches is other cells of its own range."""
+    is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
+    return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
+
+
+def _looser_cells(network: Network, floor: Policy) -> Iterator[str]:
+    for name, item in network.stand_ins.items():
+        if isinstance(item, TargetStandIn) and _smaller(item.resources, floor.resources) != item.resources:
+            yield f"network.stand_ins.{name}.resources"
 
 
 def _is_within(upstream: Upstream, floor: Upstream) -> bool:
@@ -72,19 +97,26 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     Raises `PolicyError` where both bring files from directories of their own: a cell has one.
     """
     ours, theirs = loaded.policy, floor.policy
-    network = _tighter_network(ours.network, theirs.network)
-    base = loaded.base if network is None else floor.base
-    if network is not None and ours.files and base != loaded.base:
+    risk = max(ours.risk, theirs.risk)
+    tier = _tier(risk, ours.tier, theirs.tier)
+    is_operators = ours.network is not None and _is_the_same(ours.network, theirs.network)
+    if ours.network is None or (_is_closed(ours.network) and not is_operators):
+        least = demanded_tier(risk, tier)
+        network = None if ours.network is None else _held_cells(ours.network, theirs.resources, least)
+        base = loaded.base
+    else:
+        network = _both_networks(ours.network, theirs.network)
+        base = loaded.base if network is None else floor.base
+    if ours.files and base != loaded.base:
         raise PolicyError(
             "it has `files`, and the operator's policy has the network of their place: a cell takes"
             " files from the directory of one policy",
             where=printable(loaded.source),
             mend="name one policy for both with --policy",
         )
-    risk = max(ours.risk, theirs.risk)
     changes = {
         "risk": risk,
-        "tier": _tier(risk, ours.tier, theirs.tier),
+        "tier": tier,
         "network": network,
         "host_tools": _fewer_tools(ours.host_tools_rule, theirs.host_tools_rule),
     }
@@ -129,8 +161,23 @@ def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
     return ours if ANY in theirs.allow else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
 
 
-def _tighter_network(ours: Network | None, theirs: Network | None) -> Network | None:
-    if ours is None or theirs is None:
+def _held_cells(network: Network, most: Resources, least: Tier) -> Network:
+    """The same cells, each with no more resources than that, and in no lesser tier."""
+    held = {
+        name: item.model_copy(
+            update={
+                "resources": _smaller(item.resources, most),
+                "tier": None if item.tier is not None and item.tier < least else item.tier,
+            }
+        )
+        for name, item in network.stand_ins.items()
+        if isinstance(item, TargetStandIn)
+    }
+    return network.model_copy(update={"stand_ins": held})
+
+
+def _both_networks(ours: Network, theirs: Network | None) -> Network | None:
+    if theirs is None:
         return None
     wanted = {upstream.host: upstream for upstream in ours.upstreams}
     both = (

@@ -15,6 +15,7 @@ from belljar.harness.config import BelljarConfig, load, notes_on, sample_policy
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.host import settings
 from belljar.policy import LoadedPolicy
+from belljar.policy.stand_ins import TargetStandIn
 
 TASK = """
 from inspect_ai import Task, task
@@ -193,17 +194,21 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
     assert notes_on(None, forced="critical") == ()
 
 
-def test_services_are_no_network_that_the_variable_has(task_file: Path, start: dict[str, str]) -> None:
-    """Nor are they left out without a word: another environment would be measured."""
-    (task_file.parent / "one-compose.yaml").write_text("services: {default: {image: a}, web: {image: b}}")
-    start["BELLJAR_POLICY"] = "low"
-    with pytest.raises(PolicyError, match="several services"):
-        opened_policy(task_file, "of_compose")
-    start.clear()
-    (task_file.parent / "belljar.yaml").unlink()
-    made = opened_policy(task_file, "of_compose").policy.network
-    assert made is not None
-    assert list(made.stand_ins) == ["web"]
+def test_services_of_a_task_are_cells_within_the_variable(
+    task_file: Path, start: dict[str, str], tmp_path: Path
+) -> None:
+    """A range of cells leads nowhere, so it is kept; each of them has the risk's tier and no more than the limits."""
+    (task_file.parent / "one-compose.yaml").write_text(
+        "services: {default: {image: a}, web: {image: b, mem_limit: 8g}}"
+    )
+    (tmp_path / "lab.yaml").write_text("belljar: 1\nrisk: medium\nresources: {memory: 128MiB}\n")
+    start["BELLJAR_POLICY"] = str(tmp_path / "lab.yaml")
+    made = opened_policy(task_file, "of_compose", allow=True).policy
+    assert made.network is not None
+    assert (str(made.risk), made.network.upstreams) == ("medium", ())
+    (web,) = made.network.stand_ins.values()
+    assert isinstance(web, TargetStandIn)
+    assert web.resources.memory_bytes == made.resources.memory_bytes == 128 << 20
 
 
 def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -> None:

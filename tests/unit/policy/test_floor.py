@@ -30,6 +30,8 @@ LESS = "host: a.example, ports: [443], methods: [GET], budget: 1MiB, run_budget:
 OTHER = "host: b.example, ports: [443], methods: [GET], budget: 1KiB"
 SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
 
+CELL = "db: {kind: cell, names: [db], ports: [all], command: [x], tier: container, resources: {memory: 128MiB}}"
+
 ORDER = [  # (what the task says, what the operator says, where the task is looser)
     ("", "", ()),
     ("risk: low\n", "risk: medium\n", ("risk", "tier")),
@@ -41,8 +43,14 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     ("resources: {memory: 64MiB}\n", "", ()),
     ("resources: {cpus: 2, disk: 1GiB, processes: 600, lifetime: 5h, exec_timeout: 11m, output: 11MiB}\n", "",
      ("resources.cpus", "resources.disk", "resources.processes", "resources.lifetime", "resources.exec_timeout", "resources.output")),
-    ("network: {}\n", "", ("network",)),
+    ("network: {}\n", "", ()),
+    (f"network: {{stand_ins: {{{CELL}}}}}\n", "", ()),
+    (f"network: {{stand_ins: {{{CELL}}}}}\n", f"network: {{stand_ins: {{{SHOP}}}}}\n", ()),
+    (f"network: {{stand_ins: {{{CELL}}}}}\n", "resources: {memory: 64MiB}\n", ("resources.memory", "network.stand_ins.db.resources")),
+    (f"network: {{stand_ins: {{{CELL}, {SHOP}}}}}\n", "", ("network",)),
+    (f"network: {{stand_ins: {{{CELL}}}}}\n", "risk: medium\n", ("risk", "tier")),
     ("", "network: {}\n", ()),
+    ("network: {sink: true}\n", "", ("network",)),
     ("network: {default: simulate}\n", "network: {}\n", ("network",)),
     ("network: {sink: true}\n", "network: {}\n", ("network",)),
     (f"network: {{stand_ins: {{{SHOP}}}}}\n", "network: {}\n", ("network",)),
@@ -111,7 +119,7 @@ def test_the_operators_stand_ins_are_taken_with_their_directory(tmp_path: Path) 
     assert tightened(policy("", ours), floor).base == ours
     (ours / "f").touch()
     with pytest.raises(PolicyError, match="files"):
-        tightened(policy("network: {}\nfiles: [{source: f, target: f}]\n", ours), floor)
+        tightened(policy("network: {sink: true}\nfiles: [{source: f, target: f}]\n", ours), floor)
 
 
 def test_a_raised_risk_refuses_what_it_does_not_allow() -> None:
@@ -147,7 +155,7 @@ _UPSTREAM = st.builds(
     st.integers(1, 5000),
     st.integers(0, 9000),
 )
-_NETWORK = st.just("") | st.builds(
+_NETWORK = st.sampled_from(["", f"network: {{stand_ins: {{{CELL.replace('tier: container, ', '')}}}}}\n"]) | st.builds(
     lambda default, sink, stand_in, real: (
         f"network: {{default: {default}, sink: {sink}, stand_ins: {{{SHOP if stand_in else ''}}}, upstreams: ["
         + ", ".join(f"{{{item}, reason: because it is so}}" for item in real)
