@@ -48,6 +48,7 @@ class Recipe:
         what: its name for a person. mend: what to do when it or a part of it is missing.
         files: (path in the root, original) of everything it opens.
         version: asks the program. Raises `HostError`.
+        own: files of this installation that must be among them: another one on this host, with the same store, may have others.
         file_points, directory_points: what is mounted on later: empty files, empty directories.
         unreadable: paths in the root that others than the store's owner may run and not read.
     """
@@ -58,6 +59,7 @@ class Recipe:
     mend: str
     files: Callable[[], Iterable[tuple[str, Path]]]
     version: Callable[[], str]
+    own: tuple[Path, ...] = ()
     file_points: tuple[str, ...] = ()
     directory_points: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -120,6 +122,7 @@ def _find(directory: Path, recipe: Recipe) -> ProgramRoot | None:
             and data.get("program") == str(recipe.program)
             and data.get("inside", data["program"]) == recipe.inner_program
             and data.get("points", _points(recipe)) == _points(recipe)
+            and all(str(path) in data.get("sources", {}) for path in recipe.own)
             and _unchanged(description.parent / "root", data)
         ):
             return _root_of(description.parent, data)

@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,20 @@ async def test_roots_of_replaced_programs_go(home: Path, tmp_path: Path) -> None
     assert states(await prune(home, unused_for_s=DAY_S)) == {old.root.parent.name: "removed"}
     assert new.root.is_dir()
     assert not old.root.exists()
+
+
+async def test_another_installation_s_files_are_not_taken_for_ones_own(home: Path, tmp_path: Path) -> None:
+    """Two installations share a store and a runtime: each gets the root with its own guest agent, whichever came first."""
+    program = tmp_path / "runtime"
+    program.write_text("the same")
+    recipes = []
+    for name in ("first", "second"):
+        agent = tmp_path / name
+        agent.write_text(f"agent of the {name}")
+        files = [(str(program), program), ("/agent", agent)]
+        recipes.append(replace(recipe_of(program), files=partial(list, files), own=(agent,)))
+    for recipe, text in zip((*recipes, *recipes), ("first", "second") * 2, strict=True):
+        assert (ensure_root(home, recipe).root / "agent").read_text() == f"agent of the {text}"
 
 
 @pytest.mark.root

@@ -41,6 +41,7 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         mend=_MEND,
         files=partial(_files, program, inside, runtime.name),
         version=partial(runtime_version, program, runtime.name),
+        own=(package_binary("agent"), package_binary("probe")),
         file_points=(CONFIG_PATH,),
         directory_points=DIRECTORY_POINTS,
         # Nobody traces a program that he may not read, from its first instruction on. runsc's own process must read what it runs.
