@@ -170,6 +170,26 @@ def test_what_tls_does_not_decrypt(gateway: Gateway, behind: bytes) -> None:
     assert event.data["eof"] is True
 
 
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_what_stands_behind_the_client_hello(gateway: Gateway, pieces: int) -> None:
+    """Early data that was not agreed to, and a handshake that is not gone on with: with the hello or after its answer."""
+    out = ssl.MemoryBIO()
+    context = ssl.create_default_context(cafile=str(gateway.authority))
+    engine = context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="shop.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        engine.do_handshake()
+    early = b"\x17\x03\x03" + len(SECRET).to_bytes(2, "big") + SECRET
+    with gateway.connect("tls") as sock:
+        sock.sendall(out.read() + (early if pieces == 1 else b""))
+        if pieces == 2:
+            sock.recv(65536)
+            sock.sendall(early)
+        sock.shutdown(socket.SHUT_WR)
+        read_all(sock)
+    end(gateway)
+    assert SECRET in kept(gateway)
+
+
 def test_a_handshake_that_is_none(gateway: Gateway) -> None:
     """Plain HTTP on a TLS port: refused, and all of it on record."""
     gateway.exchange(GET + b"X: " + SECRET + b"\r\n\r\n", "tls")

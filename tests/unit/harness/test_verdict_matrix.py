@@ -170,6 +170,21 @@ def limit(name: str, count: int = 1) -> Callable[[FakeCell], None]:
     return in_range(Kind.LIMIT_HIT, **said)
 
 
+CONNECTION: dict[str, Any] = {
+    **dict.fromkeys(("recorded_bytes", "framing_bytes", "remainder_bytes", "unread_bytes"), 0),
+    "cell": "default",
+    "connection": 1,
+    "address": "10.0.0.2",
+    "port": 80,
+    "source_port": 9,
+    "phase": "closed",
+    "received_bytes": 3,
+    "missing_bytes": 3,
+    "eof": True,
+    "accounted": False,
+    "reason": "",
+}
+"""Of which three bytes are nowhere."""
 CAUSES: dict[str, Cause] = {
     "nothing": Cause("contained", 0, set()),
     "an error of the task": Cause("contained", 1, set(), options=("-T", "fails=true")),
@@ -200,6 +215,9 @@ CAUSES: dict[str, Cause] = {
             "packets_unaccounted": Code.PACKETS_OVERWRITTEN,
         }.items()
     },
+    "bytes that no event has": Cause(
+        "void", 2, {Code.BYTES_NOT_RECORDED}, arm=at(1, in_range(Kind.NETWORK_CONNECTION, **CONNECTION))
+    ),
     "a range that ended by itself": Cause(
         "void", 2, {Code.RANGE_FAILED}, arm=at(1, in_range(Kind.RANGE_FAILED, error="CellError", reason="x"))
     ),
