@@ -270,6 +270,19 @@ def test_too_much_ends_the_connection_on_record(gateway: Gateway, kind: str) -> 
     assert int(str(event.data["remainder_bytes"])) < 400_000
 
 
+def test_an_upload_that_is_refused_is_refused_once(gateway: Gateway) -> None:
+    """A client that sends on until it hears of the 413 is no cause of another refusal, and its bytes are on record."""
+    head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 99999999\r\n\r\n"
+    with secure(gateway) as sock, contextlib.suppress(OSError):
+        sock.sendall(head)
+        for _ in range(64):
+            sock.sendall(bytes(1 << 16))
+        read_all(sock)
+    data = gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed").data
+    assert data["missing_bytes"] == 0
+    assert [item["reason"] for item in gateway.owner.of(Kind.NETWORK_HTTP)] == [""]
+
+
 @pytest.mark.parametrize("option", ["--http1.1", "--http2"])
 def test_an_ordinary_client_comes_nowhere_near_the_bound(gateway: Gateway, option: str) -> None:
     """curl: an upload in chunks and a download of 8 MiB, within 1 KiB."""

@@ -27,9 +27,9 @@ priorities and its share of pings."""
 EARNED_SHARE: Final = 32
 """One byte in so many that pass: a window update of 13 bytes comes every KiB at most."""
 
-LATE_BODY_BYTES: Final = 64 << 10
-"""Of a request that was answered before its body came: HTTP/2's window, which an ordinary client may
-fill before it hears of the answer. Not counted in the bound."""
+LATE_BODY_BYTES: Final = 512 << 10
+"""Of a request that is refused or answered while its body comes, an ordinary client sends on until it hears
+of it: HTTP/2's window, or in HTTP/1.1 the pieces that wait for the application. Not counted in the bound."""
 LATE_BODY: Final = "late_body"
 
 

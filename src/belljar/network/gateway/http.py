@@ -194,7 +194,7 @@ class HttpConnection:
 
     async def _tell_remainder(self) -> None:
         account = self._peer.account
-        if account.is_over:
+        if account.is_over and not self._ended:
             raise RefusedRequest(TOO_MUCH)
         if account.is_part_due:
             await self._site.reporter.record(connection_item(self._peer, closed=False))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.events import JsonValue
-from belljar.network.gateway.account import KEPT_BYTES, LATE_BODY, PART_BYTES, Account, Incoming
+from belljar.network.gateway.account import KEPT_BYTES, LATE_BODY, LATE_BODY_BYTES, PART_BYTES, Account, Incoming
 
 PLACE: dict[str, JsonValue] = {"cell": "agent", "address": "10.0.0.1", "port": 80, "source_port": 1024}
 
@@ -68,15 +68,15 @@ def test_the_bound_grows_with_what_is_recorded() -> None:
 
 
 def test_a_late_body_counts_only_beyond_the_window() -> None:
-    """64 KiB of each request that was answered before its body came."""
+    """512 KiB of each request that was answered before its body came."""
     account = Account(free_bytes=100)
     incoming = Incoming(account, b"head", [], is_text=True)
     incoming.leave()
-    incoming.came(bytes(64 << 10))
+    incoming.came(bytes(LATE_BODY_BYTES))
     assert not account.is_over
     incoming.came(bytes(200))
     assert account.is_over
-    assert account.item(dict(PLACE), closed=True).data["remainder"] == {"head": 4, LATE_BODY: (64 << 10) + 200}
+    assert account.item(dict(PLACE), closed=True).data["remainder"] == {"head": 4, LATE_BODY: LATE_BODY_BYTES + 200}
 
 
 def test_a_request_that_is_over_holds_no_memory() -> None:
