@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from belljar.events import Body, JsonValue, Kind
@@ -36,9 +37,6 @@ _STATUS: Final = {
     NO_METHOD: 405,
 }
 _MISDIRECTED: Final = 421
-_PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path"})
-MAX_WHOLE_TARGET_BYTES: Final = 1024
-"""A target up to this length is whole in `url`, whatever the host before it."""
 
 
 class Middleware:
@@ -293,10 +291,13 @@ class Exchange:
         sent = incoming.fields if incoming.is_text else self._scope["headers"]
         headers, dropped = shown_headers(sent)
         self._count_body()
+        origin = _origin(self._scope, self._asked, self._peer)
+        _, path, query = split_target(self._asked.target)
+        url = origin + path + (b"?" + query if query else b"")
         data: dict[str, JsonValue] = {
             **self._tie(),
             "method": shown(self._asked.method, 64),
-            "url": _url(self._scope, self._asked, self._peer),
+            "url": shown(url, MAX_SHOWN_URL_CHARS),
             "verdict": "allowed" if self.verdict.allowed else "refused",
             "reason": self.verdict.reason,
             "bytes": self._request.total_bytes,
@@ -306,12 +307,13 @@ class Exchange:
             "headers": headers,
             **({"dropped_headers": dropped} if dropped else {}),
         }
-        return Item(Kind.NETWORK_HTTP, data, self._request.bodies("request") + self._head_body(headers))
+        bodies = self._request.bodies("request") + self._head_body(data, origin)
+        return Item(Kind.NETWORK_HTTP, data, bodies)
 
-    def _head_body(self, headers: list[list[str]]) -> tuple[Body, ...]:
-        """The head as it came, unless `url`, `method` and `headers` show all of it."""
-        incoming, asked = self._incoming, self._asked
-        if is_shown_whole(incoming, asked, self._scope["http_version"], headers):
+    def _head_body(self, data: Mapping[str, Any], origin: bytes) -> tuple[Body, ...]:
+        """The head as it came, unless `data` shows all of it."""
+        incoming = self._incoming
+        if origin.isascii() and is_shown_whole(incoming, data, origin.decode()):
             return ()
         head = incoming.head if incoming.is_text else field_lines(incoming.fields)
         return (kept_body("head", head, self._site.bounds.kept_body_bytes),)
@@ -369,19 +371,32 @@ def refuse(status: int) -> App:
     return app
 
 
-def is_shown_whole(incoming: Incoming, asked: Asked, version: str, headers: list[list[str]]) -> bool:
-    """Whether a head can be written again from what the event shows of it."""
-    target = asked.target
-    if not target.startswith(b"/") or len(target) > MAX_WHOLE_TARGET_BYTES or not target.isascii():
+def is_shown_whole(incoming: Incoming, data: Mapping[str, Any], origin: str) -> bool:
+    """Whether the bytes of a head can be made again from its event's `data`.
+
+    `origin`: what stands in the URL before the path, which follows from the first Host or, without
+    one, from the address. The order of HTTP/2's pseudo-header fields is not kept.
+    """
+    url = str(data["url"])
+    method = str(data["method"]).encode()
+    fields = [(name.encode(), value.encode()) for name, value in data["headers"]]
+    if data.get("dropped_headers") or not url.startswith(origin):
         return False
-    shown_fields = [(name.encode(), value.encode()) for name, value in headers]
+    target = url[len(origin) :].encode()
     if incoming.is_text:
-        line = b"%s %s HTTP/%s\r\n" % (asked.method.encode(), target, version.encode())
-        return incoming.head == line + field_lines(shown_fields) + b"\r\n"
-    regular = [pair for pair in incoming.fields if pair[0][:1] != b":"]
-    pseudo = {name for name, _ in incoming.fields if name[:1] == b":"}
+        line = b"%s %s HTTP/%s\r\n" % (method, target, str(data["version"]).encode())
+        return incoming.head == line + field_lines(fields) + b"\r\n"
     # The event's first field is the authority, under the name of `host`.
-    return pseudo == _PSEUDO and len(incoming.fields) == len(regular) + 4 and shown_fields[1:] == regular
+    authority = fields[0][1] if fields else b""
+    scheme = origin.partition(":")[0].encode()
+    pseudo = [
+        (b":method", method),
+        (b":scheme", scheme),
+        (b":authority", authority),
+        (b":path", target),
+    ]
+    came = incoming.fields
+    return sorted(came[:4]) == sorted(pseudo) and came[4:] == fields[1:]
 
 
 def _asked(scope: Scope) -> Asked:
@@ -391,13 +406,12 @@ def _asked(scope: Scope) -> Asked:
     return Asked(method=scope.get("method", "GET"), target=target, hosts=hosts)
 
 
-def _url(scope: Scope, asked: Asked, peer: Peer) -> str:
-    authority, path, query = split_target(asked.target)
+def _origin(scope: Scope, asked: Asked, peer: Peer) -> bytes:
+    """What stands in a request's URL before its path."""
+    authority, _, _ = split_target(asked.target)
     host = authority if authority is not None else b"".join(asked.hosts[:1])
     named = host or f"{peer.address}:{peer.port}".encode()
-    return shown(
-        b"%s://%s%s%s" % (scope["scheme"].encode(), named, path, b"?" + query if query else b""), MAX_SHOWN_URL_CHARS
-    )
+    return b"%s://%s" % (scope["scheme"].encode(), named)
 
 
 def _unquoted(path: bytes) -> str:

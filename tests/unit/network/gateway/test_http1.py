@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import wsproto
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.fakes.gateway import SHOP
 from tests.fakes.http_connection import SUMMED, Told, talk
 from wsproto.events import BytesMessage, CloseConnection, Ping, Pong, Request, TextMessage
+
+from belljar.network.gateway.reporter import Item
 
 HOST = b"Host: shop.example\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST
@@ -78,6 +83,47 @@ def test_an_ordinary_request_leaves_no_remainder() -> None:
     check(told, sent)
     assert told.end["remainder_bytes"] == 0
     assert not any(body.name == "head" for item in told.items for body in item.bodies)
+
+
+TOKENS = st.text("aAbB!-.", min_size=1, max_size=4).map(str.encode)
+TEXTS = st.text("aA1.\\x/-", max_size=6).map(str.encode)
+
+
+def long(texts: st.SearchStrategy[bytes], most: int) -> st.SearchStrategy[bytes]:
+    """Short ones, and some beyond what an event shows."""
+    return st.builds(lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    long(TOKENS, 70),
+    st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"/", b"", b"?", b"http://a/"]), long(TEXTS, 2100)),
+    long(TEXTS, 600),
+    st.lists(st.tuples(TOKENS, TEXTS), max_size=3),
+)
+def test_the_event_determines_the_head(
+    method: bytes, target: bytes, host: bytes, more: list[tuple[bytes, bytes]]
+) -> None:
+    """The bytes of a head can be made again from its event, or are a body of it."""
+    fields = [(b"Host", host), *more]
+    sent = b"%s %s HTTP/1.1\r\n" % (method, target)
+    sent += b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n"
+    for event in talk([sent]).items:
+        if "head_bytes" in event.data:
+            assert text_head(event) == sent
+
+
+def text_head(event: Item) -> bytes:
+    """The head of HTTP/1.1 as someone reads it who has the event alone."""
+    data = cast("Any", event.data)
+    kept = [body.content for body in event.bodies if body.name == "head"]
+    if kept:
+        return kept[0]
+    fields = [(str(name).encode(), str(value).encode()) for name, value in data["headers"]]
+    host = next(value for name, value in fields if name.lower() == b"host") or f"{SHOP}:80".encode()
+    target = data["url"].encode().removeprefix(b"http://" + host)
+    line = b"%s %s HTTP/%s\r\n" % (data["method"].encode(), target, data["version"].encode())
+    return line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n"
 
 
 def test_too_much_beside_requests_ends_the_connection() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import hpack
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from tests.fakes.http_connection import SUMMED, Told, talk
 from belljar.events import Kind
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.h2_guard import PREFACE
+from belljar.network.gateway.reporter import Item
 
 SECRET = b"s3cr3t-" + bytes(range(65, 91)) + b"-end"
 TEXT = SECRET.decode()
@@ -73,6 +76,46 @@ ATTACKS = {
     "body": head() + raw_frame(DATA, SECRET, END_STREAM, 1),
     "bytes of a frame that is too long": b"\xff\xff\xff\0\0\0\0\0\1" + SECRET,
 }
+
+
+TEXTS = st.text("aAbB-.1", min_size=1, max_size=5)
+
+
+def long(texts: st.SearchStrategy[str], most: int) -> st.SearchStrategy[str]:
+    """Short ones, and some beyond what an event shows."""
+    return st.builds(lambda text, size: text + text[:1] * size, texts, st.sampled_from([0, 0, most]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    long(TEXTS, 70),
+    st.sampled_from(["shop.example", "b" * 600, "b" * 2300, "Shop.Example"]),
+    st.builds(str.__add__, st.sampled_from(["/", "/?", "", "https://a/"]), long(TEXTS, 2100)),
+    st.lists(st.tuples(TEXTS.map(str.lower), long(TEXTS, 600)), max_size=3),
+)
+def test_the_event_determines_the_head(method: str, authority: str, path: str, more: list[tuple[str, str]]) -> None:
+    """The fields of a head can be made again from its event, or are a body of it."""
+    pseudo = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
+    frame = raw_frame(HEADERS, block(*more, head=pseudo, path=path), END_STREAM | END_HEADERS, 1)
+    for event in talk([START + frame], "h2").items:
+        if "head_bytes" in event.data:
+            assert sent_fields(event) == [*pseudo, *more]
+
+
+def sent_fields(event: Item) -> list[tuple[str, str]]:
+    """A head of HTTP/2 as someone reads it who has the event alone."""
+    data = cast("Any", event.data)
+    kept = [body.content.decode() for body in event.bodies if body.name == "head"]
+    if kept:
+        return [
+            (":" * line.startswith(":") + name, value)
+            for line in kept[0].splitlines()
+            for name, _, value in [line.removeprefix(":").partition(": ")]
+        ]
+    (_, authority), *more = data["headers"]
+    path = data["url"].removeprefix("https://" + authority)
+    pseudo = {":method": data["method"], ":scheme": "https", ":authority": authority, ":path": path}
+    return [*pseudo.items(), *((name, value) for name, value in more)]
 
 
 @pytest.mark.parametrize("size", [1 << 16, 7])
