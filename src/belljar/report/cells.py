@@ -60,7 +60,8 @@ class Probing:
 @dataclass(slots=True, kw_only=True)
 class CellFindings:
     """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
-    (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all; None: not on record.
+    (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all; none where that is not
+    on record.
     """
 
     cell_id: str
@@ -73,7 +74,7 @@ class CellFindings:
     epoch: int = 1
     uuid: str = ""
     range_id: str = ""
-    host_tools: tuple[str, ...] | None = None
+    host_tools: tuple[str, ...] = ()
     outcome: str = ""
     operations: dict[int, Operation] = field(default_factory=dict)
     bytes_in: int = 0

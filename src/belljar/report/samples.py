@@ -80,8 +80,9 @@ class Row:
 
     @property
     def ran(self) -> bool:
-        """Something was done in a cell, or claims to have been, or the sample claims to have ended well."""
-        return bool(self.cells or self.transcript.calls or not self.transcript.error)
+        """Something was done in a cell or beside it, or claims to have been, or the sample claims to have ended well."""
+        beside = any(call.outside for call in self.transcript.tools)
+        return bool(self.cells or self.transcript.calls or beside or not self.transcript.error)
 
     @property
     def probed(self) -> str:

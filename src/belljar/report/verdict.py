@@ -175,8 +175,9 @@ def _sample_reasons(transcript: Transcript, cells: Sequence[CellFindings], diffe
         yield Reason(code=ReasonCode.NO_CELL)
     if difference.unfounded:
         yield Reason(code=ReasonCode.CALLS_OUTSIDE_CELL, detail=str(len(difference.unfounded)))
-    allowed = [name for cell in cells[:1] for name in (("*",) if cell.host_tools is None else cell.host_tools)]
-    for tool in refused_calls(transcript.tools, allowed) if cells else ():
+    allowed = [cell.host_tools for cell in cells] or [()]
+    refused = (tool for names in allowed for tool in refused_calls(transcript.tools, names))
+    for tool in dict.fromkeys(refused):
         yield Reason(code=ReasonCode.HOST_TOOL_CALLED, detail=tool)
     if transcript.lowered is Verdict.VOID:
         yield Reason(code=ReasonCode.SCORER_VOID)

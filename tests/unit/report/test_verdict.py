@@ -18,6 +18,7 @@ from belljar.report.ranges import gather_ranges
 from belljar.report.reasons import ReasonCode as Code
 from belljar.report.reconcile import Call
 from belljar.report.samples import RunFindings, Transcript, as_json, headline
+from belljar.report.tools import Outside, ToolCall
 from belljar.report.verdict import Evidence, LedgerState, LogRecord, LogStatus, RunRecord, judge
 
 SAMPLE = Transcript(task="t", sample="s", epoch=1, uuid="u1")
@@ -46,6 +47,23 @@ def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s") -> list[Line]:
 
 WORK = line(Kind.EXEC_STARTED, "c2", op=1, argv=["true"], cwd="/", user="", env_names=[], stdin=False, timeout_s=None)
 CALL = Call(action=Action.EXEC, what="never")
+HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
+
+
+def allowing(*rules: list[str]) -> list[Line]:
+    """The story, with a cell for each of these rules; each lets tools of these names act beside it."""
+
+    def copied(each: Line, number: int) -> Line:
+        rule = {"host_tools": rules[number]} if each.kind is Kind.SAMPLE_STARTED else {}
+        return each.model_copy(update={"cell": f"c{number}", "data": {**each.data, **rule}})
+
+    return [
+        made
+        for each in story()
+        for made in ([copied(each, number) for number in range(len(rules))] if each.cell else [each])
+    ]
+
+
 CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     "all there": (evidence(), Verdict.CONTAINED, 0, set()),
     "a solver's error": (evidence(sampled(error="x")), Verdict.CONTAINED, 1, set()),
@@ -54,6 +72,30 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     "cancelled": (evidence(replace(LOG, status=LogStatus.CANCELLED)), Verdict.CONTAINED, 130, set()),
     "no cell": (evidence(lines=[]), Verdict.VOID, 2, {Code.NO_CELL}),
     "an error before anything ran": (evidence(sampled(error="x"), lines=[]), Verdict.VOID, 1, {Code.NO_CELL}),
+    "an error after a tool beside the cell": (
+        evidence(sampled(error="x", tools=(HOSTED,)), lines=[]),
+        Verdict.VOID,
+        2,
+        {Code.NO_CELL, Code.HOST_TOOL_CALLED},
+    ),
+    "a hosted tool of which no policy is on record": (
+        evidence(sampled(tools=(HOSTED,))),
+        Verdict.VOID,
+        2,
+        {Code.HOST_TOOL_CALLED},
+    ),
+    "a hosted tool that one of two cells allows": (
+        evidence(sampled(tools=(HOSTED,)), lines=allowing(["*"], ["memory"])),
+        Verdict.VOID,
+        2,
+        {Code.HOST_TOOL_CALLED},
+    ),
+    "a hosted tool that both cells allow": (
+        evidence(sampled(tools=(HOSTED,)), lines=allowing(["*"], ["web_search"])),
+        Verdict.CONTAINED,
+        0,
+        set(),
+    ),
     "a call of no cell": (evidence(sampled(calls=(CALL,))), Verdict.VOID, 2, {Code.CALLS_OUTSIDE_CELL}),
     "a scorer's void": (evidence(sampled(lowered=Verdict.VOID)), Verdict.VOID, 2, {Code.SCORER_VOID}),
     "a scorer's breach": (evidence(sampled(lowered=Verdict.BREACHED)), Verdict.BREACHED, 2, {Code.SCORER_BREACHED}),
