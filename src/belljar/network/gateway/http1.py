@@ -24,8 +24,9 @@ from belljar.network.gateway.websocket import WebSocketRecord
 from belljar.network.gateway.ws_frames import WebSocketFrames
 
 _FRAMED: Final = (b"content-length", b"transfer-encoding")
-_CHUNK: Final = re.compile(rb"(?:\r\n|\r|\n)?(?:(?:[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?")
-"""What stands around a chunk's data, and follows from its length: the end of the chunk before, a size, the end of all."""
+_CHUNK: Final = re.compile(rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?")
+"""What stands around a chunk's data: the end of the chunk before, a size, the end of all. A size follows
+from the chunk's length if its letters are of one case and no zero leads."""
 
 
 class RefusedRequest(Exception):  # noqa: N818 - a verdict on a request
@@ -43,7 +44,8 @@ class CountedConnection(h11.Connection):
         super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
         self._account = account
         self._held = bytearray()
-        self._refused = b""
+        self._refused = self._cr = self._of_chunk = b""
+        self._is_upper: bool | None = None
         self.incoming: Incoming | None = None
 
     def receive_data(self, data: bytes) -> None:
@@ -64,6 +66,8 @@ class CountedConnection(h11.Connection):
         elif isinstance(event, h11.Data):
             data = bytes(event.data)
             self._around(taken[: len(taken) - len(data)])
+            if event.chunk_end:
+                self.end_chunk(is_whole=True)
             if self.incoming is not None:
                 self.incoming.came(data)
             return h11.Data(data=data, chunk_start=event.chunk_start, chunk_end=event.chunk_end)
@@ -80,10 +84,33 @@ class CountedConnection(h11.Connection):
         return taken
 
     def _around(self, taken: bytes) -> None:
-        if _CHUNK.fullmatch(taken):
+        """Bytes around a chunk's data, which may come in pieces, a CR on its own among them."""
+        found = _CHUNK.fullmatch(self._cr + taken)
+        self._cr = b"\r" if taken == b"\r" else b""
+        if self._cr:
+            self._account.frame(1)
+        elif found is None or not self._is_of_one_case(found["size"] or b""):
+            self._account.remain("chunked", taken)
+        elif found["size"] in (None, b"0"):
             self._account.frame(len(taken))
         else:
-            self._account.remain("chunked", taken)
+            self._of_chunk = taken
+
+    def _is_of_one_case(self, size: bytes) -> bool:
+        """Whether a size's letters are of the case of this connection's first ones."""
+        if size.isdigit() or not size:
+            return True
+        if self._is_upper is None:
+            self._is_upper = size.isupper()
+        return size.isupper() == self._is_upper
+
+    def end_chunk(self, *, is_whole: bool) -> None:
+        """The size of a chunk that is whole follows from its data; any other could be anything."""
+        if is_whole:
+            self._account.frame(len(self._of_chunk))
+        else:
+            self._account.remain("chunked", self._of_chunk)
+        self._of_chunk = b""
 
     def take_held(self) -> bytes:
         """What h11 has not taken, and is no longer its affair."""
@@ -132,6 +159,7 @@ class Http1(H11Protocol):
         """Nothing more comes, and nobody answers any more: what is left goes to the remainder."""
         if self._counted.incoming is not None:
             self._counted.incoming.leave()
+        self._counted.end_chunk(is_whole=False)
         self._account.remain("unparsed", self._counted.take_unclaimed())
         if self._frames is not None:
             self._frames.leave()

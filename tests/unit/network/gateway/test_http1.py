@@ -76,9 +76,7 @@ def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
 
 def test_an_ordinary_request_leaves_no_remainder() -> None:
     """Heads, bodies by length and in chunks, and pipelining: all is in requests, or follows from them."""
-    sent = (
-        GET + b"User-Agent: x/1\r\nAccept: */*\r\n\r\n" + CHUNKED + b"a\r\n0123456789\r\nA\r\n0123456789\r\n0\r\n\r\n"
-    )
+    sent = GET + b"User-Agent: x/1\r\nAccept: */*\r\n\r\n" + CHUNKED + b"a\r\n0123456789\r\n1\r\n0\r\n0\r\n\r\n"
     told = talk([sent])
     check(told, sent)
     assert told.end["remainder_bytes"] == 0
@@ -124,6 +122,29 @@ def text_head(event: Item) -> bytes:
     target = data["url"].encode().removeprefix(b"http://" + host)
     line = b"%s %s HTTP/%s\r\n" % (data["method"].encode(), target, data["version"].encode())
     return line + b"".join(b"%s: %s\r\n" % field for field in fields) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "remains"),
+    [
+        ((b"b\r\n01234567890\r\n", b"c\r\n012345678901\r\n", b"0\r\n\r\n"), b""),
+        ((b"B\r\n01234567890\r\n", b"C\r\n012345678901\r\n", b"0\r\n\r\n"), b""),
+        ((b"a\r\n0123456789\r", b"\n", b"1\r", b"\n", b"0", b"\r", b"\n0\r\n\r\n"), b""),
+        ((b"b\r\n01234567890\r\nC\r\n012345678901\r\n0\r\n\r\n",), b"\r\nC\r\n"),
+        ((b"03\r\nabc\r\n0\r\n\r\n",), b"03\r\n"),
+        ((b"1aB\r\n" + bytes(0x1AB) + b"\r\n0\r\n\r\n",), b"1aB\r\n"),
+        ((b"3\r\nabc\r\n00\r\n\r\n",), b"\r\n00\r\n\r\n"),
+        ((b"3\r\nabc\r\n0\r\n", b"\n"), b"\n"),
+        ((b"5ec4e7\r\n", b"abc"), b"5ec4e7\r\n"),
+        ((b"5ec4e7\r\n",), b"5ec4e7\r\n"),
+    ],
+)
+def test_what_a_chunks_length_leaves_open_remains(pieces: tuple[bytes, ...], remains: bytes) -> None:
+    """The case of a size's letters, leading zeros, a bare LF, and the size of a chunk that never ends."""
+    told = talk([CHUNKED, *pieces])
+    check(told, CHUNKED + b"".join(pieces))
+    assert told.end.get("remainder", {}).get("chunked", 0) == len(remains)
+    assert remains in told.kept
 
 
 def test_too_much_beside_requests_ends_the_connection() -> None:
