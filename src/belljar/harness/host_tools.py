@@ -15,15 +15,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from inspect_ai._util.registry import is_registry_object, registry_info
 from inspect_ai.hooks import BeforeModelGenerate, Hooks, hooks
 from inspect_ai.tool import Tool, ToolDef, ToolSource
-from inspect_ai.util import LimitExceededError
 from typing_extensions import override
 
-from belljar.errors import ContainmentBreach, PolicyError
+from belljar.errors import PolicyError
 from belljar.harness import config as configs
 from belljar.harness.lifecycle import tell
 from belljar.harness.options import unknown_inspect
@@ -177,7 +176,7 @@ class ToolHold:
     """One `belljar run`'s hold on the tools that its models call."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
 
     def check(self, tool: str, where: Outside | None) -> None:
         """Raises `ContainmentBreach`, and stops the run, for a tool that the sample's policy
@@ -186,22 +185,12 @@ class ToolHold:
         if where is None:
             return
         if not self._rule_here().permits(_names(tool)):
-            self._refuse(tool, where)
-        tell(self._session, [f"the tool {printable(tool)} acts outside of the cell: {where}"])
-
-    async def end_sample(self, error: ContainmentBreach) -> NoReturn:
-        """As `SoleProvider.end_sample`: before the model is asked."""
-        await self._session.await_end()
-        raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
-
-    def _refuse(self, tool: str, where: Outside) -> NoReturn:
-        error = ContainmentBreach(
-            f"the tool {printable(tool)} was about to act outside of the cell ({where}), which the policy refuses",
-            where="tools",
-            mend=_hint(tool),
-        )
-        self._session.breached(error)
-        raise error
+            self.session.refuse(
+                f"the tool {printable(tool)} was about to act outside of the cell ({where}), which the policy refuses",
+                where="tools",
+                hint=_hint(tool),
+            )
+        tell(self.session, [f"the tool {printable(tool)} acts outside of the cell: {where}"])
 
     def _rule_here(self) -> HostTools:
         """Of the sample in this context: its cell's policy. Without one, of the operator's or the
@@ -213,7 +202,7 @@ class ToolHold:
             ours = getattr(environment, "_sandbox", environment)
             if isinstance(ours, BelljarSandboxEnvironment):
                 return ours.policy.policy.host_tools_rule
-        return _rule(self._session, None)
+        return _rule(self.session, None)
 
 
 _holding: ToolHold | None = None
@@ -237,8 +226,8 @@ class LookAtTools(Hooks):
         try:
             for tool in data.tools:
                 hold.check(tool.name, outside(tool.name, tool.options))
-        except ContainmentBreach as error:
-            await hold.end_sample(error)
+        except Exception as error:  # noqa: BLE001 - what can't be checked is not offered
+            await hold.session.end_sample(error, where="tools")
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypedDict
 
 import anyio
 
 from belljar.errors import BelljarError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -208,6 +209,27 @@ class Session:
             self.stopped_at_s, self.stopped = time.monotonic(), error
             if self.stop is not None:
                 self.stop()
+
+    def refuse(self, what: str, *, where: str, hint: str) -> NoReturn:
+        """Stop the run. Raises `ContainmentBreach`."""
+        error = ContainmentBreach(what, where=where, mend=hint)
+        self.breached(error)
+        raise error
+
+    async def end_sample(self, error: Exception, *, where: str) -> NoReturn:
+        """Stop the run, whatever was raised while a hook of Inspect looked at the sample.
+
+        Inspect only logs what a hook raises, and goes on, but for a limit: should the interrupt
+        be late, the limit ends the sample before its solver runs or its model is asked.
+        """
+        from inspect_ai.util import LimitExceededError
+
+        if not isinstance(error, ContainmentBreach):
+            what = f"could not be checked: {type(error).__name__}: {error}"
+            error = ContainmentBreach(printable(what), where=where)
+            self.breached(error)
+        await self.await_end()
+        raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
 
     async def check_running(self) -> None:
         """Raises the breach that stopped this session, if one has; first lets the evaluation's end arrive."""

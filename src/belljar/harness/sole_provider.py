@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from inspect_ai.hooks import Hooks, SampleAttemptStart, hooks
-from inspect_ai.util import LimitExceededError, SandboxEnvironment
+from inspect_ai.util import SandboxEnvironment
 from typing_extensions import override
 
 import belljar.harness._registry  # noqa: F401 - known to Inspect even where the entry point is not installed
-from belljar.errors import ContainmentBreach, HostError, PolicyError
+from belljar.errors import BelljarError, HostError
 from belljar.harness import config as configs
 from belljar.harness.lifecycle import say
 from belljar.harness.options import PROVIDER, unknown_inspect
@@ -41,17 +41,15 @@ class SoleProvider:
     """One `belljar run`'s hold on Inspect's providers. Any thread of the process is held."""
 
     def __init__(self, session: Session) -> None:
-        self._session = session
+        self.session = session
 
     def refuse(self, what: str, *, where: str) -> NoReturn:
         """Stop the run; nothing has been done with the provider."""
-        error = ContainmentBreach(
+        self.session.refuse(
             f"{what}; under belljar run a task's commands run in cells only",
             where=where,
-            mend="let the task name no sandbox but its own: belljar run puts a cell in its place",
+            hint="let the task name no sandbox but its own: belljar run puts a cell in its place",
         )
-        self._session.breached(error)
-        raise error
 
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:
         """A sample is about to begin, with these sandboxes. Raises `ContainmentBreach` when it must
@@ -66,20 +64,14 @@ class SoleProvider:
             if not issubclass(provider, BelljarSandboxEnvironment):
                 self.refuse(f"sandbox {name!r} is a {provider.__name__}", where=where)
 
-    async def end_sample(self, error: ContainmentBreach) -> NoReturn:
-        """Let the interrupt arrive. Inspect ignores what a hook raises, but for a limit: should
-        the interrupt be late, that ends the sample before its solver."""
-        await self._session.await_end()
-        raise LimitExceededError("custom", value=1, limit=0, message=error.what) from error
-
     def _is_high_risk(self) -> bool:
         """Of the policy for samples that name none: there is no other for a sample without a
         sandbox.
         """
         try:
-            risk = configs.load(None, forced=self._session.forced_policy).policy.risk
-        except PolicyError:
-            return True
+            risk = configs.load(None, forced=self.session.forced_policy).policy.risk
+        except BelljarError:
+            return True  # what can't be read is not low
         return risk in {Risk.HIGH, Risk.CRITICAL}
 
 
@@ -123,10 +115,11 @@ class LookAtSandboxes(Hooks):
         hold = _holding
         if hold is None:
             return
+        where = f"sample {data.summary.id}"
         try:
-            hold.look_at(sandbox_environments_context_var.get(None), where=f"sample {data.summary.id}")
-        except ContainmentBreach as error:
-            await hold.end_sample(error)
+            hold.look_at(sandbox_environments_context_var.get(None), where=where)
+        except Exception as error:  # noqa: BLE001 - what can't be looked at does not begin
+            await hold.session.end_sample(error, where=where)
 
 
 @contextmanager
@@ -171,16 +164,37 @@ def _hold_registry(hold: SoleProvider, stack: ExitStack) -> None:
 
 def _hold_instances(hold: SoleProvider, stack: ExitStack) -> None:
     from inspect_ai.util._sandbox.events import SandboxEnvironmentProxy
+    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
     made = SandboxEnvironment.__init__
 
+    def check(kind: type) -> None:
+        if not issubclass(kind, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
+            what = f"a sandbox of the provider {kind.__name__} was about to be made"
+            hold.refuse(what, where="inspect")
+
+    def new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401 - as the original
+        check(cls)
+        return object.__new__(cls)
+
     def init(self: SandboxEnvironment, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as the original
-        if not isinstance(self, (BelljarSandboxEnvironment, SandboxEnvironmentProxy)):
-            hold.refuse(f"a sandbox of the provider {type(self).__name__} was about to be made", where="inspect")
+        check(type(self))
         made(self, *args, **kwargs)
 
-    SandboxEnvironment.__init__ = init  # type: ignore[method-assign]
+    if SandboxEnvironment.__new__ not in (object.__new__, _new):
+        raise unknown_inspect("sandboxes are made in another way")
+    # `__new__` for a provider that calls no `__init__` but its own, `__init__` for one with its own
+    # `__new__`. A `__new__` that is taken away again would leave a class that takes no arguments.
+    stack.callback(setattr, SandboxEnvironment, "__new__", _new)
+    SandboxEnvironment.__new__ = new  # type: ignore[method-assign]
     stack.callback(setattr, SandboxEnvironment, "__init__", made)
+    SandboxEnvironment.__init__ = init  # type: ignore[method-assign]
+    if LocalSandboxEnvironment.__new__ is not new:
+        raise unknown_inspect("the making of sandboxes can't be held")
+
+
+def _new(cls: type, *_args: Any, **_more: Any) -> Any:  # noqa: ANN401 - as `object.__new__`, for a class with an `__init__`
+    return object.__new__(cls)
 
 
 def _check_hold() -> None:

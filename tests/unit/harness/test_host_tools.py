@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
+from inspect_ai.model import GenerateConfig
+from inspect_ai.tool import INTERNAL_TOOL_TYPE, ToolInfo
+from inspect_ai.util import LimitExceededError
 from tests.fakes.cell import RecordedCells
 
-from belljar.errors import HostError, PolicyError
+from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
-from belljar.harness.host_tools import hold_tools
+from belljar.harness.host_tools import LookAtTools, hold_tools
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
@@ -164,6 +170,16 @@ def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
     assert any("outside of the cell" in error for error in errors)
     assert not (here / "server_ran").exists()
     assert all(not row.transcript.tools or not row.transcript.tools[0].reached_cell for row in outcome.findings.rows)
+
+
+def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) -> None:
+    """Inspect goes on after any error of a hook but a limit's; the run is stopped too."""
+    session = Session(forced_policy=str(tmp_path / "gone.yaml"))
+    offered = [ToolInfo(name="x", description="x", options={INTERNAL_TOOL_TYPE: "web_search"})]
+    data: Any = SimpleNamespace(tools=offered, config=GenerateConfig())
+    with hold_tools(session), pytest.raises(LimitExceededError):
+        anyio.run(LookAtTools().on_before_model_generate, data)
+    assert isinstance(session.stopped, ContainmentBreach)
 
 
 @needs_mcp

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import anyio
 import pytest
-from inspect_ai.util import SandboxEnvironment, SandboxEnvironmentSpec, sandboxenv
+from inspect_ai.util import LimitExceededError, SandboxEnvironment, SandboxEnvironmentSpec, sandboxenv
 from inspect_ai.util._sandbox import registry
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 from tests.fakes.cell import RecordedCells
 
-from belljar.errors import ContainmentBreach, HostError
+from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
@@ -126,6 +128,41 @@ def test_a_provider_can_not_be_made_directly() -> None:
         Other()
     assert session.stopped is not None
     Other()
+
+
+def test_a_provider_that_makes_its_objects_in_its_own_way_is_held_too() -> None:
+    """With an `__init__` that does not call the base class's, or a `__new__` that does not."""
+
+    class OwnInit(Other):
+        def __init__(self, what: str) -> None:
+            self.what = what
+
+    class OwnNew(Other):
+        def __new__(cls) -> OwnNew:
+            return object.__new__(cls)
+
+    for make in (lambda: OwnInit("x"), OwnNew):
+        session = Session()
+        with sole_provider(session), pytest.raises(ContainmentBreach, match="Own"):
+            make()
+        assert session.stopped is not None
+    assert OwnInit("x").what == "x"
+    OwnNew()
+
+
+@pytest.mark.parametrize("error", [PolicyError("no"), HostError("no"), RuntimeError("no")])
+def test_a_sample_that_can_not_be_looked_at_does_not_begin(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was raised: Inspect goes on after any error of a hook but a limit's."""
+
+    def load(*_: object, **__: object) -> None:
+        raise error
+
+    session = Session()
+    data: Any = SimpleNamespace(summary=SimpleNamespace(id="s"))
+    monkeypatch.setattr("belljar.harness.config.load", load)
+    with sole_provider(session), pytest.raises(LimitExceededError):
+        anyio.run(LookAtSandboxes().on_sample_attempt_start, data)
+    assert isinstance(session.stopped, ContainmentBreach)
 
 
 def test_the_name_belljar_means_ours() -> None:
