@@ -19,7 +19,7 @@ MAX_RECORD_BYTES: Final = (16 << 10) + 2048
 """Of its payload (RFC 5246 section 6.2.3); RFC 8446 allows less."""
 _CONTENT_TYPES: Final = range(20, 25)
 _INNER_BYTES: Final = 17
-"""TLS 1.3: the inner content type and the tag, of every suite that OpenSSL offers by default."""
+"""TLS 1.3: the inner content type and the tag, which in every suite that is offered has 16 bytes."""
 _CLOSE_NOTIFY_BYTES: Final = 2
 _FINISHED: Final = re.compile(
     rb"(?:\x14\x03\x03\0\x01\x01)?\x17\x03\x03\0(?:\x35[\0-\xff]{53}|\x45[\0-\xff]{69})", re.DOTALL
@@ -131,7 +131,7 @@ class ServerTlsPipe(TlsPipe):
     def _account(self, record: bytes, data: bytes) -> None:
         overhead = len(record) - len(data)
         nonce = self._nonce_bytes
-        if not data or (self._is_exact and overhead != self._overhead):
+        if not data or overhead != self._overhead:
             # Padding, an empty record, or a message that is TLS's own: its plaintext is not known here.
             self.account.remain("tls", record[:overhead])
             return
@@ -139,22 +139,14 @@ class ServerTlsPipe(TlsPipe):
         self.account.frame(overhead - nonce)
 
     @property
-    def _is_exact(self) -> bool:
-        """Whether a record's length follows from its plaintext's: CBC pads to a block."""
-        cipher = self.engine.cipher()
-        return cipher is not None and ("GCM" in cipher[0] or "CHACHA20" in cipher[0])
-
-    @property
     def _nonce_bytes(self) -> int:
-        """Bytes of each record that its sender chooses: nothing in TLS 1.3 and ChaCha20."""
+        """Bytes of each record that its sender chooses: those of AES-GCM in TLS 1.2."""
         cipher = self.engine.cipher()
-        if self.engine.version() == "TLSv1.3" or cipher is None or "CHACHA20" in cipher[0]:
-            return 0
-        return 8 if "GCM" in cipher[0] or "CCM" in cipher[0] else 16
+        return 8 if self.engine.version() == "TLSv1.2" and cipher and "GCM" in cipher[0] else 0
 
     @property
     def _overhead(self) -> int:
-        """Around each record's plaintext, where that is exact."""
+        """Around each record's plaintext: no suite that `server_context` offers pads."""
         if self.engine.version() == "TLSv1.3":
             return HEADER_BYTES + _INNER_BYTES
         return HEADER_BYTES + self._nonce_bytes + _INNER_BYTES - 1

@@ -7,7 +7,9 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
+import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
@@ -16,9 +18,15 @@ from belljar.network.gateway.ca import Authority
 NOW = dt.datetime(2026, 5, 1, tzinfo=dt.UTC)
 
 
-def shaken(authority: Authority, server: ssl.SSLContext, name: str) -> ssl.SSLObject:
-    """A client that trusts the authority alone, after a handshake with `server`."""
+def shaken(authority: Authority, server: ssl.SSLContext, name: str, suite_1_2: str = "") -> ssl.SSLObject:
+    """A client that trusts the authority alone, after a handshake with `server`.
+
+    `suite_1_2`: it speaks TLS 1.2, with this suite alone.
+    """
     trusting = ssl.create_default_context(cadata=authority.certificate.decode())
+    if suite_1_2:
+        trusting.maximum_version = ssl.TLSVersion.TLSv1_2
+        trusting.set_ciphers(suite_1_2)
     a_in, a_out, b_in, b_out = (ssl.MemoryBIO() for _ in range(4))
     client = trusting.wrap_bio(a_in, a_out, server_hostname=name)
     serving = server.wrap_bio(b_in, b_out, server_side=True)
@@ -43,6 +51,29 @@ def test_a_leaf_is_taken_by_who_trusts_the_authority(tmp_path: Path) -> None:
     certificate = client.getpeercert()
     assert certificate is not None
     assert certificate["subjectAltName"] == (("DNS", "shop.example"),)
+
+
+@pytest.mark.parametrize(
+    ("suite", "is_taken"),
+    [
+        ("ECDHE-ECDSA-AES128-GCM-SHA256", True),
+        ("ECDHE-ECDSA-AES256-GCM-SHA384", True),
+        ("ECDHE-ECDSA-CHACHA20-POLY1305", True),
+        ("ECDHE-ECDSA-AES128-SHA256", False),
+        ("ECDHE-ECDSA-AES256-SHA", False),
+        ("ECDHE-ECDSA-AES128-CCM", False),
+        ("ECDHE-ECDSA-AES128-CCM8", False),
+    ],
+)
+def test_no_suite_that_pads_is_taken(tmp_path: Path, suite: str, *, is_taken: bool) -> None:
+    """In TLS 1.2 a record is as long as its plaintext and a constant: padding would hide bytes."""
+    authority = Authority(tmp_path, dt.datetime.now(dt.UTC), 4)
+    server = authority.context("shop.example", http=True)
+    if is_taken:
+        assert shaken(authority, server, "shop.example", suite).cipher() == (suite, "TLSv1.2", ANY)
+        return
+    with pytest.raises(ssl.SSLError, match="NO_SHARED_CIPHER"):
+        shaken(authority, server, "shop.example", suite)
 
 
 def test_the_certificates_are_neutral_and_dated_back(tmp_path: Path) -> None:
