@@ -28,7 +28,8 @@ FINDINGS: Final = "findings.json"
 
 def own_evidence(run: RunDirectory) -> Evidence:
     """The evidence of a run that this process is about to seal."""
-    return _evidence(run.path, check_ledger(run), logs=(), remote=True)
+    evidence = _evidence(run.path, check_ledger(run), logs=(), remote=True)
+    return _with_other_runs(evidence, run.path, run.recorder.key.fingerprint)
 
 
 def put_on_record(run: RunDirectory, findings: RunFindings, dropped: Sequence[str] = ()) -> None:
@@ -72,7 +73,7 @@ def stored_evidence(
     state, problem = _state(result)
     if state is LedgerState.VERIFIED and not result.key_checked:
         state, problem = LedgerState.BAD, f"signed by {result.key}, which was compared with no known key"
-    return _evidence(path, (state, problem), logs=logs, remote=False)
+    return _with_other_runs(_evidence(path, (state, problem), logs=logs, remote=False), path, expected_key)
 
 
 def _state(result: Verification) -> tuple[LedgerState, str]:
@@ -97,6 +98,28 @@ def _evidence(path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str
         ledger=ledger[0],
         ledger_problem=ledger[1],
     )
+
+
+def _with_other_runs(evidence: Evidence, path: Path, key: str | None) -> Evidence:
+    """With what the runs beside this one, signed by the same key, say of samples that name them as theirs."""
+    if evidence.run.kind == EVALUATION:
+        return evidence
+    named = {each.judged_by for log in evidence.logs for each in log.transcripts} - {evidence.run.run_id}
+    begun: dict[str, frozenset[str]] = {}
+    for run in path.parent.iterdir() if any(named) else ():
+        if run.name in named and run.is_dir() and _is_signed(run, key):
+            cells = CellGatherer()
+            for line in _readable(run):
+                cells.take(line)
+            begun[run.name] = frozenset(cell.uuid for cell in cells.found.values() if cell.uuid)
+    return replace(evidence, begun_elsewhere=begun)
+
+
+def _is_signed(path: Path, key: str | None) -> bool:
+    try:
+        return verify(path, expected_key=key, expected_run=path.name).problem is None
+    except (OSError, LedgerError):
+        return False
 
 
 def _readable(path: Path) -> Iterator[Line]:

@@ -114,6 +114,7 @@ class RangeFindings:
     limits: Told = field(default_factory=Told)
     failed: str = ""
     breached: bool = False
+    opened: bool = False
     destroyed: bool = False
     left: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
@@ -153,6 +154,8 @@ class RangeFindings:
         counted.append((ReasonCode.PACKETS_OVERWRITTEN, max(unaccounted, unread)))
         counted.append((ReasonCode.BYTES_NOT_RECORDED, self.missing_bytes))
         lost = [self._reason(code, str(count)) for code, count in counted if count]
+        if self.opened and self.destroyed and not self.counters:
+            lost.append(self._reason(ReasonCode.PACKETS_NOT_RECORDED, "an unknown number of"))
         if self.reader_ended:
             lost.append(self._reason(ReasonCode.TRAFFIC_ANALYSIS_ENDED, self.reader_ended))
         return lost
@@ -231,6 +234,8 @@ def _add(found: RangeFindings, line: Line) -> None:
         case Kind.RANGE_OPENING:
             if directory := data.get("directory"):
                 found.packets = f"ranges/{printable(str(directory), max_chars=_MAX_WORD_CHARS)}/packets.pcap"
+        case Kind.RANGE_OPENED:
+            found.opened = True
         case Kind.RANGE_FAILED:
             found.failed = printable(str(data["reason"]), max_chars=400)
             found.breached = data["error"] == "ContainmentBreach"

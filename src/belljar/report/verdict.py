@@ -94,13 +94,14 @@ class LedgerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a verdict rests on."""
+    """All that a verdict rests on. `begun_elsewhere`: the samples, by uuid, that other runs of the store have on record."""
 
     logs: Sequence[LogRecord] = ()
     cells: Mapping[str, CellFindings] = field(default_factory=dict)
     ranges: Mapping[str, RangeFindings] = field(default_factory=dict)
     upstreams: Sequence[UpstreamUse] = ()
     run: RunRecord = field(default_factory=RunRecord)
+    begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ledger: LedgerState = LedgerState.VERIFIED
     ledger_problem: str = ""
 
@@ -111,7 +112,7 @@ def judge(evidence: Evidence) -> RunFindings:
     own: list[Transcript] = []
     reused: list[Transcript] = []
     for each in (transcript for log in evidence.logs for transcript in log.transcripts):
-        (reused if each.uuid not in by_uuid and _is_reused(each, run) else own).append(each)
+        (reused if each.uuid not in by_uuid and _is_reused(each, evidence) else own).append(each)
     doubts = list(_record_reasons(evidence))
     everywhere = tuple(reason for reason in doubts if reason.code in RECORD_IN_DOUBT)
     rows = tuple(_row(each, by_uuid.get(each.uuid, []), evidence.ranges, everywhere) for each in own)
@@ -147,9 +148,12 @@ def _cells_by_uuid(cells: Iterable[CellFindings]) -> dict[str, list[CellFindings
     return by_uuid
 
 
-def _is_reused(transcript: Transcript, run: RunRecord) -> bool:
-    """Another run made it (`eval-retry` copies a sample with its metadata). `belljar run` never reuses one."""
-    return run.kind != EVALUATION and transcript.judged_by not in {"", run.run_id}
+def _is_reused(transcript: Transcript, evidence: Evidence) -> bool:
+    """Another run made it (`eval-retry` copies a sample with its metadata), and has it on record: a data set can write
+    the metadata, but no ledger. `belljar run` never reuses one.
+    """
+    begun = evidence.begun_elsewhere.get(transcript.judged_by, frozenset())
+    return evidence.run.kind != EVALUATION and transcript.uuid in begun
 
 
 def _row(

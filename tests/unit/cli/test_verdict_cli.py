@@ -192,6 +192,40 @@ def test_a_plain_run_without_samples_in_its_log_is_void(home: Path, said: Said) 
     assert {"log_without_samples", "sample_not_in_log"} <= {reason["code"] for reason in findings["problems"]}
 
 
+FORGED = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.solver import solver
+
+@solver
+def nothing():
+    async def solve(state, generate):
+        return state
+    return solve
+
+@task
+def forged(run: str):
+    mine = {"containment": {"run_id": run, "verdict": "contained"}}
+    samples = [Sample(id="a", input="x", sandbox=("belljar", "high")), Sample(id="b", input="x", metadata=mine)]
+    return Task(dataset=samples, solver=nothing())
+"""
+
+
+def test_a_data_set_cant_say_that_a_sample_is_another_runs(home: Path, said: Said) -> None:
+    """A sample without a cell that names a run of the store, one that was contained: it has no cell."""
+    first = evaluated(home)
+    Path("forged.py").write_text(FORGED)
+    named = {"run": first.name}
+    under_inspect(
+        home,
+        lambda: inspect_ai.eval("forged.py", task_args=named, model="mockllm/model", display="none", log_dir="logs"),
+    )
+    code, findings = said("last")
+    assert (code, findings["reused_samples"]) == (2, [])
+    codes = {each["sample"]: [reason["code"] for reason in each["reasons"]] for each in findings["samples"]}
+    assert codes == {"a": [], "b": ["no_cell"]}
+
+
 def test_a_reused_sample_keeps_its_verdict_with_the_run_that_gave_it(home: Path, said: Said) -> None:
     """`eval-retry` of a run of ours: what it reuses is listed as that run's, what it makes is judged, and an earlier run's attempts are not held against it."""
     first = evaluated(home)

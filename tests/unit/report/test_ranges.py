@@ -110,6 +110,13 @@ def test_a_range_that_died_contained_nothing(error: str, verdict: Verdict) -> No
     assert [(reason.where, reason.detail) for reason in row.reasons] == [(f"range {RANGE}", "the keeper ended")]
 
 
+@pytest.mark.parametrize(("end", "reasons"), [({}, 1), ({"counters": {}}, 1), ({"counters": {"logs_lost": 0}}, 0)])
+def test_an_end_that_counted_nothing_is_missing_evidence(end: dict[str, Any], reasons: int) -> None:
+    """Of a range that was open somebody counted; that nobody says how many packets were lost is not that none was."""
+    (row,) = judged(story(line(Kind.RANGE_OPENED, duration_ms=1.0), **end)).rows
+    assert [reason.code for reason in row.reasons] == [ReasonCode.PACKETS_NOT_RECORDED] * reasons
+
+
 def test_the_end_of_a_range_of_no_sample_is_looked_at_too() -> None:
     """One that was made ahead, or of a sample that never began."""
     opened = [line(Kind.RANGE_OPENING, prefix="10.0.0.0/22")]

@@ -202,12 +202,14 @@ def test_a_reused_sample_is_the_other_runs() -> None:
     reused = replace(SAMPLE, uuid="old", judged_by="Q", judged_as="contained")
     log = replace(LOG, transcripts=(SAMPLE, reused), expected=2)
     plain = replace(RUN, kind="inspect")
-    findings = judge(evidence(log, run=plain))
+    on_record = {"Q": frozenset({"old"})}
+    findings = judge(evidence(log, run=plain, begun_elsewhere=on_record))
     assert [(each.judged_by, each.judged_as) for each in findings.reused] == [("Q", "contained")]
     assert (len(findings.rows), findings.exit_code) == (1, 0)
     (said,) = as_json(findings)["reused_samples"]
     assert (said["run_id"], said["verdict_of_that_run"]) == ("Q", "contained")
-    alone = judge(evidence(replace(log, transcripts=(reused,), expected=1), lines=[], run=plain))
+    copied = replace(log, transcripts=(reused,), expected=1)
+    alone = judge(evidence(copied, lines=[], run=plain, begun_elsewhere=on_record))
     assert (alone.verdict, alone.exit_code, codes(alone)) == (Verdict.VOID, 2, {Code.NO_SAMPLES})
 
 
@@ -217,6 +219,14 @@ def test_a_sample_with_a_cell_here_is_ours_whatever_it_says() -> None:
     log = replace(LOG, transcripts=(claims,))
     assert codes(judge(evidence(log, run=replace(RUN, kind="inspect")))) == {Code.CALLS_OUTSIDE_CELL}
     assert Code.NO_CELL in codes(judge(evidence(log, lines=[])))
+
+
+@pytest.mark.parametrize("begun", [{}, {"Q": frozenset({"another"})}, {"P": frozenset({"u1"})}])
+def test_a_sample_is_reused_only_from_a_run_that_has_it(begun: dict[str, frozenset[str]]) -> None:
+    """Its metadata may be its data set's: without a run of that name that began this very sample, it has no cell."""
+    log = replace(LOG, transcripts=(replace(SAMPLE, judged_by="Q", judged_as="contained"),))
+    findings = judge(evidence(log, lines=[], run=replace(RUN, kind="inspect"), begun_elsewhere=begun))
+    assert (len(findings.reused), findings.exit_code, codes(findings)) == (0, 2, {Code.NO_CELL})
 
 
 def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
