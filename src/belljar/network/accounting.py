@@ -3,7 +3,7 @@
 Pure. A frame needs no record when the range's own gateway sent it, or when it is an ordinary
 segment of a TCP connection to the gateway whose every byte, sent in one way only, is in an event.
 Every other frame is evidence that only the packet record has. What is no payload (ports aside) is
-not compared: identification, time to live, window, timestamps and acknowledgement numbers.
+not compared: identification, window, timestamps and acknowledgement numbers.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ _MIN_TCP_BYTES: Final = _ETHERNET_BYTES + _IP_BYTES + _TCP_BYTES
 _MIN_FRAME_BYTES: Final = 60
 _DONT_FRAGMENT: Final = 0x4000
 _FIN, _SYN, _RST, _PSH, _ACK, _URG = 1, 2, 4, 8, 16, 32
+_ECN: Final = 0xC0
+"""ECE and CWR. No kernel sets them, or marks in the type of service, unless it is told to."""
+_TIME_TO_LIVE: Final = 64
+"""Of Linux and gVisor. No router stands between a cell and the gateway."""
 _TIMESTAMPS: Final = b"\x01\x01\x08\x0a"
 _TIMESTAMPS_BYTES: Final = 12
 _WHOLE: Final = 1 << 32
@@ -186,7 +190,7 @@ class Connections:
         is_ordinary = connection.take(*segment)
         if connection.remembered_bytes != before:
             self._trim(connection, before)
-        return connection if is_ordinary else Frame.EVIDENCE
+        return connection if is_ordinary and _has_ordinary_header(frame) else Frame.EVIDENCE
 
     def _trim(self, connection: Connection, before: int) -> None:
         """Forget what is too old, of this connection and of those that were silent for longest."""
@@ -235,6 +239,14 @@ class Connections:
                     "broken": connection.broken,
                     "dropped": connection.dropped,
                 }
+
+
+def _has_ordinary_header(frame: memoryview) -> bool:
+    """Whether header fields that a program may choose (the first two without any right) are usual.
+
+    A frame that has others is kept, while its bytes count as those of its connection.
+    """
+    return frame[15] == 0 and frame[22] == _TIME_TO_LIVE and not frame[47] & _ECN
 
 
 def _segment(frame: memoryview) -> tuple[int, memoryview, int] | None:

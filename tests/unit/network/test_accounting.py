@@ -31,6 +31,8 @@ def frame(
     options: bytes = b"",
     fragment: int = 0x4000,
     head: int = 0x45,
+    service: int = 0,
+    ttl: int = 64,
     tail: bytes = b"",
 ) -> memoryview:
     """A segment of the cell's, or with `sent` of the gateway's; `at` counts from the cell's first byte."""
@@ -41,7 +43,7 @@ def frame(
     tcp = struct.pack("!HHIIBBHHH", *ports, *numbers, (20 + len(options)) // 4 << 4, flags, 512, 0, 0)
     data = tcp + options + payload
     addresses = b"".join(bytes(map(int, end.split("."))) for end in ends)
-    ip = struct.pack("!BBHHHBBH", head, 0, 20 + len(data), 7, fragment, 64, 6, 0) + addresses
+    ip = struct.pack("!BBHHHBBH", head, service, 20 + len(data), 7, fragment, ttl, 6, 0) + addresses
     return memoryview(bytes(12) + b"\x08\x00" + ip + data + tail)
 
 
@@ -192,6 +194,26 @@ def test_what_is_no_ordinary_segment_is_evidence(odd: memoryview) -> None:
 def test_whatever_is_cut_off_is_evidence(size: int) -> None:
     """Of any length."""
     assert opened().take(frame(b"x")[:size], sent=False) is Frame.EVIDENCE
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        frame(b"abc", service=0xB8),
+        frame(b"abc", service=2),
+        frame(b"abc", ttl=65),
+        frame(b"abc", ttl=0),
+        frame(b"abc", flags=ACK | 0x40),
+        frame(b"abc", flags=ACK | 0x80),
+    ],
+)
+def test_header_fields_that_a_program_sets_are_evidence(odd: memoryview) -> None:
+    """Type of service, time to live and ECN: the frame is kept, and the rest of its connection may go."""
+    found = opened()
+    drop(found, frame())
+    assert found.take(odd, sent=False) is Frame.EVIDENCE
+    drop(found, frame(b"def", at=3))
+    assert unaccounted(found, closed(6)) == 0
 
 
 def test_what_a_cell_sends_to_another_is_evidence() -> None:
