@@ -13,6 +13,7 @@ from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.reconcile import Call, Difference
 from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
 from belljar.report.upstreams import UpstreamUse
+from belljar.units import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,21 @@ def headline(findings: RunFindings) -> str:
     reused = f"; {len(findings.reused)} more are another run's" if findings.reused else ""
     emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
     where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
-    return f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}{reused}{where}"
+    whole = f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}"
+    return f"{whole}{_not_logged(findings)}{_amiss(findings)}{reused}{where}"
+
+
+def _not_logged(findings: RunFindings) -> str:
+    """A sample of which a cell is on record, and that no log has."""
+    lost = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
+    logged = len(findings.rows)
+    return f"; {logged} of {logged + len(lost)} samples in the log" if lost else ""
+
+
+def _amiss(findings: RunFindings) -> str:
+    """What no count of samples shows: a run may be void though each of its rows is contained."""
+    codes = dict.fromkeys(printable(reason.code.value) for reason in findings.problems)
+    return f"; {len(findings.problems)} problem(s) of the run: {', '.join(codes)}" if codes else ""
 
 
 INTERRUPTED_CODE: Final = 130

@@ -181,6 +181,9 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     findings = judge(given)
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
     assert headline(findings).startswith("contained") == (exit_code == 0)
+    assert all(reason.code in headline(findings) for reason in findings.problems)
+    lost = {Code.SAMPLE_NOT_IN_LOG} <= {reason.code for reason in findings.problems}
+    assert not lost or f"{len(findings.rows)} of {len(findings.rows) + 1} samples in the log" in headline(findings)
     assert as_json(findings)["verdict"] == verdict.value
 
 
