@@ -101,7 +101,6 @@ HELD_ELSEWHERE = {
     "tests/unit/cli/test_setup_cli.py": ["cli/setup_plan", "cli/setup_state"],
     "tests/unit/harness/test_compat.py": ["harness/adapt"],
     "tests/unit/harness/test_door.py": ["harness/door_wire", "harness/lifecycle", "harness/release"],
-    "tests/unit/harness/test_evaluate.py": ["harness/transcript"],
     "tests/unit/harness/test_provider.py": [
         "harness/_registry",
         "harness/capacity",
