@@ -174,7 +174,6 @@ HELD_ELSEWHERE = {
             "processes",
             "reader_process",
             "syscalls",
-            "watch",
             "zygote",
         )
     ],

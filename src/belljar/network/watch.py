@@ -76,6 +76,10 @@ Answer = Callable[[str, bytes], bytes]
 """Answers a gateway's question (its kind, its body). Raises `ValueError` to refuse it. Called in threads of the range's own."""
 
 
+class RangeOverError(ValueError):
+    """Nothing is put on record of a range that is being destroyed or has failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
     """The owner's ends of a range's sockets and its processes. `words` is what both wrote on standard error."""
@@ -240,10 +244,13 @@ class Watch:
         self._next_look_s = time.monotonic() + _LISTEN_S
         try:
             self._dialler.look(self._say_dialled)
-        except ValueError:  # the range is over: its connections are ended next
+        except RangeOverError:  # its connections are ended next
             pass
         except BelljarError as exc:  # it can't be recorded
             self.die(exc)
+        except (OSError, ValueError) as exc:
+            what = f"the range's upstream connections can't be measured: {exc}"
+            self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
 
     def _still_speaks(self, who: str) -> bool:
         return (self._lines.control if who == "keeper" else self._lines.events) in self._open
@@ -385,9 +392,9 @@ class Watch:
             self._send(*encode_answer(asked.id, printable(str(exc), max_chars=500).encode(), ok=False))
 
     def _say_dialled(self, data: Mapping[str, Any]) -> None:
-        """Raises `LedgerError`; and `ValueError` when the range is over: what is not on record is not dialled."""
+        """Raises `LedgerError`; and `RangeOverError` when the range is over: what is not on record is not dialled."""
         if self.closing or self.error is not None:
-            raise ValueError("the range is over")
+            raise RangeOverError("the range is over")
         self._record(Kind.NETWORK_UPSTREAM, data)
 
     def _send(self, *words: bytes, fds: Sequence[int] = ()) -> None:
