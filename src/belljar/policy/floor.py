@@ -8,8 +8,9 @@ field, and the tighter of both. Pure.
 | `host_tools` | fewer tools that may act outside of a cell |
 | `network` | none, or cells of the sample's own range alone; else the operator's own |
 | `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
+| each of `network.record`, where both have a network | larger: it keeps more evidence |
 
-What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`) has no order: it opens nothing,
+What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`) has no order (of two users neither is tighter): it opens nothing,
 and stays the task's. So do the other cells of its range, each within the same risk, tier and limits: a
 range of cells leads nowhere. Stand-ins of two networks have no order either: the operator's are taken.
 """
@@ -23,7 +24,7 @@ from belljar.errors import PolicyError
 from belljar.policy.host_tools import ANY, HostTools
 from belljar.policy.load import LoadedPolicy, with_changes
 from belljar.policy.model import Policy
-from belljar.policy.network import Default, Network, Upstream
+from belljar.policy.network import Default, Network, Record, Upstream
 from belljar.policy.resources import Resources
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier
 from belljar.policy.stand_ins import TargetStandIn
@@ -51,6 +52,10 @@ def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
 
 def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
     is_operators = _is_the_same(network, floor.network)
+    if floor.network is not None:
+        for name in Record.model_fields:
+            if getattr(network.record, name) < getattr(floor.network.record, name):
+                yield f"network.record.{name}"
     if not is_operators and _is_closed(network):
         yield from _looser_cells(network, floor)
         return
@@ -65,8 +70,8 @@ def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
 
 
 def _is_the_same(network: Network, other: Network | None) -> bool:
-    """But for what it reaches of the world."""
-    none = {"upstreams": ()}
+    """But for what it reaches of the world, and how much of that is kept."""
+    none = {"upstreams": (), "record": Record()}
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
 
 
@@ -107,6 +112,9 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     else:
         network = _both_networks(ours.network, theirs.network)
         base = loaded.base if network is None else floor.base
+    if network is not None and ours.network is not None and theirs.network is not None:
+        record = _larger(ours.network.record, theirs.network.record)
+        network = network.model_copy(update={"record": record})
     if ours.files and base != loaded.base:
         raise PolicyError(
             "it has `files`, and the operator's policy has the network of their place: a cell takes"
@@ -152,6 +160,11 @@ def _smaller(ours: Resources, theirs: Resources) -> Resources:
     return Resources(
         **{field.name: min(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(Resources)}
     )
+
+
+def _larger(ours: Record, theirs: Record) -> Record:
+    kept = {name: max(getattr(ours, name), getattr(theirs, name)) for name in Record.model_fields}
+    return ours.model_copy(update=kept)
 
 
 def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:

@@ -50,6 +50,13 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     (f"network: {{stand_ins: {{{CELL}, {SHOP}}}}}\n", "", ("network",)),
     (f"network: {{stand_ins: {{{CELL}}}}}\n", "risk: medium\n", ("risk", "tier")),
     ("", "network: {}\n", ()),
+    ("network: {record: {packets: 1MiB}}\n", "network: {record: {packets: 1GiB}}\n", ("network.record.packets",)),
+    ("network: {record: {packets: 1GiB, events: 1GiB, bodies: 4KiB}}\n", "network: {record: {events: 2GiB}}\n",
+     ("network.record.events", "network.record.bodies")),
+    (f"network: {{stand_ins: {{{CELL}}}, record: {{bodies: 1KiB}}}}\n", "network: {}\n", ("network.record.bodies",)),
+    ("network: {record: {packets: 1GiB}}\n", "network: {}\n", ()),
+    ("network: {record: {packets: 1MiB}}\n", "", ()),
+    (f"network: {{stand_ins: {{{SHOP}}}, record: {{packets: 1GiB}}}}\n", f"network: {{stand_ins: {{{SHOP}}}}}\n", ()),
     ("network: {sink: true}\n", "", ("network",)),
     ("network: {default: simulate}\n", "network: {}\n", ("network",)),
     ("network: {sink: true}\n", "network: {}\n", ("network",)),
@@ -74,6 +81,16 @@ def test_where_a_policy_goes_beyond_another(task: str, operator: str, looser: tu
     ours, floor = policy(task), policy(operator)
     assert looser_fields(ours.policy, floor.policy) == looser
     assert looser_fields(tightened(ours, floor).policy, floor.policy) == ()
+
+
+@pytest.mark.parametrize("more", ["", f"stand_ins: {{{CELL}}}, ", f"stand_ins: {{{SHOP}}}, "])
+def test_the_larger_record_is_kept(more: str) -> None:
+    """Of each bound of the evidence, whoever asks for it and whosever network it is."""
+    ours = policy(f"network: {{{more}record: {{packets: 1MiB, events: 2GiB}}}}\n")
+    made = tightened(ours, policy("network: {record: {packets: 1GiB, bodies: 1KiB}}\n")).policy
+    assert made.network is not None
+    kept = made.network.record
+    assert (kept.packets, kept.events, kept.bodies) == (1 << 30, 2 << 30, 64 << 10)
 
 
 def test_of_two_upstreams_that_is_left_which_both_allow() -> None:
