@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import signature
+from inspect import signature, unwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from inspect_ai._util.registry import is_registry_object, registry_info
@@ -28,7 +28,15 @@ from belljar.harness.lifecycle import tell
 from belljar.harness.options import unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy import HostTools
-from belljar.report.tools import MCP_PREFIX, Outside, outside
+from belljar.report.tools import (
+    BUILT_IN,
+    EXTRA_BODY_TOOL,
+    MCP_PREFIX,
+    Outside,
+    extra_fields,
+    outside,
+    policy_name,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -76,18 +84,29 @@ def known_tools(task: Task) -> tuple[KnownTool, ...]:
 
 
 def _known(item: object) -> KnownTool | None:
-    if isinstance(item, ToolDef):
-        return KnownTool(name=item.name, outside=outside(item.name, item.options))
     if isinstance(item, ToolSource) and type(item).__module__.startswith(_MCP):
         server = _server_of(item)
         return KnownTool(name=server, outside=Outside.MCP) if server else None
+    if isinstance(item, ToolDef):
+        return _known_tool(item)
     if is_registry_object(item) and registry_info(item).type == "tool" and isinstance(item, Tool):
         try:
-            tool = ToolDef(item)
+            return _known_tool(ToolDef(item))
         except Exception:  # noqa: BLE001 - badly described; Inspect says so when it is used
             return KnownTool(name=registry_info(item).name)
-        return KnownTool(name=tool.name, outside=outside(tool.name, tool.options))
     return None
+
+
+def _known_tool(tool: ToolDef) -> KnownTool:
+    """Inspect's own tools are known by the function that is called, whatever they are named."""
+    made = unwrap(tool.tool)
+    is_inspects = str(getattr(made, "__module__", "")).startswith("inspect_ai.")
+    maker, inner, _ = str(getattr(made, "__qualname__", "")).partition(".<locals>.")
+    own = maker if inner and is_inspects else ""
+    if (where := BUILT_IN.get(own)) is not None:
+        return KnownTool(name=own, outside=where)
+    name = policy_name(tool.name, tool.options)
+    return KnownTool(name=name, outside=outside(tool.name, tool.options))
 
 
 def _server_of(source: ToolSource) -> str:
@@ -225,7 +244,10 @@ class LookAtTools(Hooks):
             return
         try:
             for tool in data.tools:
-                hold.check(tool.name, outside(tool.name, tool.options))
+                name = policy_name(tool.name, tool.options)
+                hold.check(name, outside(tool.name, tool.options))
+            if extra_fields(data.config.extra_body):
+                hold.check(EXTRA_BODY_TOOL, Outside.EXTRA_BODY)
         except Exception as error:  # noqa: BLE001 - what can't be checked is not offered
             await hold.session.end_sample(error, where="tools")
 
@@ -270,7 +292,8 @@ def _hold_calls(hold: ToolHold, stack: ExitStack) -> None:
             tools, _, _, call = given[:4]
             for tool in tools:
                 if tool.name == call.function:
-                    hold.check(tool.name, outside(tool.name, tool.options))
+                    known = _known_tool(tool)
+                    hold.check(known.name, known.outside)
             return await original(*given, **more)
 
         return call_tool

@@ -14,7 +14,7 @@ from belljar.probe.model import Verdict, worst
 from belljar.report.cells import Action
 from belljar.report.reconcile import Call
 from belljar.report.samples import Transcript
-from belljar.report.tools import HOSTED_USE, Outside, ToolCall
+from belljar.report.tools import EXTRA_BODY_TOOL, HOSTED_USE, Outside, ToolCall, extra_fields
 from belljar.report.verdict import LogRecord, LogStatus
 from belljar.units import printable
 
@@ -164,7 +164,11 @@ def _tools(events: Sequence[Event]) -> Iterator[ToolCall]:
 
 
 def _hosted(event: ModelEvent) -> Iterator[ToolCall]:
-    """What the model's provider did by itself, as its answer says."""
+    """What the model's provider did by itself, as its answer says, or may have been asked to do by
+    an `extra_body`.
+    """
+    if extra_fields(event.config.extra_body):
+        yield ToolCall(name=EXTRA_BODY_TOOL, outside=Outside.EXTRA_BODY)
     for choice in event.output.choices:
         content = choice.message.content
         for each in content if isinstance(content, list) else ():

@@ -32,6 +32,54 @@ class Outside(StrEnum):
     WEB_SEARCH = "web search"
     HOSTED_CODE = "code execution hosted by the model's provider"
     HOSTED = "hosted by the model's provider"
+    NOTIFICATION = "a notification to a person, by a third party"
+    EXTRA_BODY = "fields for the model's provider that Inspect does not know"
+
+
+EXTRA_BODY_TOOL: Final = "extra_body"
+"""Name by which a policy allows requests with an `extra_body` of unknown fields."""
+
+_PLAIN_FIELDS: Final = frozenset(
+    {
+        *("frequency_penalty", "logit_bias", "max_completion_tokens", "max_tokens", "min_p"),
+        *("presence_penalty", "repetition_penalty", "seed", "stop", "temperature", "top_k", "top_p"),
+        *("max_tool_calls", "parallel_tool_calls", "reasoning", "reasoning_effort", "thinking"),
+        *("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+        *("service_tier", "store", "truncation", "user", "verbosity"),
+    }
+)
+"""Fields of an `extra_body` that make no provider act: sampling, reasoning, bookkeeping. Those that
+Inspect's bridge passes on for an agent in a cell are among them, but `previous_response_id`: it
+names what another sample may have left at the provider.
+"""
+
+
+def extra_fields(body: Mapping[str, Any] | None) -> list[str]:
+    """The fields of an `extra_body` by which a provider may be asked to act by itself: to search,
+    to run code, to connect to MCP servers. Any field that is not known may be one.
+    """
+    return sorted(set(body or ()) - _PLAIN_FIELDS)
+
+
+BUILT_IN: Final[Mapping[str, Outside | None]] = {
+    **dict.fromkeys(("notify_user", "ask_user"), Outside.NOTIFICATION),
+    "web_search": Outside.WEB_SEARCH,
+    # in the cell, unless its options say that a provider may run it
+    "code_execution": None,
+    # by commands and files of the cell
+    **dict.fromkeys(("bash", "python", "bash_session", "text_editor", "computer", "skill")),
+    **dict.fromkeys(("grep", "list_files", "read_file")),
+    **dict.fromkeys(
+        f"web_browser_{act}" for act in ("go", "click", "type", "type_submit", "scroll", "back", "forward", "refresh")
+    ),
+    # in the evaluation's own process, with nothing but its memory
+    **dict.fromkeys(("memory", "think", "todo_write", "update_plan", "submit", "default_submit_tool")),
+    # agents: the tools that they hold are looked at themselves
+    **dict.fromkeys(("as_tool", "agent", "agent_status", "agent_wait", "agent_cancel", "agent_list")),
+}
+"""Where each of Inspect's own tools acts when it is called, by the function that makes it; None:
+not outside of a cell.
+"""
 
 
 def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
@@ -51,6 +99,14 @@ def outside(name: str, options: Mapping[str, Any] | None) -> Outside | None:
         # without another provider than `python` the code runs in the sandbox
         return Outside.HOSTED_CODE if set(options.get("providers") or ()) - {"python"} else None
     return Outside.HOSTED if kind is not None else None
+
+
+def policy_name(name: str, options: Mapping[str, Any] | None) -> str:
+    """The name by which a policy allows a tool: Inspect's own for `web_search` and
+    `code_execution`, whatever the task calls them.
+    """
+    kind = (options or {}).get(_TYPE)
+    return str(kind) if kind in {"web_search", "code_execution"} else name
 
 
 HOSTED_USE: Final[Mapping[str, Outside]] = {

@@ -21,6 +21,7 @@ from belljar.harness.host_tools import LookAtTools, hold_tools
 from belljar.harness.session import Session
 from belljar.probe.model import Verdict
 from belljar.report.reasons import ReasonCode
+from belljar.report.tools import Outside
 
 TASK = """
 import sys
@@ -32,7 +33,7 @@ from inspect_ai.model import (
     ChatMessageAssistant, ChatCompletionChoice, ContentToolUse, ModelOutput, ModelUsage, get_model
 )
 from inspect_ai.solver import basic_agent, chain, generate, solver, use_tools
-from inspect_ai.tool import ToolCall, bash, code_execution, mcp_server_sandbox, mcp_server_stdio, tool, web_search
+from inspect_ai.tool import ToolCall, ToolDef, ask_user, bash, code_execution, mcp_server_sandbox, mcp_server_stdio, notify_user, tool, tool_with, web_search
 from inspect_ai.util import sandbox
 
 SERVER = [sys.executable, "-c", "from pathlib import Path; Path('server_ran').touch()"]
@@ -62,7 +63,9 @@ def fetch():
 @solver
 def late(*tools):
     "Makes its tools while it runs: nobody sees them when the task is loaded."
-    makers = {"search": lambda: web_search("tavily"), "code": code_execution, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
+    def renamed(): return ToolDef(tool_with(notify_user(), name="note"), name="web_search").as_tool()
+    makers = {"notify": notify_user, "renamed": renamed}
+    makers |= {"search": lambda: web_search("tavily"), "code": code_execution, "mcp": lambda: mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])}
     async def solve(state, generate):
         made = [makers[name]() for name in tools]
         state = await use_tools(*made)(state, generate)
@@ -96,6 +99,19 @@ def late_search(): return one(late("search"))
 def late_code(): return one(late("code"))
 @task
 def late_mcp(): return one(late("mcp"))
+@task
+def known_notify(): return one([use_tools(bash(), notify_user()), generate()])
+@task
+def known_renamed(): return one([use_tools(tool_with(notify_user(), name="web_search")), generate()])
+@task
+def known_ask(): return one([use_tools(ToolDef(ask_user(), name="think").as_tool()), generate()])
+@task
+def late_notify(): return one(late("notify"), ("notify_user", {"title": "t", "message": "m"}))
+@task
+def late_renamed(): return one(late("renamed"), ("web_search", {"title": "t", "message": "m"}))
+@task
+def extra_body():
+    return Task(dataset=[Sample(id="s", input="x")], solver=generate(extra_body={"plugins": [{"id": "web"}]}), model=model())
 @task
 def called_by_hand(): return one(by_hand())
 @task
@@ -134,6 +150,9 @@ needs_mcp = pytest.mark.skipif(find_spec("mcp") is None, reason="the package mcp
         ("known_search", "web_search"),
         ("known_in_agent", "code_execution"),
         ("known_in_basic", "web_search"),
+        ("known_notify", "notify_user"),
+        ("known_renamed", "notify_user"),
+        ("known_ask", "ask_user"),
         pytest.param("known_mcp", "notes", marks=needs_mcp),
     ],
 )
@@ -170,6 +189,26 @@ def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
     assert any("outside of the cell" in error for error in errors)
     assert not (here / "server_ran").exists()
     assert all(not row.transcript.tools or not row.transcript.tools[0].reached_cell for row in outcome.findings.rows)
+
+
+@pytest.mark.parametrize("task", ["late_notify", "late_renamed"])
+def test_inspects_own_tool_is_known_by_what_is_called(here: Path, task: str) -> None:
+    """Under another name too, and under one that the policy allows: it stops before it acts."""
+    outcome = run(here, task, "named.yaml")
+    assert outcome.exit_code == 2
+    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.RUN_ERROR]
+    assert any("notify_user" in error for error in errors)
+
+
+@pytest.mark.parametrize(("allowed", "code"), [("web_search", 2), ("extra_body", 0), ("'*'", 0)])
+def test_an_extra_body_may_ask_a_provider_to_act(here: Path, allowed: str, code: int) -> None:
+    """It is refused before the model is asked, unless the policy names it; then it is counted."""
+    (here / "body.yaml").write_text(f"belljar: 1\nrisk: high\nhost_tools: {{allow: [{allowed}]}}\n")
+    outcome = run(here, "extra_body", "body.yaml")
+    assert outcome.exit_code == code
+    if not code:
+        (use,) = outcome.findings.tools
+        assert (use.name, use.calls, use.outside) == ("extra_body", 1, Outside.EXTRA_BODY)
 
 
 def test_a_tool_is_not_offered_where_the_policy_can_not_be_read(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import inspect_ai
 import pytest
 from inspect_ai.tool import ToolDef, bash, code_execution, python, text_editor, think, web_search
 
 from belljar.report.tools import (
+    BUILT_IN,
     Outside,
     ToolCall,
+    extra_fields,
     outside,
     refused_calls,
     tool_lines,
@@ -32,6 +37,43 @@ def test_inspects_own_tools() -> None:
     local = {"openai": False, "anthropic": False, "google": False, "grok": False, "mistral": False}
     assert where(code_execution(providers=local)) is None  # type: ignore[arg-type]
     assert [where(tool) for tool in (bash(), python(), think(), text_editor())] == [None] * 4
+
+
+def test_each_tool_of_the_installed_inspect_is_in_the_table() -> None:
+    """A new one has to be looked at: where does it act?"""
+    root = Path(inspect_ai.__file__).parent
+    sources = (file.read_text(encoding="utf-8") for file in root.rglob("*.py"))
+    made = {
+        node.name
+        for text in sources
+        if "@tool" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and any(_is_tool(each) for each in node.decorator_list)
+    }
+    assert {"notify_user", "bash", "web_browser_go"} <= made
+    assert made == set(BUILT_IN)
+
+
+def _is_tool(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id == "tool"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (None, []),
+        ({}, []),
+        ({"top_k": 4, "metadata": {"a": "b"}, "service_tier": "auto"}, []),
+        ({"tools": [], "seed": 1}, ["tools"]),
+        ({"plugins": [{"id": "web"}], "web_search_options": {}}, ["plugins", "web_search_options"]),
+        ({"previous_response_id": "x"}, ["previous_response_id"]),
+        ({"something_new": 1}, ["something_new"]),
+    ],
+)
+def test_fields_by_which_a_provider_may_act(body: dict[str, object] | None, expected: list[str]) -> None:
+    """Whatever is not known to be harmless."""
+    assert extra_fields(body) == expected
 
 
 @pytest.mark.parametrize(
