@@ -43,7 +43,7 @@ sub look {
     say_is("process $_", 1) for keys %running;
     say_is("sysctl $_", slurp("/proc/sys/$_")) for @sysctls;
     say_is("limits", slurp("/proc/self/limits"));
-    say_is("mounts", join(" ", map { (split)[1] } split(/\n/, slurp("/proc/self/mounts"))));
+    say_is("mounts", join(" ", sort map { (split)[1] } split(/\n/, slurp("/proc/self/mounts"))));
     say_is("shm", defined shmget($key, 0, 0) ? "there" : "-");
     say_is("sem", defined semget($key, 0, 0) ? "there" : "-");
     say_is("msg", defined msgget($key, 0) ? "there" : "-");

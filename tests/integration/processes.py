@@ -35,10 +35,12 @@ def vmm_of(owner: int, *, within_s: float = 60) -> int:
 
 
 def heeds_signals(pid: int) -> bool:
-    """Whether the process catches SIGINT, SIGTERM and SIGHUP: from then on it unwinds; before, Python's start would be torn."""
-    caught = re.search(r"^SigCgt:\s+(\w+)", _text(pid, "status"), re.MULTILINE)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    return caught is not None and all(int(caught[1], 16) >> (number - 1) & 1 for number in numbers)
+    """Whether the process catches SIGINT, SIGTERM, and SIGHUP if that is not ignored (`nohup`): from then on it unwinds; before, Python's start would be torn."""
+    status = _text(pid, "status")
+    masks = [re.search(rf"^{name}:\s+(\w+)", status, re.MULTILINE) for name in ("SigCgt", "SigIgn")]
+    caught, ignored = (int(mask[1], 16) if mask else 0 for mask in masks)
+    heeded = caught | (ignored & 1 << (signal.SIGHUP - 1))
+    return all(heeded >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 def kill_tree(root: int) -> None:

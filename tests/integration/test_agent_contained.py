@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ from tests.fakes.guest import (
     text,
 )
 from tests.fakes.raw_host import EXEC, MIB, WRITE, Ended, Wire, exec_body, write_body
+from tests.machine import public_folder
 
 import belljar
 
@@ -85,20 +88,23 @@ def end_all(box: Box) -> None:
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """One for the module: each test must leave it usable, which is a property of its own."""
-    with box_in(tmp_path_factory.mktemp("box"), BIN / f"probe-{platform.machine()}") as made:
+    with box_in(BIN / f"probe-{platform.machine()}") as made:
         yield made
 
 
 @contextlib.contextmanager
-def box_in(root: Path, probe: Path) -> Iterator[Box]:
-    """A container with a root of its own, whose agent runs `probe` when it is asked to probe."""
-    for part in (root, *root.parents):
-        if part != Path("/"):
-            part.chmod(part.stat().st_mode | 0o111)
-    programs = [str(BIN / f"agent-{platform.machine()}"), str(probe)]
+def box_in(probe: Path) -> Iterator[Box]:
+    """A container with a root of its own, whose agent runs `probe` when it is asked to probe. Its files are where its ids find them, wherever the checkout is."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
-        process = subprocess.Popen([sys.executable, str(BOX), str(root), *programs], stdin=theirs.fileno())
+    with ours, theirs, tempfile.TemporaryDirectory(prefix="box-", dir=public_folder()) as folder:
+        root = Path(folder) / "root"
+        root.mkdir()
+        root.parent.chmod(0o755)
+        programs = [
+            shutil.copy(source, root.parent / name)
+            for name, source in (("a", BIN / f"agent-{platform.machine()}"), ("p", probe))
+        ]
+        process = subprocess.Popen([sys.executable, str(BOX), str(root), *map(str, programs)], stdin=theirs.fileno())
         theirs.close()
         try:
             yield Box(ours)
@@ -136,7 +142,7 @@ def test_the_probe_program_has_no_path(box: Box) -> None:
 
 def test_who_probes_is_whom_the_account_files_named_at_first(tmp_path: Path) -> None:
     """Hostile root may rewrite the cell's account files: commands follow them, as everywhere, but the probe program runs as whom they named at first."""
-    with box_in(tmp_path, Path("/usr/bin/id")) as box:
+    with box_in(Path("/usr/bin/id")) as box:
         before = box.exec("id", user="nobody", flags=PROBE).output[1]
         box.sh("sed -i 's/^nobody:x:65534:65534/nobody:x:4321:4321/' /etc/passwd; echo 'g:x:77:nobody' >>/etc/group")
         assert box.sh("id -u; id -G", user="nobody").split() == ["4321", "4321", "77"]

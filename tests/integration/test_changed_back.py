@@ -11,9 +11,9 @@ import pytest
 
 OWN = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--net"]
 PROGRAM = """
-import json, os, shutil, subprocess, sys, tempfile
+import contextlib, json, os, shutil, subprocess, sys, tempfile
 from belljar.network import datagrams, keeper, links, nflog, nft
-from belljar.network.packets import PacketFiles, Tap
+from belljar.network.packets import FILES, PacketFiles, Tap
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkPlan
 from belljar.plan.rules import render_rules
@@ -24,12 +24,13 @@ rules = datagrams.as_file(render_rules(layout, plan))
 tool = shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
 task = keeper._Task(layout=layout, network=plan, nft=tool, uid=None, check_every_s=3600.0, patience_s=30.0)
 owner, end = datagrams.pair()
-with tempfile.TemporaryFile() as first, tempfile.TemporaryFile() as second:
-    made = keeper._Keeper(task, end, rules, (first.fileno(), second.fileno()))
+with contextlib.ExitStack() as stack:
+    files = [stack.enter_context(tempfile.TemporaryFile()).fileno() for _ in range(FILES)]
+    made = keeper._Keeper(task, end, rules, files)
     made._kernel = links.prepare_namespace(layout, forwards=False)
     with nft.Loading(tool, rules) as loading:
         loading.finish()
-    made._tap, made._files = Tap(), PacketFiles((first.fileno(), second.fileno()), 1 << 20)
+    made._tap, made._files = Tap(), PacketFiles(files, 1 << 20, made._connections)
     made._changes = nflog.open_changes()
     made._look_at_rules()
     for words in sys.argv[1:]:

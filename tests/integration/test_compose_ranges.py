@@ -340,8 +340,11 @@ def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, hom
     assert set((home / "runs").glob("*")) == before
 
 
-def test_a_program_in_the_cell_asks_the_evaluated_model(home: Path, tasks: Path) -> None:
+def test_a_program_in_the_cell_asks_the_evaluated_model(
+    home: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its usual request to its usual host is answered by Inspect's model, without any network; the call stands on Inspect's transcript and in the ledger."""
+    monkeypatch.delenv("BELLJAR_POLICY")  # it has no network, and would be the floor of the task's own
     code, said, errors = belljar_run(tasks, "asks")
     assert code == 0, errors[-4000:]
     (sample,) = said["samples"]

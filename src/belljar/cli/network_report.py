@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
-    from belljar.report.ranges import ORDINARY, Flow, RangeFindings
+    from belljar.report.ranges import Flow, RangeFindings
     from belljar.report.requests import Request, Requests
     from belljar.report.samples import RunFindings
 
@@ -55,6 +55,8 @@ def _about(found: RangeFindings) -> str:
 
 
 def _block(found: RangeFindings, run_id: str) -> Iterator[str]:
+    from belljar.report.ranges import ORDINARY
+
     if not found.requests.count and not found.talk.count:
         yield "no requests"
     yield from _requests("to the gateway, each on record before it was answered", found, found.requests, run_id)

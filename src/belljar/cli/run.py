@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -119,7 +120,21 @@ def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
 
 
 def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -> None:
-    """The table, what the transcript does not show, and where the evidence is."""
+    """The table, what the transcript does not show, and where the evidence is.
+
+    A defect here must not change what the exit code says: it is shown, and the verdict stands.
+    """
+    try:
+        _show(findings, path, more)
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever is wrong with the report
+        traceback.print_exc()
+        said = f"{findings.verdict.value}, exit code {findings.exit_code}"
+        click.echo(f"belljar: the report can't be shown, a defect of Belljar's; the verdict stands: {said}", err=True)
+
+
+def _show(findings: RunFindings, path: Path, more: Sequence[str]) -> None:
     from rich.console import Console
 
     from belljar.report.samples import headline

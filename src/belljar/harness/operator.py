@@ -7,6 +7,7 @@ and the host's settings are a floor that a task's own policy is never looser tha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from belljar.errors import PolicyError
@@ -43,8 +44,23 @@ def read_operator(*, allow_upstreams: bool = False) -> Operator:
     environ = environment_at_start()
     return Operator(
         settings=read_settings(),
-        policy=environ.get(POLICY_VARIABLE, ""),
+        policy=_absolute(environ.get(POLICY_VARIABLE, "")),
         allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
+    )
+
+
+def _absolute(policy: str) -> str:
+    """A preset, or a file that is the same from everywhere: Inspect changes into a task's directory,
+    where a file of that name would be the task's. Raises `PolicyError`.
+    """
+    from belljar.policy.load import PRESETS
+
+    if not policy or policy in PRESETS or policy.startswith(("/", "~")):
+        return policy
+    raise PolicyError(
+        f"{printable(policy)} is no preset, and no absolute path",
+        where=f"${POLICY_VARIABLE}",
+        mend=f"{POLICY_VARIABLE}={printable(str(Path.cwd() / policy))}, if that is the file",
     )
 
 

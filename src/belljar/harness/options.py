@@ -76,7 +76,8 @@ TAKEN: Final[Mapping[str, Taken]] = {
         config="sandbox_cleanup",
     ),
     # Inspect sets these when it starts: the policy would not be the one that was checked.
-    "belljar_variable": Taken(flag="--env BELLJAR_…", hint="set it in the environment of belljar run"),
+    # So do these in a `.env` file, which may come with a task: they name the store, its keys and the programs of a cell.
+    "belljar_variable": Taken(flag="a variable of this process", hint="set it in the environment of belljar run"),
     "detach": Taken(flag="--detach", hint="the cells live in this process", same=(False,)),
     "json_output": Taken(flag="--json", hint="use belljar's --json", same=(False,)),
 }
@@ -186,8 +187,11 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
     # `--env` writes `-` as `_`, and sets the variable only when Inspect starts
     given = {str(text).partition("=")[0].strip().replace("-", "_") for text in context.params.get("env") or ()}
     for name in sorted(given):
-        if name.startswith(OWN_PREFIX):
+        if _is_the_operators(name):
             yield Setting(option="belljar_variable", value=name, source=f"--env {name}")
+    for name in sorted(os.environ):
+        if _is_the_operators(name) and os.environ[name] != before.get(name):
+            yield Setting(option="belljar_variable", value=name, source=_place(name, before))
     for option, taken in TAKEN.items():
         names = _variables(context, option)
         if context.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
@@ -201,6 +205,11 @@ def _parsed(context: click.Context, before: Mapping[str, str]) -> Iterator[Setti
         for name in names:
             if name in given:
                 yield Setting(option=option, value=name, source=f"--env {name}")
+
+
+def _is_the_operators(name: str) -> bool:
+    """Whether a variable decides which programs run on this host, and with which store."""
+    return name.startswith((OWN_PREFIX, "LD_")) or name == "PATH"
 
 
 def _variables(context: click.Context, option: str) -> list[str]:

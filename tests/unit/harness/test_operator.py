@@ -166,6 +166,14 @@ def test_the_operators_variable_is_a_floor(task_file: Path, start: dict[str, str
     assert made.policy.image == ("other" if name == "of_compose" else "default")
 
 
+@pytest.mark.parametrize("word", ["belljar.yaml", "./belljar.yaml", "../lab.yaml", "lwo"])
+def test_the_variable_means_the_same_from_every_directory(task_file: Path, start: dict[str, str], word: str) -> None:
+    """A relative path would be a task's own file while Inspect is in the task's directory: it is refused."""
+    start["BELLJAR_POLICY"] = word
+    with pytest.raises(PolicyError, match="no absolute path"):
+        opened_policy(task_file, "beside", allow=True)
+
+
 def test_a_task_may_be_tighter_than_the_variable(task_file: Path, start: dict[str, str]) -> None:
     """Its own risk and limits count where they are."""
     start["BELLJAR_POLICY"] = "low"

@@ -107,6 +107,17 @@ def test_inspect_sets_no_variable_of_ours(here: Path, monkeypatch: pytest.Monkey
     refused(here, naming="--env BELLJAR_POLICY")
 
 
+@pytest.mark.parametrize("name", ["BELLJAR_HOME", "BELLJAR_OCI_RUNTIME", "BELLJAR_POLICY", "LD_PRELOAD"])
+def test_a_file_beside_a_task_does_not_choose_programs_or_the_store(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A `.env` file is refused that names what runs on this host, or where keys are; the operator's own variable is none of its business."""
+    monkeypatch.setenv(name, "")  # so that what Inspect sets is undone
+    monkeypatch.delenv(name)
+    (here / ".env").write_text(f"{name}={here}/elsewhere\n")
+    refused(here, naming=rf"{name} in .*\.env")
+
+
 @pytest.mark.parametrize("text", RUN_CONFIGS)
 def test_a_run_configuration_is_refused_by_key(here: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """However the file is named, typed or by its variable."""

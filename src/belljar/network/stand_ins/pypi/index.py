@@ -237,7 +237,8 @@ def _simple_entry(one: Distribution) -> dict[str, object]:
     if one.requires_python:
         entry["requires-python"] = one.requires_python
     metadata = {"sha256": sha256(one.metadata).hexdigest()} if one.served_metadata else False
-    return {**entry, "core-metadata": metadata, "dist-info-metadata": metadata}
+    # No `dist-info-metadata`: pip before 23.1 fails at a mapping there (PEP 714), and the real index has it under this name.
+    return {**entry, "core-metadata": metadata, "data-dist-info-metadata": metadata}
 
 
 def _link(one: Distribution) -> str:
