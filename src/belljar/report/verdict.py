@@ -121,7 +121,8 @@ def judge(evidence: Evidence) -> RunFindings:
     strays = tuple(cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells)
     stray_ranges = tuple(found for found in evidence.ranges.values() if found.range_id not in taken_ranges)
     interrupted = _is_interrupted(evidence)
-    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges, interrupted=interrupted)]
+    broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
+    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges, broken_off=broken_off)]
     if not rows:
         problems.append(Reason(code=ReasonCode.NO_SAMPLES))
     return RunFindings(
@@ -236,12 +237,12 @@ def _is_interrupted(evidence: Evidence) -> bool:
 
 
 def _stray_reasons(
-    cells: Iterable[CellFindings], ranges: Iterable[RangeFindings], *, interrupted: bool
+    cells: Iterable[CellFindings], ranges: Iterable[RangeFindings], *, broken_off: bool
 ) -> Iterator[Reason]:
     """Nothing hides in a cell or range that belongs to no sample of a log."""
     for cell in cells:
-        # Inspect logs no sample that it was only preparing when it was interrupted.
-        if cell.sample and (cell.operations or not interrupted):
+        # Inspect logs no sample that it was only preparing when it was interrupted, or when another sample failed.
+        if cell.sample and (cell.operations or not broken_off):
             yield Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, where=f"cell {cell.cell_id}", detail=cell.sample)
         yield from cell.end_reasons
     for found in ranges:

@@ -118,6 +118,18 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.SAMPLE_NOT_IN_LOG},
     ),
+    "an error before anything of the next sample ran": (
+        evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2")),
+        Verdict.CONTAINED,
+        1,
+        set(),
+    ),
+    "an error hides no evidence that is missing": (
+        evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK)),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
     "a bad ledger": (evidence(ledger=LedgerState.BAD), Verdict.VOID, 2, {Code.LEDGER_BAD}),
     "a crash": (evidence(ledger=LedgerState.UNFINISHED), Verdict.VOID, 2, {Code.LEDGER_UNFINISHED}),
     "no end on record": (evidence(run=replace(RUN, ended=False)), Verdict.VOID, 2, {Code.RUN_END_MISSING}),
