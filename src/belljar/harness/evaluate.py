@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
     from belljar.harness.config import BelljarConfig
     from belljar.ledger import RunDirectory
+
+
+TOOLS: Final = "tools.json"
+"""In a run directory, beside the plan: the tools that each task held when it was loaded, and which act outside of a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +102,15 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 
 def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session) -> RunOutcome:
+    from belljar.harness.host_tools import known_tools
+
     what = ", ".join(task.name for task in tasks)
     with (
         request.source.start_run("run", [*sys.argv[:1], *request.inspect_args], home=request.home, what=what) as run,
         session_scope(session),
     ):
         session.run = run
+        run.write_json(TOOLS, {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks})
         expected = _expected(options.context, tasks) if request.warm else {}
         with (
             termination_as_interrupt() as termination,

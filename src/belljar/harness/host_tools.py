@@ -61,6 +61,10 @@ class KnownTool:
     name: str
     outside: Outside | None = None
 
+    def to_json(self) -> dict[str, str]:
+        """As JSON values."""
+        return {"name": self.name, "outside": self.outside.value if self.outside else ""}
+
 
 def known_tools(task: Task) -> tuple[KnownTool, ...]:
     """The tools that a task's solvers hold. One that a solver makes while it runs is not among
