@@ -25,8 +25,12 @@ async def fail_of(error: Exception, number: int | None) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_what_fails_of_a_signal_is_an_interruption(number: int) -> None:
     """A child that got the signal too may be gone before ours is heard: it is an interruption all the same, and says what failed."""
-    with pytest.raises(KeyboardInterrupt) as interrupt:
-        run_async(fail_of, JAIL_DIED, number)
+    before = signal.signal(number, signal.SIG_DFL)  # one that was ignored at the start (`nohup`) stays so
+    try:
+        with pytest.raises(KeyboardInterrupt) as interrupt:
+            run_async(fail_of, JAIL_DIED, number)
+    finally:
+        signal.signal(number, before)
     assert interrupt.value.__cause__ is JAIL_DIED
 
 
