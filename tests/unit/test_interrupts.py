@@ -37,14 +37,18 @@ INT, HUP, TERM = (str(int(number)) for number in (signal.SIGINT, signal.SIGHUP, 
 def said(*words: str, backend: str, ignoring: tuple[str, ...], awaited: tuple[str, ...]) -> list[str]:
     """What the program says to these words when it is started with these signals ignored; `awaited`: those that must interrupt it."""
     ignored = f"trap '' {' '.join(ignoring)}; " if ignoring else ""
-    done = subprocess.run(
-        ["/bin/sh", "-c", f'{ignored}exec "$@"', "sh", sys.executable, "-c", PROGRAM, backend, *awaited],
-        input="".join(f"{word}\n" for word in words),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
+    try:
+        done = subprocess.run(
+            ["/bin/sh", "-c", f'{ignored}exec "$@"', "sh", sys.executable, "-c", PROGRAM, backend, *awaited],
+            input="".join(f"{word}\n" for word in words),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
