@@ -18,10 +18,11 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TASKS = """
 from pathlib import Path
 from inspect_ai import Task, task
+from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import ModelOutput, ModelUsage, get_model
 from inspect_ai.solver import generate, solver, use_tools
-from inspect_ai.tool import bash, tool, web_search
+from inspect_ai.tool import bash, mcp_server_sandbox, tool, web_search
 from inspect_ai.util import sandbox
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
@@ -72,6 +73,10 @@ def makes_a_local_one():
 @task
 def searches_later():
     return one(search_later())
+
+@task
+def serves_in_the_cell():
+    return one(react(tools=[mcp_server_sandbox(command="no-such-server")]))
 
 @task
 def counted():
@@ -140,6 +145,15 @@ def test_what_a_solver_does_late_stops_the_run(home: Path, tasks: Path, task: st
     assert not (tasks / "on_the_host").exists()
     assert verify(Path(said["run_dir"])).ok(strict=True)
     assert all(sample["destroyed"] for sample in said["samples"])
+
+
+def test_an_mcp_server_in_the_cell_is_no_tool_of_this_host(home: Path, tasks: Path) -> None:
+    """A policy that refuses the host's tools lets a sample use it: the server is started in the cell."""
+    _, said, errors = belljar_run(tasks, "tasks.py@serves_in_the_cell", "--policy", "refusing.yaml")
+    (sample,) = said["samples"]
+    assert sample["verdict"] == "contained", (said["problems"], sample["reasons"], errors)
+    assert sample["commands"] > 0
+    print(said["exit_code"], said["problems"], said["tools"], sample)
 
 
 def test_tools_are_counted_against_the_ledger(home: Path, tasks: Path) -> None:

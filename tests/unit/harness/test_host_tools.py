@@ -34,7 +34,7 @@ from inspect_ai.model import (
     ChatMessageAssistant, ChatCompletionChoice, ContentToolUse, ModelOutput, ModelUsage, get_model
 )
 from inspect_ai.solver import basic_agent, chain, generate, solver, use_tools
-from inspect_ai.tool import ToolCall, ToolDef, ask_user, bash, code_execution, mcp_server_sandbox, mcp_server_stdio, notify_user, tool, tool_with, web_search
+from inspect_ai.tool import ToolCall, ToolDef, ask_user, bash, code_execution, mcp_server_stdio, notify_user, tool, tool_with, web_search
 from inspect_ai.util import sandbox
 
 SERVER = [sys.executable, "-c", "from pathlib import Path; Path('server_ran').touch()"]
@@ -92,8 +92,6 @@ def known_in_agent(): return one(react(tools=[bash(), code_execution()]))
 def known_in_basic(): return one(chain(basic_agent(tools=[web_search()])))
 @task
 def known_mcp(): return one([use_tools(mcp_server_stdio(name="notes", command=SERVER[0], args=SERVER[1:])), generate()])
-@task
-def known_sandbox_mcp(): return one([use_tools(bash()), generate()]) if False else one(react(tools=[mcp_server_sandbox(command="x")]))
 @task
 def late_search(): return one(late("search"))
 @task
@@ -172,13 +170,6 @@ def test_what_the_policy_names_is_let_through(here: Path, capsys: pytest.Capture
     assert "bash" in said
     tools = json.loads((outcome.path / "tools.json").read_text())["known_search"]
     assert {tool["name"]: bool(tool["outside"]) for tool in tools} == {"bash": False, "web_search": True}
-
-
-@needs_mcp
-def test_a_server_in_the_cell_is_none_of_them(here: Path) -> None:
-    """It is refused by no policy: nothing of it runs on this host."""
-    outcome = run(here, "known_sandbox_mcp")
-    assert outcome.findings.rows
 
 
 @pytest.mark.parametrize(
