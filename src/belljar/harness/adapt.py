@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Final
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
-from belljar.errors import PolicyError
-from belljar.harness.compat import NO_NETWORK, Refused, judge
-from belljar.harness.compose import default_service
-from belljar.harness.compose_file import (
+from belljar.compose.document import (
     as_document,
     beside,
     is_compose_name,
     is_dockerfile_name,
     read_document,
 )
+from belljar.compose.read import default_service
+from belljar.errors import PolicyError
+from belljar.harness.compat import NO_NETWORK, Refused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
 from belljar.units import printable
 

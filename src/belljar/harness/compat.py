@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.harness.compose import CannotKeepError, Composed, check_services, read_compose
-from belljar.harness.interpolate import interpolate, literal, references
+from belljar.compose.interpolate import interpolate, literal, references
+from belljar.compose.read import CannotKeepError, Composed, check_services, read_compose
 from belljar.policy.network import OWN_CELL
 from belljar.units import printable
 

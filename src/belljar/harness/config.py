@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from belljar.compose.document import as_document, is_compose_name, is_dockerfile_name, read_document
+from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
 from belljar.errors import PolicyError
 from belljar.harness.compat import DOCKERFILE, NO_NETWORK, Refused, judge_compose, judge_for_sample, shaping_variables
-from belljar.harness.compose_file import as_document, is_compose_name, is_dockerfile_name, read_document
-from belljar.harness.interpolate import MAX_CHARACTERS, METADATA_PREFIX
 from belljar.harness.operator import POLICY_VARIABLE, Operator, permitted, read_operator
 from belljar.units import printable
 

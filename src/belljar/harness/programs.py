@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from belljar.compose.words import is_idle
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
-
-_WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
-_SHELLS: Final = frozenset(f"{place}{shell}" for place in ("", "/bin/", "/usr/bin/") for shell in ("sh", "bash", "ash"))
-
-
-def is_idle(command: Sequence[str]) -> bool:
-    """Whether it does nothing but keep a container from ending: waiting, or a shell that nobody types into."""
-    if not command:
-        return True
-    words = list(command)
-    if words[0] in _SHELLS:
-        if len(words) == 1:
-            return True
-        if words[1] in ("-c", "-lc") and len(words) == 3:
-            words = words[2].removeprefix("exec ").split()
-    return " ".join(words).strip() in _WAITING
 
 
 async def start_program(cell: Cell, service: str, program: str) -> None:

@@ -27,13 +27,13 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 from typing_extensions import override
 
+from belljar.compose.document import COMPOSE_NAMES
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
-from belljar.harness.compose_file import COMPOSE_NAMES
 from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
 from belljar.harness.identity import SampleIdentity, identify

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
-from tests.unit.harness.test_compose_yaml import calls
+from tests.unit.compose.test_parse import calls
 
 from belljar.errors import PolicyError
 from belljar.harness.config import (

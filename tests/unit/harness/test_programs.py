@@ -11,34 +11,9 @@ import pytest
 
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
-from belljar.harness.programs import is_idle, start_program
+from belljar.harness.programs import start_program
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        (),
-        ("tail", "-f", "/dev/null"),
-        ("sleep", "infinity"),
-        ("bash", "-c", "sleep infinity"),
-        ("/bin/sh", "-c", "exec tail -f /dev/null"),
-        ("bash",),
-        ("/bin/bash",),
-    ],
-)
-def test_what_only_keeps_a_container_from_ending(command: Sequence[str]) -> None:
-    """Is not run: a cell stands anyway."""
-    assert is_idle(command)
-
-
-@pytest.mark.parametrize(
-    "command", [("serve",), ("sh", "-c", "serve & sleep infinity"), ("tail", "-f", "/var/log/x"), ("bash", "x.sh")]
-)
-def test_what_does_more(command: Sequence[str]) -> None:
-    """Is a program."""
-    assert not is_idle(command)
 
 
 class Machine:

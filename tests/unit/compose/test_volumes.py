@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.harness.test_compose import two
+from tests.unit.compose.test_read import two
 
-from belljar.harness.compose import CannotKeepError, read_compose
-from belljar.harness.compose_volumes import directories_of
+from belljar.compose.read import CannotKeepError, read_compose
+from belljar.compose.volumes import directories_of
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch
+from belljar.compose.words import CannotKeepError, mapping, names_in, switch
 from belljar.units import printable
 
 _KEYS: Final = frozenset({"condition", "restart", "required"})

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.harness.compose_volumes import tmpfs_of
-from belljar.harness.compose_words import (
+from belljar.compose.volumes import tmpfs_of
+from belljar.compose.words import (
     CannotKeepError,
     count,
     mapping,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.harness.compose_words import CannotKeepError, count, mapping, seconds, switch, text
+from belljar.compose.words import CannotKeepError, count, mapping, seconds, switch, text
 from belljar.units import printable
 
 KEYS: Final = frozenset({"test", "interval", "timeout", "retries", "start_period", "start_interval", "disable"})

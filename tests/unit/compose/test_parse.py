@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.harness.compose_yaml import NotReadError, read_yaml
-from belljar.harness.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.parse import NotReadError, read_yaml
 
 
 class Steps:

@@ -22,7 +22,7 @@ from ruamel.yaml.events import (
     SequenceStartEvent,
 )
 
-from belljar.harness.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
+from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
 from belljar.policy.fields import quoted
 from belljar.policy.yaml_tree import scalar
 from belljar.units import printable

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.harness.compose_order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, waits_of
-from belljar.harness.compose_words import CannotKeepError
+from belljar.compose.order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, waits_of
+from belljar.compose.words import CannotKeepError
 
 
 def waiting(depends_on: Any, **fields: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - YAML values

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.harness.compose_words import CannotKeepError
+from belljar.compose.words import CannotKeepError
 from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from inspect_ai.util._sandbox.compose import is_compose_yaml, is_dockerfile
 
-from belljar.errors import PolicyError
-from belljar.harness.compose_file import (
+from belljar.compose.document import (
     COMPOSE_NAMES,
     MAX_BYTES,
     beside,
@@ -17,6 +16,7 @@ from belljar.harness.compose_file import (
     is_dockerfile_name,
     read_document,
 )
+from belljar.errors import PolicyError
 from belljar.harness.config import as_config, settled
 
 

@@ -47,7 +47,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
     Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or what `compose_yaml` refuses.
     """
-    from belljar.harness.compose_yaml import NotReadError, read_yaml
+    from belljar.compose.parse import NotReadError, read_yaml
 
     where = printable(str(path))
     try:

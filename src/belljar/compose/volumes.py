@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.harness.compose_words import CannotKeepError, mapping, switch, text
+from belljar.compose.words import CannotKeepError, mapping, switch, text
 from belljar.units import printable
 
 _HOST: Final = "no directory of this host is shown in a cell"

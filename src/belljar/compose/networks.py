@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch, text
+from belljar.compose.words import CannotKeepError, mapping, names_in, switch, text
 from belljar.units import printable
 
 _CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import service_healthcheck_time
 
-from belljar.harness.compose_health import KEYS, read_health
-from belljar.harness.compose_words import CannotKeepError, seconds
+from belljar.compose.health import KEYS, read_health
+from belljar.compose.words import CannotKeepError, seconds
 from belljar.policy.stand_ins import Health
 
 

@@ -143,3 +143,20 @@ def seconds(value: object) -> float:
     if len(written) > _MAX_TIME_CHARS or not _TIME.fullmatch(written):
         raise CannotKeepError(f"its compose file has {printable(str(value), max_chars=40)}, which is no time")
     return sum(float(number) * _SECONDS[unit] for number, unit in _TIME_PART.findall(written))
+
+
+_WAITING: Final = frozenset({"tail -f /dev/null", "sleep infinity", "sleep inf"})
+_SHELLS: Final = frozenset(f"{place}{shell}" for place in ("", "/bin/", "/usr/bin/") for shell in ("sh", "bash", "ash"))
+
+
+def is_idle(command: Sequence[str]) -> bool:
+    """Whether it does nothing but keep a container from ending: waiting, or a shell that nobody types into."""
+    if not command:
+        return True
+    words = list(command)
+    if words[0] in _SHELLS:
+        if len(words) == 1:
+            return True
+        if words[1] in ("-c", "-lc") and len(words) == 3:
+            words = words[2].removeprefix("exec ").split()
+    return " ".join(words).strip() in _WAITING

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.harness.compose_words import CannotKeepError
+from belljar.compose.interpolate import interpolate, literal, references
+from belljar.compose.words import CannotKeepError
 from belljar.harness.config import expand as expand_in_policy
-from belljar.harness.interpolate import interpolate, literal, references
 
 GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inspect_ai.util._sandbox.docker.service import parse_duration
 
-from belljar.harness.compose_words import (
+from belljar.compose.words import (
     MAX_COMMAND_CHARS,
     CannotKeepError,
     count,
+    is_idle,
     mapping,
     processors,
     seconds,
@@ -96,3 +98,28 @@ def test_whatever_is_read(value: object) -> None:
     for read in (switch, text, words, size, count, processors, seconds, lambda it: mapping(it, "x")):
         with suppress(ValueError, OverflowError):
             read(value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (),
+        ("tail", "-f", "/dev/null"),
+        ("sleep", "infinity"),
+        ("bash", "-c", "sleep infinity"),
+        ("/bin/sh", "-c", "exec tail -f /dev/null"),
+        ("bash",),
+        ("/bin/bash",),
+    ],
+)
+def test_what_only_keeps_a_container_from_ending(command: Sequence[str]) -> None:
+    """Is not run: a cell stands anyway."""
+    assert is_idle(command)
+
+
+@pytest.mark.parametrize(
+    "command", [("serve",), ("sh", "-c", "serve & sleep infinity"), ("tail", "-f", "/var/log/x"), ("bash", "x.sh")]
+)
+def test_what_does_more(command: Sequence[str]) -> None:
+    """Is a program."""
+    assert not is_idle(command)

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from belljar.harness.compose_health import read_health
-from belljar.harness.compose_networks import names_of, read_networks
-from belljar.harness.compose_order import Wait, awaited_by, check_waits, completed_of, in_order, restart_notes, waits_of
-from belljar.harness.compose_service import Taken, program_of, read_service
-from belljar.harness.compose_volumes import directories_of, tmpfs_of
-from belljar.harness.compose_words import CannotKeepError, mapping, names_in, switch
-from belljar.harness.programs import is_idle
+from belljar.compose.health import read_health
+from belljar.compose.networks import names_of, read_networks
+from belljar.compose.order import Wait, awaited_by, check_waits, completed_of, in_order, restart_notes, waits_of
+from belljar.compose.service import Taken, program_of, read_service
+from belljar.compose.volumes import directories_of, tmpfs_of
+from belljar.compose.words import CannotKeepError, is_idle, mapping, names_in, switch
 from belljar.units import printable
 
 __all__ = ["CannotKeepError", "Composed", "check_services", "default_service", "read_compose"]

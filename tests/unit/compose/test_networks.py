@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.harness.test_compose import shop, two
+from tests.unit.compose.test_read import shop, two
 
-from belljar.harness.compose import CannotKeepError, read_compose
-from belljar.harness.compose_networks import SERVICE_KEYS, TOP_KEYS
+from belljar.compose.networks import SERVICE_KEYS, TOP_KEYS
+from belljar.compose.read import CannotKeepError, read_compose
 
 # Every property of `definitions.network`, and of a service's `networks`, in compose-spec's schema/compose-spec.json.
 NETWORK = "name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels"

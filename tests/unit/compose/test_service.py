@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.harness.test_compose import shop, two
+from tests.unit.compose.test_read import shop, two
 
-from belljar.harness import compose_service
-from belljar.harness.compose import CannotKeepError, read_compose
-from belljar.harness.compose_service import (
+from belljar.compose import service as compose_service
+from belljar.compose.read import CannotKeepError, read_compose
+from belljar.compose.service import (
     ELSEWHERE,
     KEYS,
     REFUSED,

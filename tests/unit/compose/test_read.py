@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from belljar.compose.read import MAX_SERVICES, CannotKeepError, Composed, read_compose
 from belljar.harness.compat import Refused, judge_compose
-from belljar.harness.compose import MAX_SERVICES, CannotKeepError, Composed, read_compose
 
 
 def two(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
