@@ -25,6 +25,7 @@ from belljar.compose.words import (
     text,
     words,
 )
+from belljar.policy.reference import IMAGE_ID, parse_reference
 from belljar.units import printable
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
@@ -92,8 +93,14 @@ def _take(key: str, value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
 
 
 def _image(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    if text(value).removesuffix(":latest") not in STAND_INS:
-        taken.words["image"] = text(value)
+    name = text(value)
+    if name and IMAGE_ID.fullmatch(name) is None:
+        try:
+            name = parse_reference(name).familiar
+        except ValueError as error:
+            raise CannotKeepError(f"its compose file's `image`: {error}") from None
+    if name not in STAND_INS:
+        taken.words["image"] = name
     return True
 
 

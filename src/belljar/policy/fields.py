@@ -16,10 +16,10 @@ from typing import Any, Final
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
 from belljar.units import format_duration, format_size, parse_duration, parse_size, printable
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_IMAGE: Final = re.compile(r"sha256:[0-9a-f]{64}|(?!sha256:)[a-z0-9][a-z0-9._/:-]{0,127}", re.ASCII)
 _USER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}|[0-9]{1,5}(:[0-9]{1,5})?", re.ASCII)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
@@ -234,11 +234,10 @@ def _read_name(value: object) -> str:
 
 
 def _read_image(value: object) -> str:
+    """As written; it is normalised where it is looked up."""
     image = _text(value, "an image")
-    if not _IMAGE.fullmatch(image):
-        raise ValueError(
-            f"{quoted(image)} is no image: a name in lower case such as `default`, or `sha256:` and 64 hexadecimal digits"
-        )
+    if not IMAGE_ID.fullmatch(image):
+        parse_reference(image)
     return image
 
 
@@ -344,7 +343,7 @@ def _read_long_text(value: object) -> str:
 
 
 NAME: Final = Text(reader=_read_name, pattern=f"^{_NAME.pattern}$")
-IMAGE: Final = Text(reader=_read_image, pattern=f"^({_IMAGE.pattern})$")
+IMAGE: Final = Text(reader=_read_image, pattern=f"^({IMAGE_ID.pattern}|{PATTERN})$")
 USER: Final = Text(reader=_read_user, pattern=f"^({_USER.pattern})$", types=("string", "integer"))
 WORKDIR: Final = Text(reader=_read_workdir, pattern="^/")
 TARGET: Final = Text(reader=_read_target, pattern="[^/]$")

@@ -1,0 +1,121 @@
+"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`. Pure; the one place that normalises them.
+
+Source: the grammar and the normalisation of github.com/distribution/reference. Of digests only SHA-256 is known here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from belljar.units import printable
+
+DEFAULT_REGISTRY: Final = "docker.io"
+DEFAULT_TAG: Final = "latest"
+_OLD_DEFAULT_REGISTRY: Final = "index.docker.io"
+_OFFICIAL: Final = "library/"
+_MAX_NAME_CHARS: Final = 255
+_MAX_CHARS: Final = 512
+_LABEL: Final = r"[a-zA-Z0-9](?:[a-zA-Z0-9-]*[a-zA-Z0-9])?"
+_HOST: Final = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[a-fA-F0-9:]+\])(?::[0-9]+)?"
+_PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_PATH: Final = rf"{_PART}(?:/{_PART})*"
+_TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+PATTERN: Final = rf"(?:{_HOST}/)?{_PATH}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
+"""What a reference looks like; `parse_reference` also checks lengths and what a name can be taken for."""
+IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+"""The digest of an image's configuration, which Docker calls its id, or of an image in the store."""
+_REFERENCE: Final = re.compile(
+    rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?", re.ASCII
+)
+_HEX_NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """An image's name, normalised: two texts that mean one image give equal references.
+
+    Attributes:
+        registry: `docker.io` unless the text names another.
+        path: the name below the registry: `library/debian`.
+        tag: `latest` when the text has neither tag nor digest; "" when it has a digest alone.
+        digest: `sha256:` and 64 hexadecimal digits, or "". It names a manifest, or an index of manifests.
+    """
+
+    registry: str
+    path: str
+    tag: str = ""
+    digest: str = ""
+
+    @property
+    def canonical(self) -> str:
+        """All parts written out: `docker.io/library/debian:latest`."""
+        return f"{self.registry}/{self.path}{_suffix(self.tag, self.digest)}"
+
+    @property
+    def familiar(self) -> str:
+        """As people write it: without the default registry, `library/` and the tag `latest` (unless a digest follows)."""
+        is_latest = self.tag == DEFAULT_TAG and not self.digest
+        return f"{self.familiar_name}{_suffix('' if is_latest else self.tag, self.digest)}"
+
+    @property
+    def familiar_name(self) -> str:
+        """The name without tag and digest, as people write it."""
+        if self.registry != DEFAULT_REGISTRY:
+            return f"{self.registry}/{self.path}"
+        official = self.path.removeprefix(_OFFICIAL)
+        if "/" not in official and not _HEX_NAME.fullmatch(official) and official != "sha256":
+            return official
+        return f"{self.registry}/{self.path}" if _is_host(self.path.partition("/")[0]) else self.path
+
+    @property
+    def untagged(self) -> Reference:
+        """The same without its tag, if it has a digest: what a registry is asked for."""
+        return replace(self, tag="") if self.digest else self
+
+
+def parse_reference(text: str) -> Reference:
+    """Read a reference. Raises `ValueError`, whose text is for the author, for anything else, an image's id included."""
+    if IMAGE_ID.fullmatch(text) or _HEX_NAME.fullmatch(text):
+        raise ValueError(f"`{text}` is an image's id, not its name")
+    match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
+    if match is None or text.startswith("sha256:"):
+        raise ValueError(f"`{printable(text, max_chars=120)}` is no image: {_expected(text)}")
+    registry, path = _split(match["host"] or "", match["path"])
+    if len(registry) + 1 + len(path) > _MAX_NAME_CHARS:
+        raise ValueError(f"an image's name has at most {_MAX_NAME_CHARS} characters, registry included")
+    digest = match["digest"] or ""
+    return Reference(registry=registry, path=path, tag=match["tag"] or ("" if digest else DEFAULT_TAG), digest=digest)
+
+
+def _split(host: str, path: str) -> tuple[str, str]:
+    """Registry and path. What stands before the first slash is a registry only if it can't be a part of a name."""
+    first, slash, rest = path.partition("/")
+    if host and not _is_host(host):
+        path, host = f"{host}/{path}", ""
+    elif not host and slash and _is_host(first):
+        host, path = first, rest
+    registry = DEFAULT_REGISTRY if host in ("", _OLD_DEFAULT_REGISTRY) else host
+    is_official = registry == DEFAULT_REGISTRY and "/" not in path
+    return registry, f"{_OFFICIAL}{path}" if is_official else path
+
+
+def _is_host(text: str) -> bool:
+    return text == "localhost" or "." in text or ":" in text or text != text.lower()
+
+
+def _suffix(tag: str, digest: str) -> str:
+    return (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")
+
+
+def _expected(text: str) -> str:
+    """What is wrong with it, as far as that can be seen."""
+    name, at, digest = text.partition("@")
+    if text.startswith("sha256:"):
+        return "an image's id is `sha256:` and 64 hexadecimal digits"
+    if at and not IMAGE_ID.fullmatch(digest):
+        return "a digest is `@sha256:` and 64 hexadecimal digits in lower case"
+    if name != name.lower() and _REFERENCE.fullmatch(name.lower()):
+        return "a name is in lower case"
+    return "`[registry/]name[:tag][@sha256:…]`, as in `debian:12`, or an image's id"

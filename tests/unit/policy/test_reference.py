@@ -1,0 +1,110 @@
+"""References to images: Docker's grammar, one normal form, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.policy.reference import PATTERN, Reference, parse_reference
+
+DIGEST = "sha256:" + "0a" * 32
+OTHER = "sha256:" + "b1" * 32
+part = st.from_regex(r"[a-z0-9]{1,5}([._]|__|-{1,3})?[a-z0-9]{1,3}", fullmatch=True)
+registry = st.sampled_from(("docker.io", "ghcr.io", "localhost", "localhost:5000", "[::1]:5000", "Host", "10.0.0.1:80"))
+references = st.builds(
+    lambda registry, parts, tag, digest: Reference(
+        registry=registry,
+        path="/".join(["library", *parts] if registry == "docker.io" and len(parts) == 1 else parts),
+        tag=tag or ("" if digest else "latest"),
+        digest=digest,
+    ),
+    registry,
+    st.lists(part, min_size=1, max_size=3),
+    st.one_of(st.just(""), st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)),
+    st.sampled_from(("", DIGEST)),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical", "familiar"),
+    [
+        ("debian", "docker.io/library/debian:latest", "debian"),
+        ("debian:latest", "docker.io/library/debian:latest", "debian"),
+        ("docker.io/library/debian", "docker.io/library/debian:latest", "debian"),
+        ("index.docker.io/debian:12", "docker.io/library/debian:12", "debian:12"),
+        ("aisiuk/inspect-tool-support", "docker.io/aisiuk/inspect-tool-support:latest", "aisiuk/inspect-tool-support"),
+        ("ghcr.io/a/b/c:V1.2", "ghcr.io/a/b/c:V1.2", "ghcr.io/a/b/c:V1.2"),
+        ("localhost/x", "localhost/x:latest", "localhost/x"),
+        ("localhost:5000/x", "localhost:5000/x:latest", "localhost:5000/x"),
+        ("host:5000", "docker.io/library/host:5000", "host:5000"),
+        ("[::1]:5000/x", "[::1]:5000/x:latest", "[::1]:5000/x"),
+        ("docker.io/a.b/c", "docker.io/a.b/c:latest", "docker.io/a.b/c"),
+        (f"python@{DIGEST}", f"docker.io/library/python@{DIGEST}", f"python@{DIGEST}"),
+        (f"python:3.12@{DIGEST}", f"docker.io/library/python:3.12@{DIGEST}", f"python:3.12@{DIGEST}"),
+        (f"python:latest@{DIGEST}", f"docker.io/library/python:latest@{DIGEST}", f"python:latest@{DIGEST}"),
+        ("library/" + "a" * 64, "docker.io/library/" + "a" * 64 + ":latest", "library/" + "a" * 64),
+    ],
+)
+def test_references_are_normalised_as_docker_does(text: str, canonical: str, familiar: str) -> None:
+    """The default registry, `library/` and `latest` are implied, and left out again for people."""
+    reference = parse_reference(text)
+    assert (reference.canonical, reference.familiar) == (canonical, familiar)
+    assert parse_reference(canonical) == parse_reference(familiar) == reference
+
+
+@given(references)
+def test_both_forms_mean_the_same_reference(reference: Reference) -> None:
+    """Whatever is written of a reference is read back as it, and is one that an editor's schema takes."""
+    for text in (reference.canonical, reference.familiar):
+        assert parse_reference(text) == reference
+        assert re.fullmatch(PATTERN, text)
+
+
+@given(st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9./:@_\[\]-]{0,60}", fullmatch=True)))
+def test_any_text_is_a_reference_or_refused(text: str) -> None:
+    """Nothing but `ValueError`; what is taken has a normal form and no character that a path or shell would act on."""
+    try:
+        reference = parse_reference(text)
+    except ValueError:
+        return
+    assert parse_reference(reference.canonical) == reference
+    assert ".." not in reference.canonical
+    assert re.fullmatch(r"[A-Za-z0-9._:/@\[\]-]+", reference.canonical)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "registry"),
+        ("-rm", "registry"),
+        ("a b", "registry"),
+        ("Debian", "lower case"),
+        ("a//b", "registry"),
+        ("a/../b", "registry"),
+        ("a:", "registry"),
+        ("a:" + "t" * 129, "registry"),
+        ("a@sha512:" + "0a" * 64, "64 hexadecimal"),
+        ("a@sha256:12", "64 hexadecimal"),
+        ("a@sha256:" + "0A" * 32, "lower case"),
+        ("sha256:12", "64 hexadecimal"),
+        (DIGEST, "id"),
+        ("0a" * 32, "id"),
+        ("a" * 256, "255"),
+        ("debian\n", "registry"),
+        ("débian", "registry"),
+        ("docker://debian", "registry"),
+    ],
+)
+def test_what_is_no_reference_is_refused_with_its_reason(text: str, said: str) -> None:
+    """Ids, other digests, capitals, empty parts and what only looks like a name."""
+    with pytest.raises(ValueError, match=said):
+        parse_reference(text)
+
+
+def test_a_digest_stands_alone_where_a_registry_is_asked() -> None:
+    """The tag beside a digest says nothing: a registry is asked for the digest."""
+    assert parse_reference(f"a:1@{DIGEST}").untagged.familiar == f"a@{DIGEST}"
+    assert parse_reference("a:1").untagged.familiar == "a:1"
