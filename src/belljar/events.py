@@ -53,6 +53,7 @@ class Kind(StrEnum):
     PROBE_STARTED = "probe.started"
     PROBE_COMPLETED = "probe.completed"
     SAMPLE_STARTED = "sample.started"
+    SAMPLE_RUNNING = "sample.running"
     SAMPLE_FINISHED = "sample.finished"
     RANGE_OPENING = "range.opening"
     RANGE_OPENED = "range.opened"

@@ -81,6 +81,11 @@ def waits() -> Task:
     return Task(dataset=[Sample(id="waits", input="x")], solver=run("sleep 300"))
 
 @task
+def prepares() -> Task:
+    sample = Sample(id="prepares", input="x", files={"marker": "x"}, setup="sleep 300")
+    return Task(dataset=[sample], solver=run("true"))
+
+@task
 def naps() -> Task:
     return Task(dataset=[Sample(id="naps", input="x")], solver=run("sleep 5"))
 
@@ -226,6 +231,24 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
         "interrupted"
     ]
     assert doors(home) == before
+
+
+def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, tasks: Path) -> None:
+    """Inspect's own commands ran in the cell, the sample had not begun and no log has it: 130, not void."""
+    known = set((home / "runs").glob("*"))
+    with running(tasks, "tasks.py@prepares", "--json") as process:
+        wait_for(
+            lambda: any(
+                b'"file.write.completed"' in text and b'"exec.started"' in text for text in ledgers(home, known)
+            ),
+            "the setup script",
+            within_s=120,
+        )
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    _, cell = last_cell(home)
+    assert (cell.preparing, cell.clean, bool(cell.operations)) == (True, True, True)
 
 
 @pytest.mark.parametrize("word", ["naps", "waits"])

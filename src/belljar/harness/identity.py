@@ -57,6 +57,17 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
     )
 
 
+def is_preparing() -> bool:
+    """Inspect prepares the sample of this context (files, setup script, tools); its solver has not begun.
+
+    Inspect logs nothing of a sample that ends here. False outside of a sample.
+    """
+    from inspect_ai.log._samples import sample_active
+
+    active = sample_active()
+    return active is not None and active.started is None
+
+
 def _absolute(location: str) -> str:
     """Where the log is, whoever asks: Inspect names it from the directory it runs in."""
     return location if "://" in location else os.path.abspath(location)  # noqa: PTH100 - Path would resolve no `..`

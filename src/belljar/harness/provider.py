@@ -36,7 +36,7 @@ from belljar.harness.bridge import ModelBridge
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
 from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
-from belljar.harness.identity import SampleIdentity, identify
+from belljar.harness.identity import SampleIdentity, identify, is_preparing
 from belljar.harness.programs import start_program
 from belljar.harness.session import Session, current_session
 from belljar.plan.network_radius import announcements
@@ -153,7 +153,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             for each in (cell, *cell.others.values()):
                 session.record(
                     Event(
-                        kind=Kind.SAMPLE_STARTED, data=who.started(sample.policy), cell_id=each.id, actor=Actor.HARNESS
+                        kind=Kind.SAMPLE_STARTED,
+                        data={**who.started(sample.policy), "preparing": True},
+                        cell_id=each.id,
+                        actor=Actor.HARNESS,
                     )
                 )
         except BaseException as error:
@@ -219,6 +222,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._session = session
         self._stack = stack
         self._closed = False
+        self._running = False
         self.is_own = True
         self.containment = Containment()
         self.door = Door.for_cell(cell, home=session.home)
@@ -241,8 +245,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         Retries are for a provider whose transport hangs; this one's can't without ending the cell. `concurrency`
         throttles local subprocesses: there are none.
         """
-        await self._session.check_running()
-        self.door.open_in_sample(self.cell)
+        await self._before_operation()
         limit_bytes = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         try:
             output = await self.cell.exec(
@@ -264,8 +267,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         """Write a file as the default user; parents are made, the target changes whole or not at all."""
-        await self._session.check_running()
-        self.door.open_in_sample(self.cell)
+        await self._before_operation()
         try:
             await self.cell.write_file(file, contents.encode() if isinstance(contents, str) else contents)
         except CellError as error:
@@ -282,8 +284,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """Read a regular file as the default user."""
         from belljar.channel import FileTooLarge
 
-        await self._session.check_running()
-        self.door.open_in_sample(self.cell)
+        await self._before_operation()
         try:
             contents = await self.cell.read_file(file, max_bytes=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE)
         except FileTooLarge:
@@ -308,6 +309,15 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     def default_polling_interval(self) -> float:
         """Seconds between two looks of Inspect's polling services."""
         return _POLLING_INTERVAL_S
+
+    async def _before_operation(self) -> None:
+        """Refuse after a breach; record once that the sample's own work has begun; let terminals in."""
+        await self._session.check_running()
+        if not self._running and not is_preparing():
+            data = self.who.data()
+            self._session.record(Event(kind=Kind.SAMPLE_RUNNING, data=data, cell_id=self.cell.id, actor=Actor.HARNESS))
+            self._running = True
+        self.door.open_in_sample(self.cell)
 
     async def probe_start(self) -> None:
         """Probe the fresh cell (the others of its range were, before their programs ran). Raises `ContainmentBreach`."""

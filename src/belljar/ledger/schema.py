@@ -425,6 +425,7 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.PROBE_COMPLETED: _ProbeCompleted,
     Kind.PROTOCOL_VIOLATION: _Reason,
     Kind.SAMPLE_STARTED: _Sample,
+    Kind.SAMPLE_RUNNING: _Sample,
     Kind.SAMPLE_FINISHED: _Sample,
     Kind.RANGE_OPENING: _Range,
     Kind.RANGE_OPENED: _RangeOpened,

@@ -61,7 +61,7 @@ class Probing:
 class CellFindings:
     """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
     (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all; none where that is not
-    on record.
+    on record. `preparing`: the sample's own work never began; False where the ledger does not tell preparation and work apart.
     """
 
     cell_id: str
@@ -73,6 +73,7 @@ class CellFindings:
     sample: str = ""
     epoch: int = 1
     uuid: str = ""
+    preparing: bool = False
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
     outcome: str = ""
@@ -239,8 +240,11 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
         case Kind.SAMPLE_STARTED:
             cell.sample, cell.epoch = str(data["sample"]), int(data.get("epoch") or 1)
             cell.task, cell.uuid = str(data.get("task", "")), str(data.get("uuid", ""))
+            cell.preparing = data.get("preparing") is True
             if isinstance(allowed := data.get("host_tools"), list):
                 cell.host_tools = tuple(str(name) for name in allowed)
+        case Kind.SAMPLE_RUNNING:
+            cell.preparing = False
         case Kind.SAMPLE_FINISHED:
             cell.outcome = str(data.get("outcome", ""))
         case Kind.PROBE_STARTED:

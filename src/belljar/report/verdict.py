@@ -241,8 +241,10 @@ def _stray_reasons(
 ) -> Iterator[Reason]:
     """Nothing hides in a cell or range that belongs to no sample of a log."""
     for cell in cells:
-        # Inspect logs no sample that it was only preparing when it was interrupted, or when another sample failed.
-        if cell.sample and (cell.operations or not broken_off):
+        # Inspect logs no sample that it was only preparing when it was interrupted, or when another
+        # sample failed. Its own commands (files, setup script, tools) may have run in the cell.
+        never_ran = cell.preparing or not cell.operations
+        if cell.sample and not (broken_off and never_ran):
             yield Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, where=f"cell {cell.cell_id}", detail=cell.sample)
         yield from cell.end_reasons
     for found in ranges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -105,6 +106,7 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cel
     assert [event.kind for event in events] == [
         Kind.SAMPLE_STARTED,
         *probes,
+        Kind.SAMPLE_RUNNING,
         *probes,
         Kind.CELL_DESTROYED,
         Kind.SAMPLE_FINISHED,
@@ -112,6 +114,27 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cel
     assert [event.data["phase"] for event in events if event.kind is Kind.PROBE_COMPLETED] == ["start", "end"]
     said = events[-1].data["containment"]
     assert (said["cell_verdict"], said["destroyed"], said["run_id"]) == ("contained", True, session.run.run_id)
+
+
+async def test_the_beginning_of_a_samples_own_work_is_recorded(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, before its first operation; what Inspect does to prepare the sample does not begin it."""
+    active = SimpleNamespace(
+        started=None, epoch=1, task="task", sample_uuid="u", eval_id="e", log_location="l", tg=None
+    )
+    monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
+    environment = await open_environment()
+    await environment.write_file("prepared", "x")
+    assert session.run is not None
+    recorder: Any = session.run.recorder
+    assert recorder.events[0].data["preparing"] is True
+    assert Kind.SAMPLE_RUNNING not in recorder.kinds()
+    active.started = 1.0
+    await environment.exec(["true"])
+    await environment.exec(["true"])
+    assert recorder.kinds().count(Kind.SAMPLE_RUNNING) == 1
+    await close(environment)
 
 
 async def test_results(session: Session) -> None:

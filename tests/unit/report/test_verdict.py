@@ -38,14 +38,15 @@ def sampled(**changes: Any) -> LogRecord:
     return replace(LOG, transcripts=(replace(SAMPLE, **changes),))
 
 
-def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s") -> list[Line]:
+def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: bool) -> list[Line]:
     """The story, and a second cell that was never probed."""
     planned = line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])
-    started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid)
+    started = line(Kind.SAMPLE_STARTED, "c2", sample=sample, task="t", uuid=uuid, **more)
     return [*story(), planned, started, *lines, line(Kind.CELL_DESTROYED, "c2", **ENDED)]
 
 
 WORK = line(Kind.EXEC_STARTED, "c2", op=1, argv=["true"], cwd="/", user="", env_names=[], stdin=False, timeout_s=None)
+RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
 CALL = Call(action=Action.EXEC, what="never")
 HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
@@ -126,6 +127,33 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
     ),
     "an error hides no evidence that is missing": (
         evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK)),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "an interrupt while Inspect prepared the next sample": (
+        evidence(lines=other_cell("u2", WORK, preparing=True), run=replace(RUN, interrupted=True)),
+        Verdict.CONTAINED,
+        130,
+        set(),
+    ),
+    "an error while Inspect prepared the next sample": (
+        evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK, preparing=True)),
+        Verdict.CONTAINED,
+        1,
+        set(),
+    ),
+    "an interrupt after the next sample's own work had begun": (
+        evidence(
+            lines=other_cell("u2", RUNNING, WORK, preparing=True),
+            run=replace(RUN, interrupted=True),
+        ),
+        Verdict.VOID,
+        2,
+        {Code.SAMPLE_NOT_IN_LOG},
+    ),
+    "a sample that was only prepared, and no log says why": (
+        evidence(lines=other_cell("u2", WORK, preparing=True)),
         Verdict.VOID,
         2,
         {Code.SAMPLE_NOT_IN_LOG},
