@@ -6,10 +6,12 @@ What decides (a compose file's reader, the policy's merge, the image's configura
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from belljar.events import JsonValue
+from belljar.units import printable
 
 
 class Kind(StrEnum):
@@ -55,3 +57,29 @@ class Difference:
             "detail": self.detail,
             "hint": self.hint,
         }
+
+
+def told(differences: Iterable[Difference]) -> tuple[str, ...]:
+    """The facts as sentences, safe for a terminal; what is plainly kept is left out.
+
+    Keys of one part, and parts, of which the same is true are named together, in their order.
+    """
+    by_part: dict[tuple[Kind, str, str], dict[str, dict[str, None]]] = {}
+    for fact in differences:
+        if fact.kind is not Kind.KEPT:
+            parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})
+            parts.setdefault(fact.where, {})[fact.key] = None
+    sentences: dict[tuple[Kind, str, tuple[str, ...]], list[str]] = {}
+    for (kind, detail, _), parts in by_part.items():
+        for where, keys in parts.items():
+            sentences.setdefault((kind, detail, tuple(keys)), []).append(where)
+    return tuple(
+        dict.fromkeys(_sentence(kind, wheres, keys, detail) for (kind, detail, keys), wheres in sentences.items())
+    )
+
+
+def _sentence(kind: Kind, wheres: Iterable[str], keys: Iterable[str], detail: str) -> str:
+    named = [f"`{printable(key, max_chars=100)}`" for key in keys if key]
+    parts = [printable(where, max_chars=100) for where in wheres if where]
+    verb = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} {kind.value}" if named else ""
+    return ": ".join(part for part in (", ".join(parts), verb, printable(detail)) if part)

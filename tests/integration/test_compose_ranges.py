@@ -312,7 +312,7 @@ def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> N
     (sample,) = read_eval_log(str(path)).samples or []
     assert sample.scores, sample.error
     assert sample.scores["said"].value == 1, sample.output.completion
-    assert "variables have their defaults (WEB_PORT)" in done.stderr + done.stdout
+    assert "`$WEB_PORT` is changed" in done.stderr + done.stdout
     run = Path(done.stderr.partition("recording into ")[2].partition("\n")[0])
     lines = list(read_events(run))
     assert {line.data["tier"] for line in lines if line.kind is Kind.CELL_PLANNED} == {"container"}
@@ -336,7 +336,7 @@ def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, hom
     before = set((home / "runs").glob("*"))
     code, _, errors = belljar_run(tasks, "shop")
     assert code == 4, errors
-    assert f"service web asks for {named}" in errors
+    assert f"service web: `{named}` is refused" in errors
     assert set((home / "runs").glob("*")) == before
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from belljar.differences import Difference, Kind
+from belljar.differences import Difference, Kind, told
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -15,3 +15,22 @@ def test_a_difference_is_json(kind: Kind) -> None:
     written = Difference(kind=kind, where="service web", key="cpuset", detail="no such limit", hint="")
     read = json.loads(json.dumps(written.data()))
     assert Difference(**{**read, "kind": Kind(read["kind"])}) == written
+
+
+def test_the_same_of_several_is_one_sentence() -> None:
+    """Keys of one part, and parts, of which one thing is true; nothing is said of what is kept."""
+    facts = [
+        Difference(kind=Kind.DROPPED, where=where, key=key, detail="why")
+        for where in ("service a", "service b")
+        for key in ("labels", "tty")
+    ]
+    kept = Difference(kind=Kind.KEPT, key="image")
+    (sentence,) = told([*facts, kept])
+    assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
+    assert len(told([*facts, Difference(kind=Kind.CHANGED, key="tty", detail="why")])) == 2
+
+
+def test_sentences_are_safe_for_a_terminal() -> None:
+    """Whatever an author wrote."""
+    hostile = Difference(kind=Kind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")
+    assert not set("\x1b\r\u202e") & set(told([hostile])[0])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.compose.words import CannotKeepError
+from belljar.differences import Difference, Kind
 from belljar.units import printable
 
 METADATA_PREFIX: Final = "SAMPLE_METADATA_"
@@ -87,12 +88,12 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """A file without references. `names`: the metadata it asked for; `shaping`: those of them that stand elsewhere than in `environment`; `notes` for the operator."""
+    """A file without references. `names`: the metadata it asked for; `shaping`: those of them that stand elsewhere than in `environment`."""
 
     document: dict[str, Any]
     names: frozenset[str]
     shaping: frozenset[str]
-    notes: tuple[str, ...]
+    differences: tuple[Difference, ...]
 
 
 def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Interpolated:
@@ -109,7 +110,7 @@ def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, bl
         document=made,
         names=frozenset(reading.names),
         shaping=frozenset(reading.shaping),
-        notes=tuple(_notes(reading)),
+        differences=tuple(_differences(reading)),
     )
 
 
@@ -124,10 +125,10 @@ def literal(value: str) -> str:
     return _METADATA.sub("$$", value)
 
 
-def _notes(reading: _Reading) -> Iterator[str]:
-    if reading.defaulted:
-        names = printable(", ".join(sorted(reading.defaulted)))
-        yield f"this host's environment is not read: a compose file's variables have their defaults ({names})"
+def _differences(reading: _Reading) -> Iterator[Difference]:
+    why = "this host's environment is not read: the variable has its default"
+    for name in sorted(reading.defaulted):
+        yield Difference(kind=Kind.CHANGED, key=f"${name}", detail=why)
 
 
 def _texts(value: object, reading: _Reading, depth: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from belljar.compose.words import CannotKeepError, mapping, names_in, switch, text
+from belljar.compose.words import CannotKeepError, Refusals, mapping, names_in, refusal, switch, text
 from belljar.units import printable
 
 _CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
@@ -46,10 +46,15 @@ SERVICE_KEYS: Final[Mapping[str, str]] = {
 def read_networks(services: Mapping[str, Mapping[str, Any]], networks: object) -> dict[str, list[str]]:
     """The networks of each service, by its name; empty where all share one, so that none is kept apart. Raises `CannotKeepError` for what a range can't be."""
     declared = mapping(networks, "networks")
+    refused = Refusals()
     for name, settings in declared.items():
-        _refuse(f"network {name}", mapping(settings, f"network {name}"), TOP_KEYS, _keeps_network)
+        with refused.collected():
+            fields = mapping(settings, f"network {name}")
+            _refuse(f"network {name}", fields, TOP_KEYS, _keeps_network)
     for name, service in services.items():
-        _check_service(name, service, declared)
+        with refused.collected():
+            _check_service(name, service, declared)
+    refused.raise_all()
     return _apart(services) if len(services) > 1 else {}
 
 
@@ -63,7 +68,8 @@ def _check_service(name: str, service: Mapping[str, Any], declared: Mapping[str,
                 f"its compose service {printable(name)} joins a network that is not declared: {printable(network)}"
             )
     for network, settings in mapping(joined, "networks").items() if isinstance(joined, Mapping) else ():
-        _refuse(f"service {name} in network {network}", mapping(settings, "networks"), SERVICE_KEYS, _keeps_place)
+        where = f"service {name} in network {network}"
+        _refuse(where, mapping(settings, "networks"), SERVICE_KEYS, _keeps_place)
 
 
 def _apart(services: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -78,13 +84,13 @@ def _apart(services: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _refuse(where: str, settings: Mapping[str, Any], keys: Mapping[str, str], keeps: Any) -> None:  # noqa: ANN401 - one of those below
+    refused = Refusals()
     for key, value in settings.items():
         if value is None or key.startswith("x-") or (key in keys and keeps(key, value)):
             continue
-        why = f" ({keys[key]})" if keys.get(key) else ""
-        raise CannotKeepError(
-            f"its compose file's {printable(where)} asks for {printable(key)}, which a range can't honour{why}"
-        )
+        with refused.collected():
+            raise refusal(where, key, keys.get(key) or "a range does not have it")
+    refused.raise_all()
 
 
 def _keeps_network(key: str, value: Any) -> bool:  # noqa: ANN401 - YAML

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Final
 
 from belljar.compose.words import CannotKeepError, mapping, names_in, switch
+from belljar.differences import Difference, Kind
 from belljar.units import printable
 
 _KEYS: Final = frozenset({"condition", "restart", "required"})
@@ -66,20 +67,18 @@ def _wait(name: str, what: str, settings: Mapping[str, Any]) -> Wait:
     return Wait(name, what, Condition(condition))
 
 
-def restart_notes(services: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A sentence where one is to be started again with another. Raises `ValueError` for what is no mapping or no switch."""
+def restarts(services: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
+    """Where a service is to be started again with another. Raises `ValueError` for what can't be read."""
     asked = sorted(
         name
         for name, service in services.items()
         if isinstance(needed := service.get("depends_on"), Mapping)
         and any(switch(mapping(of, "depends_on").get("restart") or False) for of in needed.values())
     )
-    listed = printable(", ".join(asked))
-    return (
-        [f"no service is started again with another, whatever `restart` in its `depends_on` says ({listed})"]
-        if asked
-        else []
-    )
+    why = "no service is started again with another"
+    return [
+        Difference(kind=Kind.DROPPED, where=f"service {name}", key="depends_on.restart", detail=why) for name in asked
+    ]
 
 
 def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:

@@ -7,17 +7,17 @@ socket) is refused by name; so is what a cell would silently not do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.compose.health import read_health
 from belljar.compose.networks import names_of, read_networks
-from belljar.compose.order import Wait, awaited_by, check_waits, completed_of, in_order, restart_notes, waits_of
+from belljar.compose.order import Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
 from belljar.compose.service import Taken, program_of, read_service
 from belljar.compose.volumes import directories_of, tmpfs_of
-from belljar.compose.words import CannotKeepError, is_idle, mapping, names_in, switch
+from belljar.compose.words import CannotKeepError, Refusals, is_idle, mapping, names_in, refusal, switch
+from belljar.differences import Difference, Kind
 from belljar.units import printable
 
 __all__ = ["CannotKeepError", "Composed", "check_services", "default_service", "read_compose"]
@@ -36,7 +36,7 @@ class Composed:
         program: what runs in it, as a target cell's words: `command` or `arguments`, `directories` and `health`.
         network: for its range, in a policy's words; None: one cell alone.
         is_apart: the one service has `network_mode: none`: whatever network its policy has is not for it.
-        notes: for the operator.
+        differences: every key that is not plainly kept.
     """
 
     service: str
@@ -44,7 +44,7 @@ class Composed:
     program: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] | None = None
     is_apart: bool = False
-    notes: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 def read_compose(compose: Mapping[str, Any]) -> Composed:
@@ -66,29 +66,30 @@ def check_services(compose: Mapping[str, Any]) -> None:
 
 def _read(compose: Mapping[str, Any]) -> Composed:
     check_services(compose)
-    services, notes = _services(compose)  # first: of a file that has none, no key is shown
-    extra = sorted(str(key) for key in compose if key not in _TOP and not str(key).startswith("x-"))
-    if extra:
-        raise CannotKeepError(f"its compose file has {printable(', '.join(extra))}")
+    services, differences = _services(compose)  # first: of a file that has none, no key is shown
+    refused = Refusals()
+    for key in sorted(str(key) for key in compose):
+        with refused.collected():
+            if key not in _TOP and not key.startswith("x-"):
+                raise refusal("", key, "a cell takes over nothing of this part of a file")
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    refused: list[CannotKeepError] = []
     taken: dict[str, Taken] = {}
     for name, service in services.items():
-        with _noting(refused):
+        with refused.collected():
             taken[name] = read_service(name, service)
-    with _noting(refused):
+    with refused.collected():
         directories = directories_of(services, compose.get("volumes"))
-    with _noting(refused):
+    with refused.collected():
         joined = read_networks(services, compose.get("networks"))
-    _raise_all(refused)
+    refused.raise_all()
     read = {name: _read_one(name, services[name], taken[name], directories[name]) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
     check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
     own = read[default]
-    notes += restart_notes(services)
-    notes += [note for service in read.values() for note in service.taken.notes]
+    differences += restarts(services)
+    differences += [fact for service in taken.values() for fact in service.differences]
     network = _network(read, names_of(services, default), joined, waits, own=default) if len(order) > 1 else None
     return Composed(
         service=default,
@@ -96,23 +97,8 @@ def _read(compose: Mapping[str, Any]) -> Composed:
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].get("network_mode") == "none",
-        notes=tuple(dict.fromkeys([*notes, *_without_effect(read)])),
+        differences=tuple(dict.fromkeys(differences)),
     )
-
-
-@contextmanager
-def _noting(refused: list[CannotKeepError]) -> Iterator[None]:
-    """What is refused in the block is noted, for `_raise_all`."""
-    try:
-        yield
-    except CannotKeepError as error:
-        refused.append(error)
-
-
-def _raise_all(refused: Sequence[CannotKeepError]) -> None:
-    """One error for all: who mends a file wants to do it once."""
-    if refused:
-        raise CannotKeepError("; ".join(map(str, refused)), mend=refused[0].mend if len(refused) == 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,16 +122,18 @@ def _read_one(name: str, service: Mapping[str, Any], taken: Taken, directories: 
     return _Service(taken, program, read_health(service.get("healthcheck"), name=name))
 
 
-def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """The services that run, and a note on those that don't: no profile is ever active."""
+def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], list[Difference]]:
+    """The services that run, and those that don't: no profile is ever active."""
     written = mapping(compose.get("services"), "services")
     named = {name: mapping(service, f"service {name}") for name, service in written.items()}
     resting = [name for name, service in named.items() if names_in(service.get("profiles"))]
     services = {name: service for name, service in named.items() if name not in resting}
     if not services:
         raise CannotKeepError("its compose file has no services")
-    listed = printable(", ".join(resting))
-    return services, [f"no profile of a compose file is active: left out are {listed}"] if resting else []
+    why = "no profile is active: the service does not run"
+    return services, [
+        Difference(kind=Kind.DROPPED, where=f"service {name}", key="profiles", detail=why) for name in resting
+    ]
 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
@@ -194,8 +182,3 @@ def _end_of_start(name: str, service: _Service, completed: frozenset[str]) -> di
     if name in completed:
         return {"completes": True}
     return {"health": service.health} if service.health else {}
-
-
-def _without_effect(read: Mapping[str, _Service]) -> list[str]:
-    keys = sorted({key for service in read.values() for key in service.taken.idle})
-    return [f"of the compose file, without effect in a cell: {', '.join(keys)}"] if keys else []

@@ -1,8 +1,8 @@
 """One service of a compose file: what becomes of each of its keys. Pure.
 
 Every key that Compose knows is in one of the tables below: read here (`TAKEN`), read by the modules for health, networks, volumes and order (`ELSEWHERE`), true of a
-cell anyway for some values (`TRUE_ANYWAY`), without effect and said so (`WITHOUT_EFFECT`), or refused with a reason (`REFUSED`). A key in none of them is no
-key of Compose's, and refused.
+cell anyway for some values (`TRUE_ANYWAY`), dropped with a reason (`DROPPED`), or refused with one (`REFUSED`). A key in none of them is no key of Compose's, and
+refused.
 
 Source: compose-spec schema/compose-spec.json, `definitions.service`.
 """
@@ -16,17 +16,19 @@ from typing import Any, Final
 from belljar.compose.volumes import tmpfs_of
 from belljar.compose.words import (
     CannotKeepError,
+    Refusals,
     count,
     mapping,
     names_in,
     processors,
+    refusal,
     size,
     switch,
     text,
     words,
 )
+from belljar.differences import Difference, Kind
 from belljar.policy.reference import IMAGE_ID, parse_reference
-from belljar.units import printable
 
 STAND_INS: Final = frozenset({"", "aisiuk/inspect-tool-support"})
 """Images that only mean *some ordinary Linux with the usual tools*: the default image is one."""
@@ -37,17 +39,31 @@ RUNTIMES: Final = frozenset(
     }
 )
 """Whose only meaning is how strongly a container is isolated."""
+_NOT_RESTARTED: Final = "a program that ends is not started again"
 _NO_NEW_PRIVILEGES: Final = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
-_MEND_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
+_HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
 
 
 @dataclass
 class Taken:
-    """What one service comes to, while it is read: a policy's words, the keys without effect, sentences for the operator."""
+    """What one service comes to, while it is read: a policy's words, and what differs."""
 
+    service: str
     words: dict[str, Any] = field(default_factory=dict)
-    idle: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+    def differs(self, kind: Kind, key: str, detail: str, *, hint: str = "") -> None:
+        """Note what became of one key."""
+        where = f"service {self.service}"
+        self.differences.append(Difference(kind=kind, where=where, key=key, detail=detail, hint=hint))
+
+    def changed(self, key: str, detail: str) -> None:
+        """It is there in another form."""
+        self.differs(Kind.CHANGED, key, detail)
+
+    def dropped(self, key: str, detail: str) -> None:
+        """It is not there, and the model can do the same without it."""
+        self.differs(Kind.DROPPED, key, detail)
 
 
 _Take = Callable[[Any, Taken], bool]
@@ -55,31 +71,34 @@ _Take = Callable[[Any, Taken], bool]
 
 
 def read_service(name: str, service: Mapping[str, Any]) -> Taken:
-    """Read one service's own keys. Raises `CannotKeepError` that names each key a cell can't keep."""
-    taken = Taken()
-    refused: dict[str, str] = {}
+    """Read one service's own keys. Raises `CannotKeepError` with each key that a cell can't keep."""
+    taken = Taken(name)
+    refused = Refusals()
     for key, value in service.items():
         if value is None or key in ELSEWHERE or key.startswith("x-"):
             continue
-        if not _take(key, value, taken):
-            refused[key] = {**REFUSED, **_OTHERWISE}.get(key, "" if key in KEYS else "no key of Compose's")
-    if "build" in service and text(service.get("image") or "").removesuffix(":latest") in STAND_INS:
-        raise CannotKeepError(f"{_asks(name, ['build'])}: a cell does not build images", mend=_MEND_BUILD)
-    if refused:
-        reasons = "; ".join(f"{key}: {why}" for key, why in sorted(refused.items()) if why)
-        raise CannotKeepError(_asks(name, refused) + (f" ({printable(reasons)})" if reasons else ""))
+        with refused.collected():
+            if not _take(key, value, taken):
+                raise refusal(f"service {name}", key, _reason(key))
+    image = text(service.get("image") or "").removesuffix(":latest")
+    if service.get("build") is not None and image in STAND_INS:
+        with refused.collected():
+            why = "a cell does not build images"
+            raise refusal(f"service {name}", "build", why, hint=_HINT_BUILD)
+    refused.raise_all()
     return taken
 
 
-def _asks(name: str, keys: Sequence[str] | Mapping[str, str]) -> str:
-    return f"its compose service {printable(name)} asks for {printable(', '.join(sorted(keys)))}, which a cell can't honour"
+def _reason(key: str) -> str:
+    known = {**REFUSED, **_OTHERWISE}
+    return known.get(key, "its value can't be read" if key in KEYS else "Compose has no such key")
 
 
 def _take(key: str, value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    if key in WITHOUT_EFFECT:
-        taken.idle.add(key)
-        return True
     try:
+        if key in DROPPED:
+            taken.dropped(key, DROPPED[key])
+            return True
         if key in TRUE_ANYWAY:
             return TRUE_ANYWAY[key](value)
         return key in TAKEN and TAKEN[key](value, taken)
@@ -98,15 +117,17 @@ def _image(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
         try:
             name = parse_reference(name).familiar
         except ValueError as error:
-            raise CannotKeepError(f"its compose file's `image`: {error}") from None
+            raise refusal(f"service {taken.service}", "image", str(error)) from None
     if name not in STAND_INS:
         taken.words["image"] = name
     return True
 
 
 def _build(_value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    taken.notes.append(
-        "nothing is built: a compose service that has `build` gets from the store the image of its `image`, or of the name that `docker compose build` would give it"
+    taken.changed(
+        "build",
+        "nothing is built: the image comes from the store, by the name in `image` or the name that "
+        "`docker compose build` gives it",
     )
     return True
 
@@ -127,9 +148,10 @@ def _environment(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
         split = [text(line).partition("=") for line in names_in(value)]
         pairs = {name: item if equals else None for name, equals, item in split}
     if left_out := sorted(name for name, item in pairs.items() if item is None):
-        names = printable(", ".join(left_out))
-        taken.notes.append(
-            f"this host's environment is not read: a compose file's variables without a value are not set ({names})"
+        names = ", ".join(left_out)
+        taken.changed(
+            "environment",
+            f"this host's environment is not read: variables without a value are not set ({names})",
         )
     taken.words["env"] = {name: item for name, item in pairs.items() if item is not None}
     return True
@@ -157,37 +179,35 @@ def _deploy(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     """Limits are kept; replicas and devices are not to be had; the rest is a swarm's."""
     fields = mapping(value, "deploy")
     if "restart_policy" in fields:
-        _restart(None, taken)
+        taken.dropped("deploy.restart_policy", _NOT_RESTARTED)
     resources = mapping(fields.get("resources"), "deploy.resources")
     known = {"resources", "replicas", "restart_policy", *_DEPLOY_IDLE}
     if set(fields) - known or set(resources) - {"limits", "reservations"} or not _one(fields.get("replicas", 1)):
         return False
     if set(mapping(resources.get("reservations"), "deploy.resources.reservations")) - {"cpus", "memory"}:
         return False
-    taken.idle |= {f"deploy.{key}" for key in fields if key in _DEPLOY_IDLE}
+    for key in fields:
+        if key in _DEPLOY_IDLE:
+            taken.dropped(f"deploy.{key}", "it tells a swarm where and how to run a service")
     limits = mapping(resources.get("limits"), "deploy.resources.limits")
     return all(key in _DEPLOYED and TAKEN[_DEPLOYED[key]](limit, taken) for key, limit in limits.items())
 
 
 def _read_only(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     if switch(value):
-        taken.notes.append(
-            "a cell's root can be written, whatever `read_only` says: it is one cell's, and gone with it"
-        )
+        taken.dropped("read_only", "a cell's root file system is its own, can be written, and ends with the cell")
     return True
 
 
 def _tmpfs(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     if tmpfs_of(value):
-        taken.notes.append(
-            "a `tmpfs` is a directory of the cell, made where the image has none: all of a cell is gone with it; options of it are not kept"
-        )
+        taken.changed("tmpfs", "it is a directory of the cell, which ends with the cell; its options are not kept")
     return True
 
 
 def _shm_size(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     size(value)
-    taken.notes.append("shared memory may take at least half of a cell's memory, whatever `shm_size` says")
+    taken.dropped("shm_size", "shared memory may take at least half of a cell's memory")
     return True
 
 
@@ -195,33 +215,38 @@ def _ulimits(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     if not isinstance(value, Mapping):
         return False
     if value:
-        taken.notes.append("a cell has its own limits of open files, processes and core dumps, whatever `ulimits` says")
+        taken.dropped("ulimits", "a cell has its own limits of open files, processes and core dumps")
     return True
 
 
 def _ports(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    taken.notes.append(
-        "no port of a cell is published on this host, whatever `ports` says; the cells of the range reach it"
-    )
-    return isinstance(value, Sequence)
+    if not isinstance(value, Sequence):
+        return False
+    if value:
+        taken.dropped("ports", "no port is published on this host; the range's cells reach all of them")
+    return True
 
 
 def _restart(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     if value not in (False, "no"):
-        taken.notes.append("a cell's program that ends is not started again, whatever `restart` says")
+        taken.dropped("restart", _NOT_RESTARTED)
     return True
 
 
 def _platform(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     """The image in the store is one of this machine's architecture: another is refused where it is imported."""
-    taken.idle.add("platform")
-    return text(value).startswith("linux")
+    if not text(value).startswith("linux"):
+        return False
+    taken.dropped("platform", "the image is one of this machine's architecture")
+    return True
 
 
 def _runtime(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     """One that a container's host may have: a cell's walls are no file's to choose, stronger or weaker."""
-    taken.notes.append("how a cell is isolated is its policy's to say, whatever `runtime` says")
-    return value in RUNTIMES
+    if value not in RUNTIMES:
+        return False
+    taken.dropped("runtime", "the policy decides how a cell is isolated")
+    return True
 
 
 def _one(value: Any) -> bool:  # noqa: ANN401 - YAML
@@ -283,14 +308,18 @@ TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(("cap_add", "devices", "extra_hosts", "secrets", "configs"), _empty),
 }
 """Which values are true of a cell; with any other the key is refused."""
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        *("annotations", "labels", "label_file", "logging", "attach", "develop", "pull_policy", "pull_refresh_after"),
-        *("stdin_open", "tty", "stop_signal", "stop_grace_period", "cap_drop"),
-        *("mem_reservation", "memswap_limit", "mem_swappiness", "cpu_shares", "oom_score_adj"),
-    }
-)
-"""What a cell does not have, or what only tunes the host's: leaving it out lets the guest do nothing more to the host, and is said once."""
+_NO_USE: Final = "nothing in a cell depends on it"
+_TUNES_HOST: Final = "it divides a host between containers, and a cell has its own limits"
+DROPPED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("annotations", "labels", "label_file", "logging", "attach"), _NO_USE),
+    **dict.fromkeys(("develop", "pull_policy", "pull_refresh_after"), _NO_USE),
+    **dict.fromkeys(("stdin_open", "tty"), "nobody types into a cell's program"),
+    **dict.fromkeys(("stop_signal", "stop_grace_period"), "a cell is destroyed, not stopped"),
+    "cap_drop": "a cell's program has no capability over its kernel",
+    **dict.fromkeys(("mem_reservation", "memswap_limit", "mem_swappiness"), _TUNES_HOST),
+    **dict.fromkeys(("cpu_shares", "oom_score_adj"), _TUNES_HOST),
+}
+"""What is left out whatever its value, and why a model can do the same without it."""
 _HOST: Final = "it would open this host to the cell"
 _OTHER: Final = "it would share with another container"
 _FILES: Final = "a cell takes over no file of this host; put it into the image, or into the policy's `files`"
@@ -320,7 +349,7 @@ _OTHERWISE: Final[Mapping[str, str]] = {
     "runtime": _HOST,
 }
 """Why some values of keys that are taken are refused."""
-KEYS: Final = frozenset({*TAKEN, *ELSEWHERE, *TRUE_ANYWAY, *WITHOUT_EFFECT, *REFUSED})
+KEYS: Final = frozenset({*TAKEN, *ELSEWHERE, *TRUE_ANYWAY, *DROPPED, *REFUSED})
 
 
 # ---- what runs
@@ -338,5 +367,5 @@ def program_of(name: str, service: Mapping[str, Any]) -> dict[str, Any]:
         return {} if arguments is None else {"arguments": arguments}
     whole = [*words(entrypoint), *(arguments or ())]
     if not whole:
-        raise CannotKeepError(f"its compose service {printable(name)} has an empty entrypoint and no command")
+        raise refusal(f"service {name}", "entrypoint", "it is empty, and there is no command")
     return {"command": whole}

@@ -10,7 +10,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any, Final
 
-from belljar.compose.words import CannotKeepError, mapping, switch, text
+from belljar.compose.words import CannotKeepError, Refusals, mapping, refusal, switch, text
 from belljar.units import printable
 
 _HOST: Final = "no directory of this host is shown in a cell"
@@ -21,10 +21,17 @@ _LONG: Final = frozenset({"type", "source", "target", "read_only", "volume", "co
 def directories_of(services: Mapping[str, Mapping[str, Any]], volumes: object) -> dict[str, list[str]]:
     """The directories that each service's volumes are in its cell. Raises `CannotKeepError` for any other kind of volume, by the service's name."""
     declared = {name: mapping(settings, f"volume {name}") for name, settings in mapping(volumes, "volumes").items()}
+    refused = Refusals()
     for name, settings in declared.items():
-        _check_plain(name, settings)
+        with refused.collected():
+            _check_plain(name, settings)
     owner: dict[str, str] = {}
-    return {name: _directories(name, service.get("volumes"), declared, owner) for name, service in services.items()}
+    found: dict[str, list[str]] = {}
+    for name, service in services.items():
+        with refused.collected():
+            found[name] = _directories(name, service.get("volumes"), declared, owner)
+    refused.raise_all()
+    return found
 
 
 def tmpfs_of(tmpfs: object) -> list[str]:
@@ -47,7 +54,7 @@ def _check_plain(name: str, settings: Mapping[str, Any]) -> None:
         is_usual = key == "driver" and value in (None, "local")
         is_off = key in ("external", "driver_opts") and value in (None, False, "false", {})
         if key not in _PLAIN and not key.startswith("x-") and not is_usual and not is_off:
-            raise CannotKeepError(f"its compose file's volume {printable(name)} asks for {printable(key)}: {_HOST}")
+            raise refusal(f"volume {name}", key, _HOST)
 
 
 def _directories(name: str, mounts: object, declared: Mapping[str, Any], owner: dict[str, str]) -> list[str]:
@@ -55,12 +62,22 @@ def _directories(name: str, mounts: object, declared: Mapping[str, Any], owner: 
         return []
     if not isinstance(mounts, list):
         raise _refused(name, mounts, "they are no list")
+    refused = Refusals()
+    found: list[str] = []
+    for mount in mounts:
+        with refused.collected():
+            found.append(_checked(name, mount, declared, owner))
+    refused.raise_all()
+    return found
+
+
+def _checked(name: str, mount: object, declared: Mapping[str, Any], owner: dict[str, str]) -> str:
     try:
-        return [_directory(name, mount, declared, owner) for mount in mounts]
+        return _directory(name, mount, declared, owner)
     except CannotKeepError:
         raise
     except (TypeError, ValueError) as error:
-        raise _refused(name, mounts, str(error)) from error
+        raise _refused(name, mount, str(error)) from error
 
 
 def _directory(name: str, mount: object, declared: Mapping[str, Any], owner: dict[str, str]) -> str:
@@ -102,7 +119,4 @@ def _long(name: str, mount: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _refused(name: str, mount: object, why: str) -> CannotKeepError:
-    shown = printable(str(mount), max_chars=100)
-    return CannotKeepError(
-        f"its compose service {printable(name)} asks for volumes, which a cell can't honour ({shown}: {printable(why)})"
-    )
+    return refusal(f"service {name}", "volumes", f"{printable(str(mount), max_chars=100)}: {why}")

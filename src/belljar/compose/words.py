@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
+from belljar.differences import Difference, Kind, told
 from belljar.units import printable
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
@@ -36,11 +38,44 @@ _ESCAPED: Final = re.compile(r"""\\(["\\])""")
 
 
 class CannotKeepError(ValueError):
-    """A cell would not be what the file says; the text names the field. `mend`: what to do, "" for the usual."""
+    """A cell would not be what the file says.
 
-    def __init__(self, message: str, *, mend: str = "") -> None:
-        super().__init__(message)
-        self.mend = mend
+    Attributes:
+        differences: what is refused, each key of each service for itself.
+        mend: what to do, "" for the usual.
+    """
+
+    def __init__(self, message: str = "", *, mend: str = "", differences: Iterable[Difference] = ()) -> None:
+        refused = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=mend),)
+        super().__init__(message or "; ".join(told(refused)))
+        self.differences = refused
+        self.mend = mend or (refused[0].hint if len(refused) == 1 else "")
+
+
+def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
+    """The error for one key of one part: `service web`, `network lan`."""
+    fact = Difference(kind=Kind.REFUSED, where=where, key=key, detail=detail, hint=hint)
+    return CannotKeepError(differences=(fact,))
+
+
+class Refusals:
+    """Collects what is refused of a file, so that its author sees all of it at once."""
+
+    def __init__(self) -> None:
+        self._found: list[Difference] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """What is refused in the block is kept for `raise_all`."""
+        try:
+            yield
+        except CannotKeepError as error:
+            self._found += error.differences
+
+    def raise_all(self) -> None:
+        """Raises one `CannotKeepError` if anything was refused."""
+        if self._found:
+            raise CannotKeepError(differences=dict.fromkeys(self._found))
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from belljar.compose.document import (
     read_document,
 )
 from belljar.compose.read import default_service
+from belljar.differences import told
 from belljar.errors import PolicyError
 from belljar.harness.compat import NO_NETWORK, Refused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
@@ -80,7 +81,7 @@ def stand_in(
     judgement = judge(spec.type, has_config=spec.config is not None, compose=None, dockerfile=dockerfile)
     if isinstance(judgement, Refused):
         raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    return SandboxEnvironmentSpec(OURS, beside_policy(directory)), list(judgement.notes)
+    return SandboxEnvironmentSpec(OURS, beside_policy(directory)), list(told(judgement.differences))
 
 
 def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> BelljarConfig:

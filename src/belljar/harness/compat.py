@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.read import CannotKeepError, Composed, check_services, read_compose
+from belljar.differences import Difference, Kind
 from belljar.policy.network import OWN_CELL
 from belljar.units import printable
 
@@ -23,18 +24,19 @@ NO_NETWORK: Final = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honoured:
-    """What a cell takes over: fields for `BelljarConfig`, and notes for the operator."""
+    """What a cell takes over: fields for `BelljarConfig`, and what differs from the task."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a cell can't stand in, and what to do."""
+    """Why a cell can't stand in, and what to do; of a compose file each key for itself."""
 
     reason: str
     mend: str
+    differences: tuple[Difference, ...] = ()
 
 
 Judgement = Honoured | Refused
@@ -55,7 +57,7 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, doc
     """
     if kind == "local":
         return Honoured(
-            notes=("the task asked for the local sandbox, this host itself: it gets a cell with the default image",)
+            differences=_replaced("the task asks for this host itself: it gets a cell with the default image")
         )
     if dockerfile:
         return DOCKERFILE
@@ -63,12 +65,16 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, doc
         return judge_compose(compose)
     if kind == "docker" or not has_config:
         return Honoured(
-            notes=(f"sandbox {printable(kind)} without a configuration: a cell with the policy's image stands in",)
+            differences=_replaced(f"sandbox {kind} has no configuration: it gets a cell with the policy's image")
         )
     return Refused(
         reason=f"its sandbox {printable(kind)} has a configuration that a cell can't honour",
         mend="give a policy with --policy",
     )
+
+
+def _replaced(detail: str) -> tuple[Difference, ...]:
+    return (Difference(kind=Kind.CHANGED, key="sandbox", detail=detail),)
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:
@@ -89,7 +95,7 @@ def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *
         found = read_compose(settled.document)
     except (TypeError, ValueError, RecursionError) as error:
         return _refused(error)
-    return Honoured(changes=_changes(found), notes=(*settled.notes, *found.notes))
+    return Honoured(changes=_changes(found), differences=(*settled.differences, *found.differences))
 
 
 def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
@@ -105,6 +111,7 @@ def _refused(error: Exception) -> Refused:
     return Refused(
         reason=printable(str(error), max_chars=1000),
         mend=(error.mend if isinstance(error, CannotKeepError) else "") or _MEND_COMPOSE,
+        differences=error.differences if isinstance(error, CannotKeepError) else (),
     )
 
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from belljar.compose.document import as_document, is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.differences import told
 from belljar.errors import PolicyError
 from belljar.harness.compat import DOCKERFILE, NO_NETWORK, Refused, judge_compose, judge_for_sample, shaping_variables
 from belljar.harness.operator import POLICY_VARIABLE, Operator, permitted, read_operator
@@ -121,7 +122,7 @@ def of_compose(
     judgement = judge_compose(document)
     if isinstance(judgement, Refused):
         raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    return base.model_copy(update=dict(judgement.changes)), judgement.notes
+    return base.model_copy(update=dict(judgement.changes)), told(judgement.differences)
 
 
 def check_below(path: Path, directory: Path) -> None:
@@ -157,7 +158,7 @@ def settled(
     judgement = judge_for_sample(json.loads(config.compose), known, blanks=metadata is None)
     if isinstance(judgement, Refused):
         raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    return config.model_copy(update={"compose": "", **judgement.changes}), judgement.notes
+    return config.model_copy(update={"compose": "", **judgement.changes}), told(judgement.differences)
 
 
 def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.words import CannotKeepError
+from belljar.differences import Kind
 from belljar.harness.config import expand as expand_in_policy
 
 GIVEN = {"SAMPLE_METADATA_A": "one", "SAMPLE_METADATA_E": ""}
@@ -81,9 +82,8 @@ def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, "secret")
     found = interpolate({"x": "${PORT:-8000} ${SAMPLE_METADATA_N:-none}"}, {})
     assert found.document == {"x": "8000 none"}
-    assert found.notes == (
-        "this host's environment is not read: a compose file's variables have their defaults (PORT)",
-    )
+    (fact,) = found.differences
+    assert (fact.kind, fact.key) == (Kind.CHANGED, "$PORT")
 
 
 def test_keys_stay_and_values_of_all_kinds_are_read() -> None:

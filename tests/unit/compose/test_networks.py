@@ -85,7 +85,7 @@ def test_a_network_must_be_declared() -> None:
 )
 def test_what_a_range_is_not_is_refused_by_name(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
     """Also where no service joins it."""
-    with pytest.raises(CannotKeepError, match=f"network n asks for {key}"):
+    with pytest.raises(CannotKeepError, match=f"network n: `{key}` is refused"):
         read_compose({**two(), "networks": {"n": {key: value}}})
 
 
@@ -120,7 +120,7 @@ def test_what_a_range_is_anyway() -> None:
 )
 def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # noqa: ANN401 - YAML
     """Addresses above all."""
-    with pytest.raises(CannotKeepError, match=f"service shop in network default asks for {key}"):
+    with pytest.raises(CannotKeepError, match=f"service shop in network default: `{key}` is refused"):
         read_compose(two(networks={"default": {key: value}}))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.read import MAX_SERVICES, CannotKeepError, Composed, read_compose
+from belljar.differences import Kind, told
 from belljar.harness.compat import Refused, judge_compose
 
 
@@ -94,7 +95,9 @@ def test_services_start_in_the_order_of_their_waits() -> None:
 def test_a_service_of_a_profile_is_left_out() -> None:
     """No profile is ever active: what activates one is this host's environment. It is said; who depends on it is refused."""
     found = read_compose(two(profiles=["debug"]))
-    assert (found.network, found.notes) == (None, ("no profile of a compose file is active: left out are shop",))
+    (fact,) = found.differences
+    assert found.network is None
+    assert (fact.kind, fact.where, fact.key) == (Kind.DROPPED, "service shop", "profiles")
     file = two(profiles=["debug"])
     file["services"]["default"]["depends_on"] = ["shop"]
     with pytest.raises(CannotKeepError, match="shop, which there is not"):
@@ -114,19 +117,31 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     file = two(privileged=True, network_mode="host", volumes=["/var/run/docker.sock:/var/run/docker.sock"])
     file["services"]["default"] |= {"devices": ["/dev/kvm"]}
     file["networks"] = {"lan": {"external": True}}
+    file["configs"] = {"c": {"content": "x"}}
     with pytest.raises(CannotKeepError) as refused:
         read_compose(file)
-    said = str(refused.value)
-    assert said.count("service shop asks for") == 2
-    for word in ("network_mode", "privileged", "volumes", "service default asks for devices", "external"):
-        assert word in said
+    assert {(fact.where, fact.key) for fact in refused.value.differences} == {
+        ("service shop", "privileged"),
+        ("service shop", "network_mode"),
+        ("service shop", "volumes"),
+        ("service default", "devices"),
+        ("network lan", "external"),
+        ("", "configs"),
+    }
+    assert all(fact.key in str(refused.value) for fact in refused.value.differences)
 
 
-def test_what_has_no_effect_is_said_once() -> None:
-    """One sentence for all services."""
-    file = two(labels={"a": "b"}, stop_grace_period="1s")
+def test_each_key_of_each_service_is_a_fact() -> None:
+    """In the order of the file; the sentences for a person name what is the same together."""
+    file = two(labels={"a": "b"}, attach=False)
     file["services"]["default"]["labels"] = ["c=d"]
-    assert read_compose(file).notes == ("of the compose file, without effect in a cell: labels, stop_grace_period",)
+    found = read_compose(file).differences
+    assert [(fact.where, fact.key) for fact in found] == [
+        ("service default", "labels"),
+        ("service shop", "labels"),
+        ("service shop", "attach"),
+    ]
+    assert len(told(found)) == 2
 
 
 def test_the_most_services() -> None:

@@ -13,6 +13,7 @@ from inspect_ai import Task
 from inspect_ai.dataset import Sample
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 
+from belljar.differences import Kind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
 from belljar.harness.compat import Honoured, Refused, judge, judge_compose, judge_for_sample, shaping_variables
@@ -45,7 +46,7 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "network": "none",
         "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
     }
-    assert "variables without a value are not set (B)" in judgement.notes[0]
+    assert [(fact.kind, fact.key) for fact in judgement.differences] == [(Kind.CHANGED, "environment")]
     assert judge_compose(service(image="aisiuk/inspect-tool-support")) == Honoured(changes={"program": "{}"})
 
 
