@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any, Final
 
 from belljar.compose.words import CannotKeepError, Refusals, mapping, names_in, refusal, switch, text
+from belljar.differences import Difference, Kind
 from belljar.units import printable
 
 _CELL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _IMPLICIT: Final = "default"
 _OWN: Final = "default"
+_DRAWN: Final = "addresses are drawn for each range"
+_OF_HOST: Final = "it is about a host's side of the network, which a range does not have"
+_HOSTS_OPTIONS: Final = frozenset(
+    {
+        "com.docker.network.bridge.name",
+        "com.docker.network.bridge.enable_ip_masquerade",
+        "com.docker.network.bridge.host_binding_ipv4",
+        "com.docker.network.driver.mtu",
+    }
+)
+_ADDRESS: Final = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])", re.ASCII)
 TOP_KEYS: Final[Mapping[str, str]] = {
     "name": "",
     "driver": "only `bridge`",
-    "driver_opts": "none",
-    "ipam": "no subnet or driver of its own: addresses are drawn for each range",
+    "driver_opts": "only those of a host's side of a bridge",
+    "ipam": "only subnets and gateways: addresses are drawn for each range",
     "external": "a range never joins a network of others",
     "internal": "",
     "enable_ipv4": "it has IPv4",
@@ -35,7 +49,7 @@ SERVICE_KEYS: Final[Mapping[str, str]] = {
     "ipv4_address": "addresses are drawn for each range",
     "ipv6_address": "it has no IPv6",
     "link_local_ips": "addresses are drawn for each range",
-    "mac_address": "addresses are drawn for each range",
+    "mac_address": "",
     "driver_opts": "none",
     "priority": "",
     "gw_priority": "",
@@ -43,8 +57,13 @@ SERVICE_KEYS: Final[Mapping[str, str]] = {
 """Likewise of a service's place in one."""
 
 
-def read_networks(services: Mapping[str, Mapping[str, Any]], networks: object) -> dict[str, list[str]]:
-    """The networks of each service, by its name; empty where all share one, so that none is kept apart. Raises `CannotKeepError` for what a range can't be."""
+def read_networks(
+    services: Mapping[str, Mapping[str, Any]], networks: object
+) -> tuple[dict[str, list[str]], list[Difference]]:
+    """The networks of each service, by its name; empty where all share one, so that none is kept apart.
+
+    And what is not kept of them. Raises `CannotKeepError` for what a range can't be.
+    """
     declared = mapping(networks, "networks")
     refused = Refusals()
     for name, settings in declared.items():
@@ -54,8 +73,54 @@ def read_networks(services: Mapping[str, Mapping[str, Any]], networks: object) -
     for name, service in services.items():
         with refused.collected():
             _check_service(name, service, declared)
+    with refused.collected():
+        _check_subnets(services, declared)
     refused.raise_all()
-    return _apart(services) if len(services) > 1 else {}
+    differences = [*_dropped_of_networks(declared), *_dropped_of_places(services)]
+    return _apart(services) if len(services) > 1 else {}, differences
+
+
+def _dropped_of_networks(declared: Mapping[str, Any]) -> Iterator[Difference]:
+    for name, settings in declared.items():
+        fields = mapping(settings, f"network {name}")
+        where = f"network {name}"
+        if _subnets(fields):
+            yield Difference(kind=Kind.CHANGED, where=where, key="ipam", detail=_DRAWN)
+        if fields.get("driver_opts"):
+            yield Difference(kind=Kind.DROPPED, where=where, key="driver_opts", detail=_OF_HOST)
+
+
+def _dropped_of_places(services: Mapping[str, Mapping[str, Any]]) -> Iterator[Difference]:
+    for name, service in services.items():
+        joined = service.get("networks")
+        for network, place in joined.items() if isinstance(joined, Mapping) else ():
+            if mapping(place, "networks").get("mac_address"):
+                where = f"service {name} in network {network}"
+                yield Difference(kind=Kind.DROPPED, where=where, key="mac_address", detail=_DRAWN)
+
+
+def _subnets(fields: Mapping[str, Any]) -> list[IPv4Network]:
+    """What a network's `ipam` fixes. Raises `ValueError` for what is no IPv4 network."""
+    ipam = mapping(fields.get("ipam"), "ipam")
+    configs = ipam.get("config") or []
+    if not isinstance(configs, list):
+        raise ValueError("no list of subnets")
+    fixed = [mapping(config, "ipam") for config in configs]
+    return [IPv4Network(text(config["subnet"]), strict=False) for config in fixed if config.get("subnet")]
+
+
+def _check_subnets(services: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any]) -> None:
+    """Addresses are drawn for each range: a file that names one of a subnet of its own relies on it."""
+    for name, settings in declared.items():
+        for subnet in _subnets(mapping(settings, f"network {name}")):
+            if found := next((at for at in _addresses(str(services)) if at in subnet), None):
+                raise refusal(f"network {name}", "ipam", f"the file names {found}; {_DRAWN}")
+
+
+def _addresses(written: str) -> Iterator[IPv4Address]:
+    for found in _ADDRESS.findall(written):
+        with suppress(ValueError):
+            yield IPv4Address(found)
 
 
 def _check_service(name: str, service: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
@@ -101,14 +166,15 @@ def _keeps_network(key: str, value: Any) -> bool:  # noqa: ANN401 - YAML
     if key == "driver":
         return bool(value in ("bridge", "default"))
     if key == "ipam":
-        return not value or (set(value) == {"driver"} and value["driver"] == "default")
-    return not value if key == "driver_opts" else True
+        usual = value.get("driver") in (None, "default") and not set(value) - {"driver", "config"}
+        return usual and all(set(each) <= {"subnet", "gateway"} for each in value.get("config") or ())
+    return set(value or ()) <= _HOSTS_OPTIONS if key == "driver_opts" else True
 
 
 def _keeps_place(key: str, value: Any) -> bool:  # noqa: ANN401 - YAML
     if key == "interface_name":
         return bool(value == "eth0")
-    return True if key in ("aliases", "priority", "gw_priority") else not value
+    return True if key in ("aliases", "priority", "gw_priority", "mac_address") else not value
 
 
 # ---- names

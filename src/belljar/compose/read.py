@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.compose.extends import with_extended
 from belljar.compose.health import read_health
 from belljar.compose.networks import names_of, read_networks
 from belljar.compose.order import Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
@@ -82,7 +83,8 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     with refused.collected():
         directories = directories_of(services, compose.get("volumes"))
     with refused.collected():
-        joined = read_networks(services, compose.get("networks"))
+        joined, of_networks = read_networks(services, compose.get("networks"))
+        differences += of_networks
     refused.raise_all()
     read = {name: _read_one(name, services[name], taken[name], directories[name]) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
@@ -126,6 +128,7 @@ def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]],
     """The services that run, and those that don't: no profile is ever active."""
     written = mapping(compose.get("services"), "services")
     named = {name: mapping(service, f"service {name}") for name, service in written.items()}
+    named = with_extended(named)
     resting = [name for name, service in named.items() if names_in(service.get("profiles"))]
     services = {name: service for name, service in named.items() if name not in resting}
     if not services:

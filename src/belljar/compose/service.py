@@ -39,8 +39,10 @@ RUNTIMES: Final = frozenset(
     }
 )
 """Whose only meaning is how strongly a container is isolated."""
+_USUAL_PERIOD_US: Final = 100_000
 _NOT_RESTARTED: Final = "a program that ends is not started again"
-_NO_NEW_PRIVILEGES: Final = frozenset({"no-new-privileges", "no-new-privileges:true", "no-new-privileges=true"})
+_PROFILES: Final = frozenset({"label", "apparmor", "seccomp"})
+REFUSED_OPTION: Final = "it would open a cell's own walls"
 _HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
 
 
@@ -86,6 +88,7 @@ def read_service(name: str, service: Mapping[str, Any]) -> Taken:
             why = "a cell does not build images"
             raise refusal(f"service {name}", "build", why, hint=_HINT_BUILD)
     refused.raise_all()
+    _quota_as_processors(service, taken)
     return taken
 
 
@@ -171,6 +174,32 @@ def _resource(name: str, read: Callable[[Any], Any]) -> _Take:
     return take
 
 
+def _cpus(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """Whole processors; 0 is no limit to Docker, and none to a cell."""
+    if float(text(value)) == 0:
+        return True
+    whole = processors(value)
+    if whole != float(text(value)):
+        taken.changed("cpus", f"a cell has whole processors: {text(value)} becomes {whole}")
+    return _resource("cpus", processors)(value, taken)
+
+
+def _cpu_quota(value: Any, _taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """A whole number of microseconds, looked at here; both together are `_quota_as_processors`."""
+    return isinstance(int(text(value)), int)
+
+
+def _quota_as_processors(service: Mapping[str, Any], taken: Taken) -> None:
+    """A share of processing time is so many processors, rounded up, unless `cpus` says it."""
+    quota = int(text(service.get("cpu_quota") or 0))
+    period = int(text(service.get("cpu_period") or 0)) or _USUAL_PERIOD_US
+    if quota <= 0 or period < 0 or "cpus" in taken.words.get("resources", {}):
+        return
+    number = -(-quota // period)
+    taken.words["resources"] = {**taken.words.get("resources", {}), "cpus": number}
+    taken.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
+
+
 _DEPLOYED: Final = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
 _DEPLOY_IDLE: Final = frozenset({"labels", "mode", "endpoint_mode", "update_config", "rollback_config", "placement"})
 
@@ -245,7 +274,7 @@ def _runtime(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     """One that a container's host may have: a cell's walls are no file's to choose, stronger or weaker."""
     if value not in RUNTIMES:
         return False
-    taken.dropped("runtime", "the policy decides how a cell is isolated")
+    taken.dropped("runtime", _OWN_WALLS)
     return True
 
 
@@ -253,9 +282,18 @@ def _one(value: Any) -> bool:  # noqa: ANN401 - YAML
     return text(value) == "1"
 
 
-def _only_no_new_privileges(value: Any) -> bool:  # noqa: ANN401 - YAML
-    """A process of a cell never has new ones."""
-    return isinstance(value, list) and all(text(item) in _NO_NEW_PRIVILEGES for item in value)
+def _security_opt(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """Labels and profiles of a host's security modules narrow a container; a cell has its own filter."""
+    if not isinstance(value, list):
+        return False
+    for option in map(text, value):
+        name, _, rest = option.replace("=", ":", 1).partition(":")
+        if name == "no-new-privileges" and rest in ("", "true"):
+            continue  # true of every cell
+        if name not in _PROFILES or (name == "seccomp" and rest == "unconfined"):
+            raise refusal(f"service {taken.service}", "security_opt", f"{option}: {REFUSED_OPTION}")
+        taken.dropped("security_opt", f"{option}: a cell's programs have its own filter")
+    return True
 
 
 def _is(*allowed: object) -> Callable[[Any], bool]:
@@ -278,7 +316,11 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "environment": _environment,
     "working_dir": _to("workdir"),
     "user": _to("user"),
-    "cpus": _resource("cpus", processors),
+    "cpus": _cpus,
+    "cpu_count": _cpus,
+    "cpu_quota": _cpu_quota,
+    "cpu_period": _cpu_quota,
+    "security_opt": _security_opt,
     "mem_limit": _resource("memory", size),
     "pids_limit": _resource("processes", count),
     "deploy": _deploy,
@@ -292,7 +334,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "runtime": _runtime,
 }
 ELSEWHERE: Final = frozenset(
-    {"depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
+    {"extends", "depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
 )
 TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "init": lambda value: switch(value) in (True, False),
@@ -300,24 +342,32 @@ TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "network_mode": _is("none"),
     "privileged": _off,
     "use_api_socket": _off,
-    "oom_kill_disable": _off,
     "scale": _one,
     "ipc": _is("private", "shareable", "none"),
     "cgroup": _is("private"),
-    "security_opt": _only_no_new_privileges,
     **dict.fromkeys(("cap_add", "devices", "extra_hosts", "secrets", "configs"), _empty),
 }
 """Which values are true of a cell; with any other the key is refused."""
 _NO_USE: Final = "nothing in a cell depends on it"
 _TUNES_HOST: Final = "it divides a host between containers, and a cell has its own limits"
+_OWN_NAMES: Final = "each range answers its own names, and has no others"
+_OWN_WALLS: Final = "the policy decides how a cell is isolated"
 DROPPED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("annotations", "labels", "label_file", "logging", "attach"), _NO_USE),
     **dict.fromkeys(("develop", "pull_policy", "pull_refresh_after"), _NO_USE),
     **dict.fromkeys(("stdin_open", "tty"), "nobody types into a cell's program"),
-    **dict.fromkeys(("stop_signal", "stop_grace_period"), "a cell is destroyed, not stopped"),
-    "cap_drop": "a cell's program has no capability over its kernel",
+    **dict.fromkeys(("stop_signal", "stop_grace_period", "pre_stop"), "a cell is destroyed, not stopped"),
+    "cap_drop": "root in a cell keeps the usual capabilities, all of them over the cell alone",
+    "cpuset": "a cell's processors are its own",
     **dict.fromkeys(("mem_reservation", "memswap_limit", "mem_swappiness"), _TUNES_HOST),
-    **dict.fromkeys(("cpu_shares", "oom_score_adj"), _TUNES_HOST),
+    **dict.fromkeys(("cpu_shares", "cpu_percent", "blkio_config"), _TUNES_HOST),
+    **dict.fromkeys(("cpu_rt_period", "cpu_rt_runtime"), _TUNES_HOST),
+    **dict.fromkeys(("oom_score_adj", "oom_kill_disable", "cgroup_parent"), _TUNES_HOST),
+    "storage_opt": "the policy decides how much a cell may write",
+    "userns_mode": "the users of a cell are its own, and none of this host's",
+    "isolation": _OWN_WALLS,
+    **dict.fromkeys(("dns", "dns_opt", "dns_search", "domainname"), _OWN_NAMES),
+    "mac_address": "hardware addresses are drawn anew for each range",
 }
 """What is left out whatever its value, and why a model can do the same without it."""
 _HOST: Final = "it would open this host to the cell"
@@ -326,25 +376,21 @@ _FILES: Final = "a cell takes over no file of this host; put it into the image, 
 _LIMIT: Final = "a cell has no such limit"
 _ADDRESS: Final = "names and addresses of a range are drawn anew for each"
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("privileged", "devices", "device_cgroup_rules", "gpus", "pid", "userns_mode", "uts", "use_api_socket"), _HOST
-    ),
-    **dict.fromkeys(("cgroup", "cgroup_parent", "isolation", "credential_spec", "storage_opt"), _HOST),
-    **dict.fromkeys(("cap_add", "security_opt", "sysctls"), "the walls of a cell are the policy's alone"),
+    **dict.fromkeys(("privileged", "devices", "device_cgroup_rules", "gpus", "pid", "uts", "cgroup"), _HOST),
+    **dict.fromkeys(("use_api_socket", "credential_spec"), _HOST),
+    **dict.fromkeys(("cap_add", "sysctls"), "the walls of a cell are the policy's alone"),
     **dict.fromkeys(("ipc", "volumes_from", "external_links"), _OTHER),
     **dict.fromkeys(("env_file", "configs", "secrets"), _FILES),
     "extra_hosts": "neither this host nor an address of your choice is in a range; services are known by their names and aliases",
-    **dict.fromkeys(("dns", "dns_opt", "dns_search", "domainname", "mac_address"), _ADDRESS),
     "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
-    **dict.fromkeys(("cpu_count", "cpu_percent", "cpu_quota", "cpu_period", "cpu_rt_period", "cpu_rt_runtime"), _LIMIT),
-    **dict.fromkeys(("cpuset", "blkio_config", "oom_kill_disable"), _LIMIT),
     "group_add": "put the groups into the image",
-    **dict.fromkeys(("post_start", "pre_stop"), "put it into the service's command"),
-    **dict.fromkeys(("extends", "provider", "models"), "write the service out"),
+    "post_start": "put it into the service's command",
+    **dict.fromkeys(("provider", "models"), "a cell takes over nothing that is provided elsewhere"),
     "scale": "each service is one cell",
 }
 """Why, for the operator. Keys that are in `TRUE_ANYWAY` too are refused for other values."""
 _OTHERWISE: Final[Mapping[str, str]] = {
+    "security_opt": "its value can't be read",
     "deploy": "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not to be had",
     "runtime": _HOST,
 }

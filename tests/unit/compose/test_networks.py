@@ -9,6 +9,7 @@ from tests.unit.compose.test_read import shop, two
 
 from belljar.compose.networks import SERVICE_KEYS, TOP_KEYS
 from belljar.compose.read import CannotKeepError, read_compose
+from belljar.differences import Kind
 
 # Every property of `definitions.network`, and of a service's `networks`, in compose-spec's schema/compose-spec.json.
 NETWORK = "name driver driver_opts ipam external internal enable_ipv4 enable_ipv6 attachable labels"
@@ -76,8 +77,9 @@ def test_a_network_must_be_declared() -> None:
         ("driver", "host"),
         ("driver", "macvlan"),
         ("driver_opts", {"com.docker.network.bridge.enable_icc": "false"}),
-        ("ipam", {"config": [{"subnet": "172.16.238.0/24"}]}),
         ("ipam", {"driver": "other"}),
+        ("ipam", {"config": [{"subnet": "172.16.238.0/24", "ip_range": "172.16.238.0/28"}]}),
+        ("ipam", {"config": [{"subnet": "172.16.238.0/24", "aux_addresses": {"a": "172.16.238.5"}}]}),
         ("enable_ipv6", True),
         ("enable_ipv4", False),
         ("made_up", 1),
@@ -112,7 +114,6 @@ def test_what_a_range_is_anyway() -> None:
         ("ipv4_address", "172.16.238.10"),
         ("ipv6_address", "2001:db8::1"),
         ("link_local_ips", ["169.254.1.1"]),
-        ("mac_address", "02:42:ac:11:00:02"),
         ("driver_opts", {"a": "b"}),
         ("interface_name", "eth1"),
         ("made_up", 1),
@@ -122,6 +123,30 @@ def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # n
     """Addresses above all."""
     with pytest.raises(CannotKeepError, match=f"service shop in network default: `{key}` is refused"):
         read_compose(two(networks={"default": {key: value}}))
+
+
+def test_what_nothing_relies_on_is_not_kept() -> None:
+    """A subnet that no address of the file is in, and settings of a host's side of a bridge; each is a fact."""
+    own: dict[str, Any] = {"ipam": {"config": [{"subnet": "172.30.0.0/16", "gateway": "172.30.0.1"}]}}
+    own["driver_opts"] = {"com.docker.network.bridge.name": "br-lab"}
+    place = {"lab": {"mac_address": "02:42:ac:11:00:02"}}
+    found = read_compose({**two(networks=place), "networks": {"lab": own}})
+    assert {(fact.kind, fact.where, fact.key) for fact in found.differences} == {
+        (Kind.CHANGED, "network lab", "ipam"),
+        (Kind.DROPPED, "network lab", "driver_opts"),
+        (Kind.DROPPED, "service shop in network lab", "mac_address"),
+    }
+
+
+@pytest.mark.parametrize(
+    "fields", [{"environment": {"DB": "http://172.30.0.7:80/"}}, {"command": ["ping", "172.30.255.1"]}]
+)
+def test_a_file_that_names_an_address_of_its_subnet_is_refused(fields: dict[str, Any]) -> None:
+    """It relies on what a range draws; an address of elsewhere is nothing to it."""
+    networks = {"networks": {"lab": {"ipam": {"config": [{"subnet": "172.30.0.0/16"}]}}}}
+    with pytest.raises(CannotKeepError, match="network lab: `ipam` is refused"):
+        read_compose({**two(**fields), **networks})
+    assert read_compose({**two(environment={"DB": "172.31.0.7"}), **networks}).network
 
 
 def test_names() -> None:

@@ -84,13 +84,16 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("devices", ["/dev/kvm"]),
         ("cap_add", ["SYS_ADMIN"]),
         ("security_opt", ["seccomp:unconfined"]),
-        ("security_opt", ["no-new-privileges:true", "apparmor=unconfined"]),
+        ("security_opt", ["systempaths=unconfined"]),
+        ("security_opt", [7]),
         ("security_opt", ["no-new-privileges:false"]),
         ("security_opt", "no-new-privileges"),
+        ("cpus", "many"),
+        ("cpu_quota", "half"),
+        ("cpu_period", 0.5),
         ("pid", "host"),
         ("ipc", "host"),
         ("cgroup", "host"),
-        ("userns_mode", "host"),
         ("gpus", "all"),
         ("env_file", ".env"),
         ("extra_hosts", ["host.docker.internal:host-gateway"]),
@@ -140,6 +143,11 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
         ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, Kind.DROPPED),
         ("restart", "always", Kind.DROPPED),
         ("ports", ["80:80"], Kind.DROPPED),
+        ("security_opt", ["seccomp=profile.json"], Kind.DROPPED),
+        ("security_opt", ["apparmor:unconfined"], Kind.DROPPED),
+        ("security_opt", ["label:disable"], Kind.DROPPED),
+        ("cpus", 0.5, Kind.CHANGED),
+        ("cpu_quota", 150_000, Kind.CHANGED),
         *((key, "x", Kind.DROPPED) for key in sorted(DROPPED)),
     ],
 )
@@ -222,6 +230,20 @@ def test_resources() -> None:
     assert shop(mem_limit="1g", cpus=0.5)["resources"] == {"memory": "1073741824B", "cpus": 1}
 
 
+def test_a_share_of_processing_time() -> None:
+    """Is so many processors, rounded up; none is no limit, and `cpus` says it better."""
+    for fields, cpus in (
+        ({"cpu_quota": 150_000}, 2),
+        ({"cpu_quota": "50000", "cpu_period": 25_000}, 2),
+        ({"cpu_quota": 50_000, "cpus": 3}, 3),
+        ({"cpu_count": 4}, 4),
+    ):
+        assert shop(**fields)["resources"] == {"cpus": cpus}
+    for fields in ({"cpu_quota": -1}, {"cpu_quota": 0}, {"cpu_period": 100_000}, {"cpus": 0}):
+        assert "resources" not in shop(**fields)
+        assert facts(**fields) == set()
+
+
 def test_what_is_not_kept_but_harmless_is_said() -> None:
     """Ports are not published, programs are not started again."""
     deploy = {"restart_policy": {"condition": "any"}, "labels": {"a": "b"}}
@@ -247,7 +269,10 @@ _KEPT: dict[str, Any] = {
     "command": "run",
     "entrypoint": "run",
     "healthcheck": {"test": "true"},
-    "cpus": "1.5",
+    "cpus": "2",
+    "cpu_count": 2,
+    "extends": "default",
+    "cpu_period": 100_000,
     "mem_limit": "1g",
     "pids_limit": 90,
     "deploy": {"resources": {"limits": {"cpus": "1", "memory": "1g", "pids": 90}}},
@@ -256,13 +281,15 @@ _KEPT: dict[str, Any] = {
     "security_opt": ["no-new-privileges:true"],
     "privileged": False,
     "use_api_socket": False,
-    "oom_kill_disable": False,
     "scale": 1,
     "ipc": "private",
     "cgroup": "private",
 }
 _SAID: dict[str, Any] = {
     **dict.fromkeys(DROPPED, "x"),
+    "cpus": "1.5",
+    "cpu_quota": 150_000,
+    "security_opt": ["label:disable"],
     "build": ".",
     "platform": "linux/amd64",
     "read_only": True,
