@@ -164,12 +164,14 @@ int leaders_tick(void);       /* as ops_tick */
 
 /* ---- users.c ---- */
 enum { MAX_GROUPS = 64 };
-struct user { uid_t uid; gid_t gid; char name[64], home[256], shell[256]; gid_t groups[MAX_GROUPS]; int group_count; };
+struct user { uid_t uid; gid_t gid; char name[64], home[256], shell[256]; gid_t groups[MAX_GROUPS]; int group_count; bool found; };
 void users_remember(int root);
 int user_find(const char *spec, struct user *user, bool as_it_was); /* 0 or errno */
+const char *user_missing(const char *spec, const struct user *user); /* after ENOENT, what there is not: the user, or `:group` */
 
 /* ---- confine.c, seccomp.c ---- */
 int confine(const struct user *user); /* groups, ids, capabilities, no-new-privileges, seccomp: 0 or errno */
+int confine_to_root(void); /* before it: to what the container's root is and may do; 0 or errno */
 int become_nobody(uid_t id);
 void confine_prepare(void);   /* contained mode, at the start: what nobody below will ever have is given up at once */
 void confine_after_renew(void); /* contained mode: the rights that only RENEW needed */

@@ -135,13 +135,31 @@ static void complete_env(struct request *r, const struct user *user)
         default_env(r, "TERM", "xterm");
 }
 
-static void go_to(const char *cwd, const struct user *user)
+/* 0 or errno. What is outside of the container's root has no path from it, and is no directory of a command's. */
+static int go_to(const char *cwd, const struct user *user)
 {
     const char *home = user->home[0] == '/' ? user->home : "/";
+    char path[4096];
     if (cwd[0] != '/' && chdir(home) != 0 && chdir("/") != 0)
-        child_fail(ST_CWD, errno, "/");
+        return errno;
     if (cwd[0] != 0 && chdir(cwd) != 0)
-        child_fail(ST_CWD, errno, cwd);
+        return errno;
+    return getcwd(path, sizeof path) == NULL && errno == ENOENT ? ENOENT : 0;
+}
+
+/* As runc does: first as the container's root, with no more rights than a command of root's has, since a user may work in a directory below one that
+ * is closed to it; where root is kept out, as the user. */
+static void become(const char *cwd, const char *spec, const struct user *user)
+{
+    int error = confine_to_root(), refused = error == 0 ? go_to(cwd, user) : 0;
+    if (error == 0 && refused != 0 && refused != EACCES && refused != EPERM)
+        child_fail(ST_CWD, refused, cwd);
+    if (error == 0)
+        error = confine(user);
+    if (error != 0)
+        child_fail(ST_CREDENTIALS, error, spec);
+    if (refused != 0 && (error = go_to(cwd, user)) != 0)
+        child_fail(ST_CWD, error, cwd);
 }
 
 /* The master goes to the agent, the other end becomes the controlling terminal. Opened with the user's own credentials, so that it is the user's. */
@@ -244,12 +262,10 @@ _Noreturn static void carry_out(uint8_t kind, struct request *request)
     struct user user;
     int error = user_find(request->user, &user, kind == KIND_EXEC && (request->flags & EXEC_PROBE));
     if (error != 0)
-        child_fail(ST_USER, error, request->user);
+        child_fail(ST_USER, error, user_missing(request->user, &user));
     if (kind == KIND_EXEC)
         give_pipes_to_user(&user);
-    if ((error = confine(&user)) != 0)
-        child_fail(ST_CREDENTIALS, error, request->user);
-    go_to(request->cwd, &user);
+    become(request->cwd, request->user, &user);
     if (kind == KIND_READ)
         child_read_file(request);
     if (kind == KIND_WRITE)

@@ -109,6 +109,14 @@ static int limit_processes(bool root)
     return contained_mode && container.processes != 0 && setrlimit(RLIMIT_NPROC, &most) != 0 ? errno : 0;
 }
 
+/* To what a command of the container's root is: its ids, and of this process's rights those that it has. */
+int confine_to_root(void)
+{
+    static const struct user root = {.groups = {0}, .group_count = 1};
+    int error = native_mode ? 0 : set_ids(&root);
+    return native_mode || error != 0 ? error : set_capabilities(of_root & own_capabilities());
+}
+
 int confine(const struct user *user)
 {
     bool root = user->uid == 0;

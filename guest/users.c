@@ -157,9 +157,12 @@ static int look_up(const char *spec, struct user *user)
     if (!find_account(wanted, user)) {
         if (!parse_id(wanted, &user->uid))
             return ENOENT;
-        copy(user->home, sizeof user->home, user->uid == 0 ? "/root" : "/");
+        copy(user->home, sizeof user->home, "/");
         copy(user->shell, sizeof user->shell, "/bin/sh");
     }
+    user->found = true;
+    if (colon != NULL && colon[1] == 0) /* `user:` is `user` to Docker */
+        colon = NULL;
     if (colon != NULL && !find_group_id(colon + 1, &user->gid))
         return ENOENT;
     if (colon == NULL)
@@ -176,4 +179,10 @@ int user_find(const char *spec, struct user *user, bool as_it_was)
     database_error = 0;
     int error = look_up(spec, user);
     return database_error != 0 ? database_error : error;
+}
+
+const char *user_missing(const char *spec, const struct user *user)
+{
+    const char *colon = strchr(spec, ':');
+    return user->found && colon != NULL ? colon : spec;
 }

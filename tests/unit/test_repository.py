@@ -105,7 +105,6 @@ HELD_ELSEWHERE = {
         "harness/_registry",
         "harness/capacity",
         "harness/identity",
-        "harness/results",
         "harness/session",
     ],
     "tests/unit/harness/test_table.py": ["cli/run"],

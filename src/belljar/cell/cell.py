@@ -143,7 +143,7 @@ class Cell:
             self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, error, bodies=bodies))
             self._end_if_dead(error)
             raise
-        output = output_of(outcome, host_limits=watch.hit())
+        output = output_of(outcome, user=request.user, host_limits=watch.hit())
         self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
         return output
 
@@ -170,7 +170,7 @@ class Cell:
         watch = LimitWatch(self._live)
         try:
             async with self._live.client.open_exec(request) as channel:
-                running = RunningCommand(channel, operation, self._recorder, watch)
+                running = RunningCommand(channel, operation, self._recorder, watch, user=request.user)
                 yield running
         except BaseException as error:
             bodies = running.bodies() if running is not None else []
@@ -284,7 +284,7 @@ class Cell:
             alone=alone,
         )
         try:
-            return output_of(await self._live.client.exec(request, input=input))
+            return output_of(await self._live.client.exec(request, input=input), user=request.user)
         except BaseException as error:
             self._end_if_dead(error)
             raise

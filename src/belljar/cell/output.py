@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
+from typing import Final
 
 from belljar.channel import ExecOutcome, ExecStatus
+
+_CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +20,7 @@ class ExecOutput:
     (then `not_started_errno`, `stage` and `detail` say why: an unknown user, a missing directory, …). `stdout` and `stderr` hold at most what was asked for;
     what was dropped is in `*_dropped_bytes`. `host_limits` are the limits that the host saw fire while the command ran;
     `processes_full` and `disk_full` are the guest agent's word on the same. `code` is the bare status or signal.
-    `detail` is the guest's word.
+    `detail` is the guest's word. `user` is who it was to run as.
     """
 
     returncode: int
@@ -37,6 +41,7 @@ class ExecOutput:
     stage: str = ""
     detail: str = ""
     duration_s: float = 0.0
+    user: str = ""
 
     @property
     def success(self) -> bool:
@@ -63,13 +68,25 @@ class ExecOutput:
         """One line for a person, or `""` when the command ran."""
         if self.not_started_errno is None:
             return ""
-        # "no such user" says it all; an argument list that is too long does not say so by the program's name.
-        reason = "" if self.stage == "user" and self.detail else os.strerror(self.not_started_errno)
-        return ": ".join(part for part in (self.stage, self.detail, reason) if part)
+        return reason_not_started(self.not_started_errno, self.stage, self.detail, user=self.user)
 
 
-def output_of(outcome: ExecOutcome, *, host_limits: tuple[str, ...] = ()) -> ExecOutput:
-    """The channel's outcome as the caller sees it, with the limits that the host saw fire."""
+def reason_not_started(code: int, stage: str, detail: str, *, user: str) -> str:
+    """One line for a person. `detail` is the guest's word: escape the line where it is shown."""
+    name, _, group = user.partition(":")
+    if stage == "user" and code == errno.ENOENT:
+        return f"the image has no group `{group}`" if detail.startswith(":") else f"the image has no user `{name}`"
+    if stage == "cwd" and code == errno.ENOENT:
+        return f"there is no directory `{detail}` in the cell"
+    if stage == "cwd" and code == errno.ENOTDIR:
+        return f"`{detail}` is not a directory in the cell"
+    if stage == "cwd" and code in _CLOSED:
+        return f"user `{name or 'root'}` can't enter `{detail}`"
+    return ": ".join(part for part in (stage, detail, os.strerror(code)) if part)
+
+
+def output_of(outcome: ExecOutcome, *, user: str = "", host_limits: tuple[str, ...] = ()) -> ExecOutput:
+    """The channel's outcome as the caller sees it, with the limits that the host saw fire. `user`: who it was to run as."""
     started = outcome.status is not ExecStatus.NOT_STARTED
     return ExecOutput(
         returncode=outcome.returncode,
@@ -90,4 +107,5 @@ def output_of(outcome: ExecOutcome, *, host_limits: tuple[str, ...] = ()) -> Exe
         stage=outcome.stage_name,
         detail=outcome.detail,
         duration_s=outcome.duration_s,
+        user=user,
     )

@@ -16,8 +16,11 @@ from belljar.events import Body, Kind, Recorder
 class RunningCommand:
     """A command of `Cell.open_exec`. Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome."""
 
-    def __init__(self, running: RunningExec, operation: Operation, recorder: Recorder, watch: LimitWatch) -> None:
+    def __init__(
+        self, running: RunningExec, operation: Operation, recorder: Recorder, watch: LimitWatch, *, user: str = ""
+    ) -> None:
         self._running = running
+        self._user = user
         self._watch = watch
         self._operation = operation
         self._recorder = recorder
@@ -57,7 +60,7 @@ class RunningCommand:
     async def wait(self) -> ExecOutput:
         """Its outcome, when it has ended. `stdout` and `stderr` are empty: they were iterated."""
         outcome = await self._running.wait()
-        self.output = output_of(outcome, host_limits=self._watch.hit())
+        self.output = output_of(outcome, user=self._user, host_limits=self._watch.hit())
         return self.output
 
     def bodies(self) -> list[Body]:

@@ -261,7 +261,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         except CellError as error:
             raise self._unavailable(error) from None
         return results.to_result(
-            output, cmd, limit_bytes=limit_bytes, user=user, timeout_s=timeout or self.cell.plan.limits.exec_timeout_s
+            output, cmd, limit_bytes=limit_bytes, timeout_s=timeout or self.cell.plan.limits.exec_timeout_s
         )
 
     @override

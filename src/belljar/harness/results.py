@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from inspect_ai.util import ExecResult, OutputLimitExceededError
 
-from belljar.units import format_size
+from belljar.units import format_size, printable
 
 if TYPE_CHECKING:
     from belljar.cell import ExecOutput
@@ -33,9 +33,7 @@ def exit_status(returncode: int) -> int:
     return returncode if returncode >= 0 else _SIGNAL_BASE - returncode
 
 
-def to_result(
-    output: ExecOutput, cmd: list[str], *, limit_bytes: int, user: str | None, timeout_s: float | None
-) -> ExecResult[str]:
+def to_result(output: ExecOutput, cmd: list[str], *, limit_bytes: int, timeout_s: float | None) -> ExecResult[str]:
     """An `ExecOutput` in Inspect's words.
 
     Raises:
@@ -48,7 +46,7 @@ def to_result(
     if output.timed_out:
         raise timed_out(timeout_s, stdout + stderr)
     if output.not_started_errno is not None:
-        return not_started(output.not_started_errno, output.stage, cmd, user)
+        return not_started(output, output.not_started_errno, cmd)
     if output.output_cap_reached:
         raise OutputLimitExceededError(limit_str=format_size(limit_bytes), truncated_output=stdout + stderr)
     status = exit_status(output.returncode)
@@ -64,16 +62,17 @@ def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
     return error
 
 
-def not_started(code: int, stage: str, cmd: list[str], user: str | None) -> ExecResult[str]:
-    """What a shell would say of a command that could not be started. Raises `PermissionError` where the contract wants
-    that.
+def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
+    """What Inspect's Docker provider makes of a command that could not be started: a result with `docker exec`'s
+    status. Raises `PermissionError` where a program may not be executed, or a directory not entered.
     """
-    why = os.strerror(code)
-    if stage == "user":
-        return _failed(NOT_RUN, f"unable to find user {user}: no matching entries in passwd file")
-    if stage == "cwd" and code != errno.EACCES:
-        return _failed(NOT_RUN, f"working directory: {why}")
+    stage, why = output.stage, os.strerror(code)
+    if stage in {"user", "cwd"} and code in {errno.ENOENT, errno.ENOTDIR}:
+        is_directory_missing = stage == "cwd" and code == errno.ENOENT
+        return _failed(NOT_FOUND if is_directory_missing else NOT_RUN, printable(output.why_not_started))
     if code in {errno.EACCES, errno.EPERM}:
+        if stage == "cwd":
+            raise PermissionError(code, f"{why}: {printable(output.why_not_started)}")
         raise PermissionError(code, why, cmd[0] if stage == "exec" and cmd else stage)
     if stage == "exec" and code in {errno.ENOENT, errno.ENOTDIR}:
         return _failed(NOT_FOUND, f"{cmd[0]}: not found")

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from belljar.cell.output import ExecOutput, output_of
+from belljar.cell.output import ExecOutput, output_of, reason_not_started
 from belljar.channel import ExecOutcome, ExecStatus, Stage
 
 
@@ -62,6 +62,21 @@ def test_why_it_did_not_start() -> None:
     """One line with the stage and the guest's detail, or the errno's words; nothing for a command that ran."""
     missing = {"returncode": 127, "code": errno.ENOENT, "not_started_errno": errno.ENOENT}
     assert ExecOutput(returncode=1, code=1, stage="exec", detail="x").why_not_started == ""
-    assert ExecOutput(**missing, stage="user", detail="no such user").why_not_started == "user: no such user"  # type: ignore[arg-type]
-    assert ExecOutput(**missing, stage="cwd").why_not_started == "cwd: No such file or directory"  # type: ignore[arg-type]
+    assert ExecOutput(**missing, stage="fork").why_not_started == "fork: No such file or directory"  # type: ignore[arg-type]
     assert ExecOutput(**missing).why_not_started == "No such file or directory"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stage", "code", "detail", "named"),
+    [
+        ("user", errno.ENOENT, "ann:staff", "user `ann`"),
+        ("user", errno.ENOENT, ":staff", "group `staff`"),
+        ("user", errno.ENOENT, "what a guest says", "user `ann`"),
+        ("cwd", errno.ENOENT, "/x", "directory `/x`"),
+        ("cwd", errno.ENOTDIR, "/x", "`/x` is not a directory"),
+        ("cwd", errno.EACCES, "/x", "user `ann` can't enter `/x`"),
+    ],
+)
+def test_what_is_missing_is_named(stage: str, code: int, detail: str, named: str) -> None:
+    """A user, a group and a directory by name; users and groups by the host's own words."""
+    assert named in reason_not_started(code, stage, detail, user="ann:staff")

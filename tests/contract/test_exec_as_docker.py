@@ -1,0 +1,88 @@
+"""What a task's author knows of `docker exec` holds for every tier: directory, user, groups, home, and what is said of those that are not there."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from belljar.cell import Cell
+
+pytestmark = pytest.mark.anyio
+CLOSED = "/var/closed"
+"""A directory of root's that nobody else can enter, with one below it that everybody could use."""
+
+
+@pytest.fixture
+async def closed(cell: Cell) -> str:
+    """What everybody could use, below what is closed."""
+    script = (
+        f"mkdir -p {CLOSED}/open && echo text > {CLOSED}/open/file && chmod 700 {CLOSED} && chmod 755 {CLOSED}/open"
+    )
+    assert (await cell.exec(["sh", "-c", script], user="0")).success
+    return f"{CLOSED}/open"
+
+
+async def test_the_directory_is_entered_before_the_user_is_dropped(cell: Cell, closed: str) -> None:
+    """A user works in a directory that it can't get to by itself, and gets no other right by it."""
+    assert (await cell.exec(["cat", "file"], user="nobody", cwd=closed)).stdout == b"text\n"
+    assert not (await cell.exec(["cat", f"{closed}/file"], user="nobody")).success
+    listed = await cell.exec(["ls", "."], user="nobody", cwd=CLOSED)
+    assert (listed.not_started_errno, listed.success, listed.stdout) == (None, False, b"")
+    assert (await cell.exec(["sh", "-c", "touch new"], user="nobody", cwd=closed)).returncode != 0
+
+
+async def test_files_are_read_and_written_from_it_too(cell: Cell, closed: str) -> None:
+    """A file's name is resolved from such a directory, with the user's own rights in it."""
+    client = cell._live.client
+    assert await client.read_file("file", user="nobody", cwd=closed, max_bytes=10) == b"text\n"
+    with pytest.raises(PermissionError):
+        await client.write_file("new", b"", user="nobody", cwd=closed)
+    with pytest.raises(PermissionError):
+        await client.read_file("open/file", user="nobody", cwd=CLOSED, max_bytes=10)
+
+
+@pytest.mark.parametrize(
+    ("user", "cwd", "code", "named"),
+    [
+        ("nobodyatall", "/", errno.ENOENT, "the image has no user `nobodyatall`"),
+        ("nobodyatall:root", "/", errno.ENOENT, "the image has no user `nobodyatall`"),
+        ("nobody:nogroupatall", "/", errno.ENOENT, "the image has no group `nogroupatall`"),
+        ("nobody", "/no/such", errno.ENOENT, "there is no directory `/no/such` in the cell"),
+        ("nobody", "/etc/passwd", errno.ENOTDIR, "`/etc/passwd` is not a directory in the cell"),
+    ],
+)
+async def test_what_is_missing_is_named(cell: Cell, user: str, cwd: str, code: int, named: str) -> None:
+    """A user, group or directory that there is not is a result that names it."""
+    output = await cell.exec(["true"], user=user, cwd=cwd)
+    assert (output.not_started_errno, output.why_not_started) == (code, named)
+
+
+async def test_who_it_runs_as(cell: Cell) -> None:
+    """Groups come from the group file unless one is asked for; an id needs no entry, and its home is then the root."""
+    await cell.exec(["sh", "-c", "echo extra:x:4242:daemon,nobody >> /etc/group"], user="0")
+    ask = ["sh", "-c", 'echo "$(id -u) $(id -g) $(id -G) $HOME"']
+    home = (await cell.exec(["sh", "-c", "grep ^nobody: /etc/passwd | cut -d: -f6"])).stdout.decode().strip()
+    for user, expected in (
+        ("nobody", f"65534 65534 65534 4242 {home}"),
+        ("65534", f"65534 65534 65534 4242 {home}"),
+        ("nobody:", f"65534 65534 65534 4242 {home}"),
+        ("nobody:0", f"65534 0 0 {home}"),
+        ("nobody:extra", f"65534 4242 4242 {home}"),
+        ("1234", "1234 0 0 /"),
+        ("1234:4321", "1234 4321 4321 /"),
+    ):
+        assert (await cell.exec(ask, user=user)).stdout.decode().strip() == expected, user
+    root = await cell.exec(["sh", "-c", "mv /etc/passwd /etc/passwd.not"], user="0")
+    assert root.success
+    assert (await cell.exec(["sh", "-c", "echo $HOME"], user="0")).stdout == b"/\n"
+    assert (await cell.exec(["mv", "/etc/passwd.not", "/etc/passwd"], user="0")).success
+
+
+async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:
+    """A directory behind another process's root or an open descriptor is refused, or is one below the cell's own root (CVE-2024-21626)."""
+    here = 'test "$(stat -c %d:%i .)" = "$(stat -c %d:%i "$(pwd -P)")"'
+    for place in (*(f"/proc/self/fd/{fd}" for fd in range(10)), "/proc/1/root", "/proc/1/cwd", "/proc/1/fd/0"):
+        for user in ("nobody", "0"):
+            output = await cell.exec(["sh", "-c", here], user=user, cwd=place)
+            assert output.success or output.not_started_errno is not None, (place, user, output.stderr)
