@@ -102,7 +102,7 @@ class FakeCell:
         try:
             identity = _identity(user or self.plan.user)
         except KeyError:
-            return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="user")
+            return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="user", user=user or "")
         where = self.directory / cwd
         if not where.is_dir():
             return ExecOutput(returncode=126, code=126, not_started_errno=errno.ENOENT, stage="cwd")
