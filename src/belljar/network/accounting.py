@@ -17,6 +17,7 @@ from socket import inet_aton, inet_ntoa
 from typing import Any, Final, TypeAlias
 
 from belljar.events import Body, Event, Kind
+from belljar.network.events_wire import KINDS
 from belljar.plan.addresses import RangeLayout
 
 MAX_TRACKED: Final = 65_536
@@ -45,17 +46,7 @@ _TIMESTAMPS: Final = b"\x01\x01\x08\x0a"
 _TIMESTAMPS_BYTES: Final = 12
 _WHOLE: Final = 1 << 32
 _SEQUENCE: Final = struct.Struct("!II")
-_OF_CONNECTIONS: Final = frozenset(
-    {
-        Kind.NETWORK_DNS,
-        Kind.NETWORK_TLS,
-        Kind.NETWORK_HTTP,
-        Kind.NETWORK_HTTP_ANSWERED,
-        Kind.NETWORK_WEBSOCKET,
-        Kind.NETWORK_STREAM,
-        Kind.NETWORK_CONNECTION,
-    }
-)
+_OF_CONNECTIONS: Final = KINDS - {Kind.NETWORK_ATTEMPT, Kind.LIMIT_HIT}
 """What holds a connection's bytes. (An attempt repeats what one of these has.)"""
 _GATEWAYS_BODIES: Final = frozenset({"response", "sent"})
 End: TypeAlias = tuple[str, int, str, int]
