@@ -77,8 +77,9 @@ def oci_archive(
     media_type: str = "application/vnd.oci.image.layer.v1.tar+gzip",
     tweak: Callable[[Json, Json], None] = lambda _manifest, _config: None,
     blobs_tweak: Callable[[dict[str, bytes]], None] = lambda _blobs: None,
+    annotations: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write an OCI archive. `tweak` may change manifest and configuration, `blobs_tweak` what is stored under which digest."""
+    """Write an OCI archive. `annotations`: of its only entry. `tweak` may change manifest and configuration, `blobs_tweak` what is stored under which digest."""
     packed = [compress(content) for content in layers]
     document = config_document(layers, config)
     manifest: Json = {
@@ -97,11 +98,10 @@ def oci_archive(
     manifest_bytes = json.dumps(manifest).encode()
     blobs = {sha256(content): content for content in (*packed, config_bytes, manifest_bytes)}
     blobs_tweak(blobs)
+    described = {"mediaType": manifest["mediaType"], "digest": sha256(manifest_bytes), "size": len(manifest_bytes)}
     index = {
         "schemaVersion": 2,
-        "manifests": [
-            {"mediaType": manifest["mediaType"], "digest": sha256(manifest_bytes), "size": len(manifest_bytes)}
-        ],
+        "manifests": [described | ({"annotations": dict(annotations)} if annotations else {})],
     }
     files = {"oci-layout": b'{"imageLayoutVersion":"1.0.0"}', "index.json": json.dumps(index).encode()}
     files |= {f"blobs/{digest.replace(':', '/')}": content for digest, content in blobs.items()}
@@ -109,12 +109,18 @@ def oci_archive(
     return path
 
 
-def docker_archive(path: Path, layers: Sequence[bytes], config: Mapping[str, Any] | None = None) -> Path:
-    """Write what `docker save` writes."""
+def docker_archive(
+    path: Path,
+    layers: Sequence[bytes],
+    config: Mapping[str, Any] | None = None,
+    *,
+    tags: Sequence[Sequence[str]] = (("small:latest",),),
+) -> Path:
+    """Write what `docker save` writes: an image for each entry of `tags`."""
     config_bytes = json.dumps(config_document(layers, config)).encode()
     name = f"{hashlib.sha256(config_bytes).hexdigest()}.json"
     listed = [f"{hashlib.sha256(content).hexdigest()}/layer.tar" for content in layers]
-    manifest = [{"Config": name, "RepoTags": ["small:latest"], "Layers": listed}]
+    manifest = [{"Config": name, "RepoTags": list(each), "Layers": listed} for each in tags]
     files = {name: config_bytes, "manifest.json": json.dumps(manifest).encode()}
     files |= dict(zip(listed, layers, strict=True))
     path.write_bytes(layer(*(entry(file, content) for file, content in files.items())))

@@ -1,8 +1,9 @@
-"""`belljar image`: build, import, list, inspect and remove images."""
+"""`belljar image`: build, import, name, list, inspect and remove images."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -27,9 +28,10 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 @click.group()
 def image() -> None:
-    """Build, import, list, inspect and remove images.
+    """Build, import, name, list, inspect and remove images.
 
-    An image is an immutable root file system. It is named by its digest, a unique beginning of it, or a name that it was given.
+    An image is an immutable root file system. It is named by a reference, as Docker writes it (NAME, NAME:TAG,
+    NAME@sha256:DIGEST), by its digest here, or by a unique beginning of that.
     """
 
 
@@ -50,7 +52,7 @@ def build(name: str, mirror: str, as_json: bool) -> None:  # noqa: FBT001 - clic
 
 @image.command(name="import")
 @click.argument("source", metavar="REF")
-@click.option("--name", default="", help="The image's name [default: from REF].")
+@click.option("--name", default="", help="The image's name [default: those its source has for it].")
 @click.option(
     "--max-size",
     callback=_size,
@@ -65,8 +67,8 @@ def import_(source: str, name: str, max_size: int, keep_setuid: bool, as_json: b
     """Import the container image REF, as skopeo names it.
 
     \b
-    oci-archive:FILE   oci:DIRECTORY[:TAG]   docker-archive:FILE[:REF]
-    docker-daemon:NAME:TAG   docker://REGISTRY/NAME:TAG
+    docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   docker-daemon:NAME[:TAG]
+    docker-archive:FILE[:NAME]   oci-archive:FILE   oci:DIRECTORY[:TAG]
 
     What it holds is checked before anything of it is used; entrypoint, command, environment, user and working directory are kept.
     """
@@ -77,6 +79,16 @@ def import_(source: str, name: str, max_size: int, keep_setuid: bool, as_json: b
     with _progress(f"Importing {source}", quiet=as_json) as report:
         made = import_image(store.home, source, name=name, limits=limits, keep_setuid=keep_setuid, report=report)
     _print(made, as_json=as_json)
+
+
+@image.command()
+@click.argument("ref")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
+def tag(ref: str, name: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Give the image REF one more NAME, taken from whichever image had it."""
+    store = _store()
+    _print(store.name(store.find(ref), name), as_json=as_json)
 
 
 @image.command()
@@ -146,22 +158,33 @@ def _shown(name: str, value: object) -> str:
     return printable(value if isinstance(value, str) else json.dumps(value))
 
 
+_COLUMNS = ("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE")
+
+
 def _show_table(images: Sequence[Image]) -> None:
+    """Nothing is cut, but a long source in a terminal; in a pipe each image is one line."""
+    rows = [_row(entry) for entry in images]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+        for row in (_COLUMNS, *rows):
+            click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("NAME", "DIGEST", "SIZE", "CREATED", "SOURCE", box=None, pad_edge=False)
-    for entry in images:
-        cells = (
-            ", ".join(entry.names),
-            entry.digest[:_DIGEST_CHARS],
-            format_size(entry.size_bytes),
-            entry.created,
-            entry.source,
-        )
-        table.add_row(*(Text(printable(cell, max_chars=80)) for cell in cells))
+    table = Table(box=None, pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, overflow="ellipsis" if column == "SOURCE" else "fold", no_wrap=column != "NAME")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
     Console(highlight=False).print(table)
+
+
+def _row(entry: Image) -> tuple[str, ...]:
+    names, size = ", ".join(entry.names) or "-", format_size(entry.size_bytes)
+    cells = (names, entry.digest[:_DIGEST_CHARS], size, entry.created, entry.source)
+    return tuple(printable(cell, max_chars=100_000) for cell in cells)
 
 
 @contextmanager

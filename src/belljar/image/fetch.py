@@ -1,4 +1,4 @@
-"""Fetching a container image with skopeo into an OCI layout: with as few rights as the source allows, bounded in time and size."""
+"""Fetching a container image with skopeo into a directory: with as few rights as the source allows, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from belljar.errors import HostError, PolicyError
@@ -16,16 +18,26 @@ from belljar.image.kernel import debian_arch
 from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.layers.limits import ImportLimits, LayerError
+from belljar.image.origin import Origin, origin_of_archive, origin_of_layout, origin_of_service
 from belljar.image.scratch import owned_dir, remove_tree
 from belljar.image.tools import limited, plain_env, run_tool, tool
-from belljar.units import format_size, printable
+from belljar.units import format_duration, format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
+_FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
 _SLACK_BYTES: Final = 64 << 20
 _TRUST_POLICIES: Final = (Path.home() / ".config/containers/policy.json", Path("/etc/containers/policy.json"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What skopeo copied: a directory with `manifest.json` and blobs named by their digests; and what its source says of it."""
+
+    directory: Path
+    origin: Origin
 
 
 def transport_of(ref: str) -> str:
@@ -38,8 +50,10 @@ def transport_of(ref: str) -> str:
 
 
 @contextmanager
-def fetched(ref: str, scratch: Path, limits: ImportLimits) -> Iterator[Path]:
-    """The image `ref` copied into an OCI layout, a directory that is gone after the block.
+def fetched(
+    ref: str, scratch: Path, limits: ImportLimits, report: Callable[[str], None] = lambda _line: None
+) -> Iterator[Fetched]:
+    """The image `ref` copied into a directory that is gone after the block; its manifest is the one that its source has.
 
     Files are read as an unprivileged user when this process is root (registries and daemons need the caller's own credentials).
     Raises `PolicyError` when a file can't be read as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
@@ -47,16 +61,21 @@ def fetched(ref: str, scratch: Path, limits: ImportLimits) -> Iterator[Path]:
     transport, _, rest = ref.partition(":")
     drop = transport in _FILES and os.geteuid() == 0
     with _work_dir(scratch, drop=drop) as work:
-        source = _source(transport, rest, scratch, work, limits, drop=drop) if transport in _FILES else ref
-        argv = [*(_unprivileged() if drop else []), *_skopeo(source, work, limits)]
         try:
-            run_tool(
-                argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=_size_watch(work, limits)
+            origin = (
+                _from_file(transport, rest, scratch, work, limits, drop=drop)
+                if transport in _FILES
+                else origin_of_service(transport, rest, work, limits)
             )
+            argv = [*(_unprivileged() if drop else []), *_skopeo(origin, work, limits)]
+            watch = _watch(work, limits, report)
+            run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch)
+        except LayerError as error:
+            raise PolicyError(f"the image is refused: {error}", where=printable(ref)) from error
         except HostError as error:
             raise _refused(error, ref, transport, limits) from error
         _take_back(work, ref, drop=drop)
-        yield work / "layout"
+        yield Fetched(directory=work / "image", origin=origin)
 
 
 @contextmanager
@@ -80,10 +99,11 @@ def _work_dir(scratch: Path, *, drop: bool) -> Iterator[Path]:
         yield elsewhere
 
 
-def _skopeo(source: str, work: Path, limits: ImportLimits) -> list[str]:
+def _skopeo(origin: Origin, work: Path, limits: ImportLimits) -> list[str]:
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
-    copy = ["copy", "--quiet", "--dest-oci-accept-uncompressed-layers", source, "oci:layout:image"]
+    # A directory takes any manifest as it is: its digest, and that of the configuration, stay what they were.
+    copy = ["copy", "--quiet", *origin.options, origin.source, "dir:image"]
     argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
     return limited(argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s))
 
@@ -98,32 +118,38 @@ def _env(work: Path, *, drop: bool) -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
 
 
-def _source(transport: str, rest: str, scratch: Path, work: Path, limits: ImportLimits, *, drop: bool) -> str:
+def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: ImportLimits, *, drop: bool) -> Origin:
     """The file of a reference as skopeo can open it; copied if it couldn't read it where it is.
 
     An `oci-archive` is a tar of an OCI layout: skopeo would unpack it with the owners it states, which only root can, so its blobs are
     taken out here.
     """
-    file, colon, tag = rest.partition(":")
+    file, _, tag = rest.partition(":")
     path = Path(file).absolute()
     if not path.exists():
         raise PolicyError(
             "there is no such file", where=printable(file), mend="check the path; a `:` in it can't be used"
         )
     staged = work / "source"
-    if transport == "oci-archive":
+    if transport == "docker-archive":
+        origin = origin_of_archive(path, tag, scratch, limits)
+    elif transport == "oci-archive":
         _unpack_layout(path, staged, scratch, limits)
-        transport, path = "oci", staged
-    elif drop and (path.is_dir() or not _nobody_may("-r", path)):
+        path = staged
+    if drop and path != staged and (path.is_dir() or not _nobody_may("-r", path)):
         _copy(path, staged, limits)
         path = staged
+    if transport != "docker-archive":
+        origin = origin_of_layout(path, tag, limits)
     if drop and path == staged:
         _give(staged, _NOBODY)
-    return f"{transport}:{path}{colon}{tag}"
+    return origin.at(path)
 
 
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
     """Take the files of an OCI layout out of its archive: those with exactly the names that a layout has, and no others."""
+    if not archive.is_file():
+        raise PolicyError("it is no file", where=printable(str(archive)), mend="for a directory, write oci:DIRECTORY")
     (into / "blobs/sha256").mkdir(parents=True)
     try:
         with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
@@ -184,21 +210,33 @@ def _take_back(work: Path, ref: str, *, drop: bool) -> None:
         _give(work, 0)
 
 
-def _size_watch(work: Path, limits: ImportLimits) -> Callable[[], None]:
-    """A check that the directory has not grown beyond what a bounded image can need (its blobs and skopeo's own copy)."""
+def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Callable[[], None]:
+    """A check that the copy grows, though not beyond what a bounded image can need (its blobs and skopeo's own copy)."""
+    seen, changed_s = -1, monotonic()
 
     def check() -> None:
-        total = 0
-        for directory, _, files in os.walk(work):
-            for name in files:
-                try:
-                    total += (Path(directory) / name).lstat().st_size
-                except FileNotFoundError:
-                    continue
+        nonlocal seen, changed_s
+        total = _size(work)
         if total > 3 * limits.max_bytes + _SLACK_BYTES:
             raise _too_large("", limits)
+        if total != seen:
+            seen, changed_s = total, monotonic()
+            report(f"fetching: {format_size(total)}")
+        elif monotonic() - changed_s > limits.stall_s:
+            raise HostError(f"nothing came for {format_duration(limits.stall_s)}, so it was given up")
 
     return check
+
+
+def _size(work: Path) -> int:
+    total = 0
+    for directory, _, files in os.walk(work):
+        for name in files:
+            try:
+                total += (Path(directory) / name).lstat().st_size
+            except FileNotFoundError:
+                continue
+    return total
 
 
 def _too_large(where: str, limits: ImportLimits) -> PolicyError:
@@ -207,7 +245,7 @@ def _too_large(where: str, limits: ImportLimits) -> PolicyError:
 
 
 def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -> HostError | PolicyError:
-    text = error.what
+    text = _said(error.what)
     if "SIGXFSZ" in text or "file too large" in text:
         return _too_large(ref, limits)
     if "no space left on device" in text.lower():
@@ -215,6 +253,11 @@ def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -
         return HostError("no space is left to fetch the image", where=printable(ref), mend=mend)
     if transport in _FILES:
         return PolicyError(f"it can't be read as an image: {text}", where=printable(ref), mend="check how it was made")
-    return HostError(
-        f"the image can't be fetched: {text}", where=printable(ref), mend="check the name, the network and the login"
-    )
+    mend = error.mend or "check the name, the network and the login"
+    return HostError(f"the image can't be fetched: {text}", where=printable(ref), mend=mend)
+
+
+def _said(text: str) -> str:
+    """What skopeo said last, without its log's frame."""
+    fatal = _FATAL.findall(text.replace('\\\\"', "'").replace('\\"', "'"))
+    return fatal[-1] if fatal else text

@@ -20,18 +20,16 @@ from belljar.image.layers import ImportLimits, LayerError, Tree, read_entries
 from belljar.image.layers.blob import Layer, closing_all, open_layer
 from belljar.image.layers.headers import EntryKind
 from belljar.image.layers.tree import Emitted
+from belljar.image.manifest import MANIFEST_TYPES
 from belljar.image.pack import pack
 from belljar.image.scratch import need_space, scratch_dir
-from belljar.image.store import Image, ImageConfig, Store, check_name, file_sha256
+from belljar.image.store import MADE_HERE, Image, ImageConfig, Store, check_name, file_sha256, is_like_digest
 from belljar.units import printable
 
 __all__ = ["ImportLimits", "config_of", "default_name", "import_image"]
 
 Report = Callable[[str], None]
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
-_MANIFEST_TYPES: Final = frozenset(
-    {"application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"}
-)
 _LAYER_TYPES: Final = re.compile(
     r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
@@ -66,22 +64,41 @@ def import_image(
     keep_setuid: bool = False,
     report: Report = lambda _line: None,
 ) -> Image:
-    """Put the container image `ref` (as skopeo names it) into the store under `name` (default: made from `ref`).
+    """Put the container image `ref` (as skopeo names it) into the store under `name` (default: what its source calls it).
 
     All of it is checked before it is packed; setuid bits are taken away unless `keep_setuid`. Raises `PolicyError` when the image is broken, hostile
     or beyond `limits`, `HostError` when this host can't; the store is then as it was and nothing is left behind.
     """
     bounds = limits or ImportLimits()
     transport_of(ref)
-    name = name or default_name(ref)
-    check_name(name)
+    if name:
+        check_name(name)
     need_space(home, _LEAST_FREE_BYTES, "importing an image")
     report("fetching")
-    with scratch_dir(home) as scratch, fetched(ref, scratch, bounds) as layout:
+    with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
+        names = (name,) if name else tuple(_free_names(found.origin.names)) or (default_name(ref),)
         try:
-            return _from_layout(Store(home), layout, scratch, ref, name, bounds, keep_setuid=keep_setuid, report=report)
+            made = _from_directory(
+                found.directory, found.origin.manifest, scratch, bounds, keep_setuid=keep_setuid, report=report
+            )
         except LayerError as error:
             raise PolicyError(f"the image is refused: {error}", where=printable(ref), mend=_mend(error)) from error
+        return Store(home).add(
+            made.rootfs,
+            made.config,
+            name=names[0],
+            more_names=names[1:],
+            source=printable(ref, max_chars=300),
+            created=made.created,
+            origins=tuple(dict.fromkeys((*found.origin.digests, *made.digests))),
+        )
+
+
+def _free_names(names: Iterable[str]) -> Iterator[str]:
+    """Names that an archive may give itself: not those of the images that Belljar makes."""
+    for name in names:
+        if name not in MADE_HERE and not is_like_digest(name):
+            yield name
 
 
 def _mend(error: LayerError) -> str:
@@ -89,36 +106,44 @@ def _mend(error: LayerError) -> str:
     return "" if "--" in text else "use an image without it; nothing of this one was kept"
 
 
-def _from_layout(
-    store: Store,
-    layout: Path,
-    scratch: Path,
-    ref: str,
-    name: str,
-    limits: ImportLimits,
-    *,
-    keep_setuid: bool,
-    report: Report,
-) -> Image:
-    manifest = _document(layout, _only_manifest(_read_json(layout / "index.json", limits)), limits)
-    config = _document(layout, _object(manifest, "config"), limits)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A packed image, and the digests of its manifest and configuration."""
+
+    rootfs: Path
+    config: ImageConfig
+    created: str
+    digests: tuple[str, str]
+
+
+def _from_directory(
+    directory: Path, manifest_digest: str, scratch: Path, limits: ImportLimits, *, keep_setuid: bool, report: Report
+) -> _Made:
+    manifest = _read_json(directory / "manifest.json", limits)
+    digest = f"sha256:{file_sha256(directory / 'manifest.json')}"
+    if manifest_digest and digest != manifest_digest:
+        raise LayerError("its manifest is not the one of its digest")
+    if manifest.get("mediaType", next(iter(MANIFEST_TYPES))) not in MANIFEST_TYPES:
+        raise LayerError("its manifest is of a type that isn't taken")
+    config = _document(directory, _object(manifest, "config"), limits)
     image_config = config_of(config)
     _check_platform(config)
     tree, opened = Tree(limits, keep_setuid=keep_setuid), list[Layer]()
     with closing_all(opened) as layers:
-        _merge(tree, layers, layout, scratch, manifest, config, limits, report=report)
+        _merge(tree, layers, directory, scratch, manifest, config, limits, report=report)
         report("packing")
         _complete(tree)
         rootfs = scratch / "rootfs.sqfs"
         pack(_entries(tree, layers), rootfs, made_s=tree.newest_s)
     created = printable(str(config.get("created") or ""), max_chars=40)
-    return store.add(rootfs, image_config, name=name, source=printable(ref, max_chars=300), created=created)
+    config_digest = str(_object(manifest, "config")["digest"])
+    return _Made(rootfs=rootfs, config=image_config, created=created, digests=(digest, config_digest))
 
 
 def _merge(
     tree: Tree,
     layers: list[Layer],
-    layout: Path,
+    directory: Path,
     scratch: Path,
     manifest: Mapping[str, Any],
     config: Mapping[str, Any],
@@ -135,7 +160,7 @@ def _merge(
     left_bytes = limits.max_bytes
     for number, (descriptor, diff_id) in enumerate(zip(described, diff_ids, strict=True), 1):
         report(f"reading layer {number} of {len(described)}")
-        blob, digest = _blob(layout, descriptor)
+        blob, digest = _blob(directory, descriptor)
         if _LAYER_TYPES.fullmatch(str(descriptor.get("mediaType"))) is None:
             raise LayerError(
                 f"layer {number} is of the type {printable(str(descriptor.get('mediaType')))!r}, which isn't taken"
@@ -183,12 +208,10 @@ def config_of(document: Mapping[str, Any]) -> ImageConfig:
 
 
 def default_name(ref: str) -> str:
-    """A name for the image `ref`: the last part of it, without a file's ending."""
-    transport, _, rest = ref.partition(":")
-    is_file = transport not in {"docker", "docker-daemon"}
-    rest = rest.partition(":" if is_file else "@")[0]
-    rest = re.sub(r"\.(?:tar|tgz|tar\.gz|oci)$", "", rest) if is_file else rest
-    return re.sub(r"[^a-z0-9._:-]", "-", rest.rstrip("/").rpartition("/")[2].lower()).strip("._:-")
+    """A name for the image of a file that has none for it: the file's own, without its ending."""
+    file = ref.partition(":")[2].partition(":")[0]
+    stem = re.sub(r"(?:\.(?:tar|tgz|gz|zst|oci))+$", "", file.rstrip("/").rpartition("/")[2].lower())
+    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("._-") or "image"
 
 
 def _check_platform(config: Mapping[str, Any]) -> None:
@@ -197,33 +220,21 @@ def _check_platform(config: Mapping[str, Any]) -> None:
         raise LayerError(f"it is made for {printable('/'.join(stated))}; guests here are linux/{debian_arch()}")
 
 
-def _only_manifest(index: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The one manifest that skopeo was asked for. An index inside an index is not followed."""
-    manifests = _list(index, "manifests")
-    if (
-        len(manifests) != 1
-        or not isinstance(manifests[0], dict)
-        or manifests[0].get("mediaType") not in _MANIFEST_TYPES
-    ):
-        raise LayerError("it names no single image")
-    return manifests[0]
-
-
-def _document(layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
+def _document(directory: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> Mapping[str, Any]:
     """The JSON document that a descriptor names, its digest checked."""
-    path, digest = _blob(layout, descriptor)
+    path, digest = _blob(directory, descriptor)
     document = _read_json(path, limits)
     if file_sha256(path) != digest:
         raise LayerError("a document's bytes are not those of its digest")
     return document
 
 
-def _blob(layout: Path, descriptor: object) -> tuple[Path, str]:
+def _blob(directory: Path, descriptor: object) -> tuple[Path, str]:
     """Where a descriptor's bytes are. Only 64 hex digits of it become part of a path."""
     match = _DIGEST.fullmatch(str(descriptor.get("digest"))) if isinstance(descriptor, dict) else None
     if match is None:
         raise LayerError("a digest is not a SHA-256")
-    path = layout / "blobs" / "sha256" / match[1]
+    path = directory / match[1]
     if not path.is_file() or path.is_symlink():
         raise LayerError(f"the blob {match[1][:12]} is missing")
     return path, match[1]

@@ -1,7 +1,9 @@
 """The image store: immutable root file systems, addressed by the SHA-256 of their bytes, and the names people gave them.
 
-    images/<digest>/{rootfs.sqfs,image.json}    image-names.json
+    images/<digest>/{rootfs.sqfs,image.json}    image-names.json    image-digests.json
 
+Names are Docker's references (`policy.reference`). `image-digests.json` says which manifests, indexes and configurations an
+image was imported from, by their digests: what a digest in a reference is checked against.
 An image appears whole (made in a scratch directory, then renamed) or not at all. Reading needs no lock; writers hold `locks/images`.
 """
 
@@ -12,18 +14,20 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.scratch import locked, make_store_dir, remove_tree, scratch_dir
+from belljar.policy.reference import Reference, parse_reference
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _PREFIX: Final = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
-_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9._/:-]{0,126}[a-z0-9])?")
+MADE_HERE: Final = {"default": "belljar setup", "debian-dev": "belljar image build debian-dev"}
+"""Images that Belljar makes itself, and the command that makes each."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096
 
@@ -41,7 +45,10 @@ class ImageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An immutable root file system. `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex."""
+    """An immutable root file system. `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
+
+    `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was imported from.
+    """
 
     digest: str
     names: tuple[str, ...]
@@ -54,6 +61,7 @@ class Image:
     cmd: tuple[str, ...]
     created: str
     source: str
+    origins: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The image as JSON values."""
@@ -68,17 +76,29 @@ class Store:
         self.home = home
         self._images = home / "images"
         self._names_file = home / "image-names.json"
+        self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """The image with this name, digest, or unique digest prefix (≥ 6 hex digits, `sha256:` allowed).
+        """The image of a reference, of a digest, or of a unique beginning of one in the store (≥ 6 hex digits).
 
+        A digest in a reference must be one that the image was imported from; the tag beside it says nothing, as in Docker.
         Costs a few small file reads: the image's bytes are not re-hashed (see `verify`). Raises `HostError` when there is none.
         """
-        names = self._names()
-        digest = names.get(ref) or self._by_prefix(ref)
+        names, origins = self._names(), self._origins()
+        digest = self._digest_of(ref, names, origins)
         if digest is None or not (self._images / digest / "image.json").exists():
             raise self._missing(ref, names)
         return self._read(digest, names)
+
+    def _digest_of(self, ref: str, names: Mapping[str, str], origins: Mapping[str, str]) -> str | None:
+        try:
+            reference = parse_reference(ref)
+        except ValueError:
+            return names.get(ref) or self._by_prefix(ref) or origins.get(ref)
+        if reference.digest:
+            return origins.get(reference.digest)
+        name = _name_in(names, reference)
+        return names[name] if name else self._by_prefix(ref)
 
     def list(self) -> tuple[Image, ...]:
         """Every image, named ones first, each group in order of its first name or digest."""
@@ -86,14 +106,25 @@ class Store:
         found = [image for digest in self._digests() if (image := self._listed(digest, names)) is not None]
         return tuple(sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest)))
 
-    def add(self, rootfs: Path, config: ImageConfig, *, name: str, source: str, created: str) -> Image:
-        """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name`.
+    def add(
+        self,
+        rootfs: Path,
+        config: ImageConfig,
+        *,
+        name: str,
+        source: str,
+        created: str,
+        more_names: Sequence[str] = (),
+        origins: Sequence[str] = (),
+    ) -> Image:
+        """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name` (and `more_names`).
 
-        The name moves to it from whichever image had it. What the store already has is not stored twice. The configuration is
-        part of the digest: its hash is appended to the file, behind the end of the file system.
+        A name moves to it from whichever image had it, and so does each of its `origins` (the digests that it was imported
+        from). What the store already has is not stored twice. The configuration is part of the digest: its hash is appended to
+        the file, behind the end of the file system.
         Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be written.
         """
-        check_name(name)
+        called = [check_name(each, origins=origins) for each in (name, *more_names)]
         _seal(rootfs, config)
         digest = file_sha256(rootfs)
         document = {
@@ -110,7 +141,9 @@ class Store:
         }
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
-            self._write_names({**self._names(), name: digest})
+            if origins:
+                self._write_index(self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)})
+            self._write_names(_named(self._names(), called, digest))
             return self._read(digest, self._names())
 
     def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
@@ -122,18 +155,29 @@ class Store:
             image, names = self.find(ref), self._names()
             if only_unnamed and image.names:
                 return image
-            dropped = {ref} if ref in names else set(image.names)
+            name = _name_of(names, ref)
+            dropped = {name} if name else set(image.names)
             self._write_names({name: digest for name, digest in names.items() if name not in dropped})
             if set(image.names) <= dropped:
                 remove_tree(self._retired(image.digest))
+                kept = {origin: digest for origin, digest in self._origins().items() if digest != image.digest}
+                self._write_index(self._digests_file, kept)
             return image
 
     def name(self, image: Image, name: str) -> Image:
         """Give an image one more name. Raises `PolicyError` for a name that isn't allowed."""
-        check_name(name)
+        name = check_name(name)
         with locked(self.home, "images"):
-            self._write_names({**self._names(), name: image.digest})
+            self._write_names(_named(self._names(), [name], image.digest))
         return replace(image, names=tuple(sorted({*image.names, name})))
+
+    def missing(self, ref: str) -> HostError | None:
+        """Why the store has no such image, None when it has it."""
+        try:
+            self.find(ref)
+        except HostError as error:
+            return error
+        return None
 
     def _place(self, digest: str, rootfs: Path, document: Mapping[str, Any]) -> None:
         final = self._images / digest
@@ -160,23 +204,32 @@ class Store:
         return retired
 
     def _names(self) -> dict[str, str]:
+        return self._read_index(self._names_file)
+
+    def _origins(self) -> dict[str, str]:
+        return self._read_index(self._digests_file)
+
+    def _write_names(self, names: Mapping[str, str]) -> None:
+        self._write_index(self._names_file, names)
+
+    def _read_index(self, file: Path) -> dict[str, str]:
         try:
-            names = json.loads(self._names_file.read_bytes())
+            index = json.loads(file.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise self._damaged(self._names_file) from error
-        if not isinstance(names, dict):
-            raise self._damaged(self._names_file)
-        return {str(name): str(digest) for name, digest in names.items()}
+            raise self._damaged(file) from error
+        if not isinstance(index, dict):
+            raise self._damaged(file)
+        return {str(key): str(digest) for key, digest in index.items()}
 
-    def _write_names(self, names: Mapping[str, str]) -> None:
+    def _write_index(self, file: Path, index: Mapping[str, str]) -> None:
         with scratch_dir(self.home) as scratch:
-            written = scratch / "names"
-            written.write_text(json.dumps(names, indent=1, sort_keys=True) + "\n")
+            written = scratch / "index"
+            written.write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
             written.chmod(0o644)
             sync_file(written)
-            written.replace(self._names_file)
+            written.replace(file)
 
     def _digests(self) -> tuple[str, ...]:
         if not self._images.is_dir():
@@ -208,19 +261,18 @@ class Store:
     def _read(self, digest: str, names: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
         try:
-            return _image(json.loads(path.read_bytes()), path.parent, names)
+            image = _image(json.loads(path.read_bytes()), path.parent, names)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(path) from error
+        return replace(image, origins=tuple(sorted(o for o, named in self._origins().items() if named == digest)))
 
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
         near = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "`belljar image ls` lists what there is"
-        make = (
-            "run `belljar setup`"
-            if ref == "default"
-            else f"`belljar image build` or `belljar image import` makes one; {hint}"
-        )
-        return HostError(f"there is no image {printable(ref)!r}", where=str(self._images), mend=make)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        what = f"there is no image {printable(ref)!r}"
+        if (reference := _parsed(ref)) is not None and reference.digest:
+            what, hint = f"no image in the store was imported as {printable(ref)!r}: its digest is not known here", ""
+        return HostError(what, where=str(self._images), mend=f"run `{command_for(ref)}`{hint}")
 
     def _damaged(self, path: Path) -> HostError:
         return HostError(
@@ -228,6 +280,14 @@ class Store:
             where=str(path),
             mend="remove it and run `belljar setup`",
         )
+
+
+def command_for(ref: str) -> str:
+    """The command that puts an image into the store."""
+    if ref in MADE_HERE:
+        return MADE_HERE[ref]
+    reference = _parsed(ref)
+    return f"belljar image import docker://{reference.untagged.familiar if reference else 'REGISTRY/NAME:TAG'}"
 
 
 def verify(image: Image) -> None:
@@ -240,13 +300,52 @@ def verify(image: Image) -> None:
         )
 
 
-def check_name(name: str) -> None:
-    """Raise `PolicyError` unless `name` may name an image: 1…128 of `a-z 0-9 . _ / : -`, not like a digest."""
-    if _NAME.fullmatch(name) is None or _PREFIX.fullmatch(name) is not None or ".." in name:
-        raise PolicyError(
-            f"{printable(name)!r} can't name an image",
-            mend="use lower-case letters, digits and . _ / : - between them, and not only hex digits",
-        )
+def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
+    """The name in its normal form. Raises `PolicyError` unless it may name an image: a reference, not like a digest.
+
+    A digest in it must be one of `origins`.
+    """
+    try:
+        reference = parse_reference(name)
+        if is_like_digest(name):
+            raise ValueError(f"`{printable(name)}` can't name an image: it could be the beginning of a digest")
+        if reference.digest and reference.digest not in origins:
+            raise ValueError(f"`{printable(name)}` can't name this image: it was not imported by this digest")
+    except ValueError as error:
+        raise PolicyError(str(error), mend="give a name such as `team/tools:1`") from error
+    return reference.familiar
+
+
+def is_like_digest(name: str) -> bool:
+    """Whether a name could be meant as the beginning of a digest."""
+    return _PREFIX.fullmatch(name) is not None
+
+
+def _parsed(ref: str) -> Reference | None:
+    try:
+        return parse_reference(ref)
+    except ValueError:
+        return None
+
+
+def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
+    """The written name that means this reference. Stores of earlier versions hold names that are not in the normal form."""
+    if reference.familiar in names:
+        return reference.familiar
+    return next((name for name in names if _parsed(name) == reference), None)
+
+
+def _name_of(names: Mapping[str, str], ref: str) -> str | None:
+    reference = _parsed(ref)
+    return _name_in(names, reference) if reference else ref if ref in names else None
+
+
+def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
+    """The names with `called` (in the normal form) given to an image, however they were written before."""
+    kept = {
+        name: each for name, each in names.items() if (parsed := _parsed(name)) is None or parsed.familiar not in called
+    }
+    return {**kept, **dict.fromkeys(called, digest)}
 
 
 def file_sha256(path: Path) -> str:

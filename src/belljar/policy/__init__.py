@@ -4,21 +4,27 @@ Lives here: the model, loading YAML into it with errors that name file, line and
 Must not: know anything of the host, of images on disk, or of how a cell is made.
 """
 
-from belljar.policy.host_tools import HostTools
-from belljar.policy.load import (
-    DEFAULT_PRESET,
-    PRESETS,
-    LoadedPolicy,
-    load_policy,
-    load_preset,
-    parse_policy,
-    resolve_policy,
-    with_tier,
-)
-from belljar.policy.model import FileCopy, Policy, policy_schema
-from belljar.policy.network import Network
-from belljar.policy.resources import Resources
-from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from belljar.policy.host_tools import HostTools
+    from belljar.policy.load import (
+        DEFAULT_PRESET,
+        PRESETS,
+        LoadedPolicy,
+        load_policy,
+        load_preset,
+        parse_policy,
+        resolve_policy,
+        with_tier,
+    )
+    from belljar.policy.model import FileCopy, Policy, policy_schema
+    from belljar.policy.network import Network
+    from belljar.policy.resources import Resources
+    from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -41,3 +47,17 @@ __all__ = [
     "resolve_policy",
     "with_tier",
 ]
+_MODULES: Final = {
+    "HostTools": "host_tools",
+    **dict.fromkeys(("FileCopy", "Policy", "policy_schema"), "model"),
+    "Network": "network",
+    "Resources": "resources",
+    **dict.fromkeys(("Risk", "Tier", "demanded_tier", "least_tier", "needs_hardware"), "risk"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: whoever needs `reference` alone loads neither pydantic nor a YAML reader."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'load')}"), name)

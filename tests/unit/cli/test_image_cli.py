@@ -33,6 +33,46 @@ def test_ls_lists_and_escapes(store: Store, capsys: pytest.CaptureFixture[str]) 
     assert [entry["names"] for entry in json.loads(capsys.readouterr().out)] == [["small"]]
 
 
+def test_ls_in_a_pipe_is_one_whole_line_for_each_image(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """However many and long its names are: what a program reads is never cut or wrapped."""
+    names = [f"registry.example/{'deep/' * 20}tool:{number}" for number in range(5)]
+    for name in names:
+        assert run(["image", "tag", "small", name]) == 0
+    capsys.readouterr()
+    assert run(["image", "ls"]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["NAME", "DIGEST", "SIZE", "CREATED", "SOURCE"]
+    assert line.startswith(", ".join(sorted([*names, "small"])) + "  ")
+
+
+def test_ls_in_a_narrow_terminal_keeps_names_and_digests(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name is folded, not cut; the source gives way."""
+    import io
+    import sys
+
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setenv("TERM", "dumb")
+    store.name(store.find("small"), "registry.example/a-very-long-name/of-a-tool:1234567890")
+    assert run(["image", "ls"]) == 0
+    shown = terminal.getvalue()
+    names = "".join(line[: shown.index("DIGEST")].strip() for line in shown.splitlines()[1:])
+    assert names.replace(" ", "") == "registry.example/a-very-long-name/of-a-tool:1234567890,small"
+    assert store.find("small").digest[:12] in shown
+
+
+def test_tag_gives_a_name_in_its_normal_form(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """The image is then found by each way of writing it; what can't name an image is refused."""
+    assert run(["image", "tag", "small", "docker.io/library/Other"]) == 4
+    assert run(["image", "tag", "none", "other"]) == 3
+    capsys.readouterr()
+    assert run(["image", "tag", "small", "docker.io/library/other:latest", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["names"] == ["other", "small"]
+    assert store.find("other:latest") == store.find("small:latest") == store.find("index.docker.io/library/other")
+
+
 def test_inspect_shows_and_verifies(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """Everything of an image is shown, escaped; changed bytes are found with `--verify` and end with 3."""
     assert run(["image", "inspect", "small", "--verify"]) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,12 @@ from belljar.image import Image, ImageConfig, Store, verify
 from belljar.image.scratch import scratch_dir, start_time, sweep
 
 
-def put(home: Path, name: str, content: bytes = b"hsqs", **config: str) -> Image:
+def put(home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: str) -> Image:
     """Add an image with this content."""
     home.mkdir(exist_ok=True)
     (home / "made").write_bytes(content)
-    return Store(home).add(home / "made", ImageConfig(**config), name=name, source="test", created="")  # type: ignore[arg-type]
+    made = ImageConfig(**config)  # type: ignore[arg-type]
+    return Store(home).add(home / "made", made, name=name, source="test", created="", origins=origins)
 
 
 def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
@@ -88,11 +91,48 @@ def test_the_digest_covers_how_it_starts(tmp_path: Path) -> None:
     assert Store(tmp_path / "s").find("a").names == ("a", "b")
 
 
-@pytest.mark.parametrize("name", ["", "-x", "x" * 200, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"])
+@pytest.mark.parametrize("name", ["", "-x", "x" * 300, "A", "a b", "../x", "a/../b", "abcdef0123", "x\n", "é"])
 def test_names_that_could_mean_something_else_are_refused(name: str, tmp_path: Path) -> None:
     """No path, no option, nothing like a digest."""
     with pytest.raises(PolicyError):
         put(tmp_path / "s", name)
+
+
+def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
+    """Names are compared in their normal form; a store of an earlier version may hold them in any."""
+    image = put(tmp_path / "s", "docker.io/library/one:latest")
+    store = Store(tmp_path / "s")
+    assert image.names == ("one",)
+    for ref in ("one", "one:latest", "docker.io/one", "index.docker.io/library/one"):
+        assert store.find(ref) == image
+    (tmp_path / "s/image-names.json").write_text(json.dumps({"two:latest": image.digest, "a/:b": image.digest}))
+    assert store.find("two").names == ("a/:b", "two:latest")
+    assert store.find("a/:b").digest == image.digest
+    other = put(tmp_path / "s", "two", b"other")
+    assert store.find("docker.io/library/two").digest == other.digest
+    store.remove("two:latest")
+    with pytest.raises(HostError):
+        store.find("two")
+
+
+def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_path: Path) -> None:
+    """By whatever name and tag; an unknown digest is not in the store, also beside a name that is, and says the command."""
+    known, unknown = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+    image = put(tmp_path / "s", "team/one:1", origins=[known])
+    store = Store(tmp_path / "s")
+    assert image.origins == (known,)
+    for ref in (f"team/one:1@{known}", f"team/one@{known}", f"elsewhere/two:9@{known}", known):
+        assert store.find(ref).digest == image.digest
+    for ref in (f"team/one:1@{unknown}", f"team/one@{unknown}"):
+        with pytest.raises(HostError) as refused:
+            store.find(ref)
+        assert f"belljar image import docker://team/one@{unknown}" in refused.value.mend
+    with pytest.raises(PolicyError):
+        put(tmp_path / "s", f"team/one@{unknown}", origins=[known])
+    store.remove(f"team/one:1@{known}")
+    assert store.list() == ()
+    with pytest.raises(HostError):
+        store.find(known)
 
 
 def test_a_damaged_store_is_said_not_guessed(tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def open_layer(blob: Path, digest: str | None, *, max_bytes: int, scratch: Path)
         raise
 
 
+def is_plain(file: Path) -> bool:
+    """Whether a file is not compressed in a way that is known here."""
+    with file.open("rb") as opened:
+        return not opened.read(6).startswith((_GZIP, _ZSTD, *_OTHERS))
+
+
 def _decompressed(source: IO[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
     magic = source.read(6)
     source.seek(0)

@@ -30,4 +30,8 @@ class ImportLimits:
     max_document_bytes: int = 4 << 20
     """A manifest or a configuration."""
     timeout_s: float = 1800
-    """Fetching."""
+    """Fetching, in all."""
+    answer_s: float = 60
+    """Until a registry or a daemon has answered what it is asked before anything is fetched."""
+    stall_s: float = 120
+    """Without a byte more, while fetching. A daemon may need that long before the first one of a large image."""

@@ -1,0 +1,148 @@
+"""Asking a Docker daemon, or Podman's service, for an image: where it listens, and what it knows of a name. Bounded in time and bytes.
+
+Source: Docker Engine API, `GET /images/{name}/json`; Podman serves the same.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Timer
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+from belljar.errors import HostError
+from belljar.image.manifest import DIGEST
+from belljar.units import format_duration, printable
+
+_MAX_ANSWER_BYTES: Final = 4 << 20
+_HINT_SAVE: Final = "`docker save NAME -o FILE`, then `belljar image import docker-archive:FILE`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonImage:
+    """What a daemon says of an image. `digests` are those of its registry manifests."""
+
+    host: str
+    image_id: str
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where to ask, best first: `$DOCKER_HOST` alone when it is set, else each socket of Docker and Podman that there is.
+
+    Raises `HostError` for a `$DOCKER_HOST` that isn't taken.
+    """
+    if host := environ.get("DOCKER_HOST", ""):
+        if urlsplit(host).scheme not in {"unix", "tcp", "http"} or environ.get("DOCKER_TLS_VERIFY"):
+            raise HostError(
+                "a daemon is asked over unix:// or plain tcp:// alone", where="DOCKER_HOST", mend=_HINT_SAVE
+            )
+        return (host,)
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    own = (f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock")
+    candidates = ("/var/run/docker.sock", *own, "/run/podman/podman.sock")
+    return tuple(f"unix://{path}" for path in candidates if _is_socket(Path(path)))
+
+
+def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> DaemonImage:
+    """The image of this name or id, from the first daemon that has it. Raises `HostError` that says what each answered."""
+    said = []
+    for host in hosts:
+        try:
+            found = _ask(host, name, timeout_s=timeout_s)
+        except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
+            said.append(f"{host}: {_why(error)}")
+            continue
+        if found is not None:
+            return found
+        said.append(f"{host}: it has no such image")
+    what = "; ".join(said) or "no socket of Docker or Podman is here"
+    raise HostError(
+        f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
+        where=f"docker-daemon:{printable(name)}",
+        mend=f"check DOCKER_HOST and the name, or fetch it: `belljar image import docker://{printable(name)}`",
+    )
+
+
+def _ask(host: str, name: str, *, timeout_s: float) -> DaemonImage | None:
+    connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
+    with closing(_connected(host, timeout_s)) as connected:
+        connection.sock = connected
+        # A timeout of the socket is one of each read; this one is of the whole answer, however it drips.
+        deadline = Timer(timeout_s, _hang_up, [connected])
+        deadline.start()
+        try:
+            connection.request("GET", f"/images/{quote(name, safe='')}/json")
+            answer = connection.getresponse()
+            body = answer.read(_MAX_ANSWER_BYTES)
+        except (http.client.HTTPException, OSError) as error:
+            if not deadline.is_alive():
+                raise TimeoutError(f"it did not answer within {format_duration(timeout_s)}") from error
+            raise
+        finally:
+            deadline.cancel()
+    if answer.status == http.HTTPStatus.NOT_FOUND:
+        return None
+    if answer.status != http.HTTPStatus.OK:
+        raise ValueError(f"it answered with status {answer.status}")
+    return _read(json.loads(body), host)
+
+
+def _read(document: Any, host: str) -> DaemonImage:  # noqa: ANN401 - JSON
+    if not isinstance(document, dict):
+        raise ValueError("its answer can't be read")
+    image_id = f"sha256:{str(document.get('Id')).removeprefix('sha256:')}"
+    if DIGEST.fullmatch(image_id) is None:
+        raise ValueError("its answer has no id of an image")
+    digests = [text.rpartition("@")[2] for text in _texts(document.get("RepoDigests"))]
+    return DaemonImage(
+        host=host,
+        image_id=image_id,
+        names=tuple(_texts(document.get("RepoTags"))),
+        digests=tuple(digest for digest in digests if DIGEST.fullmatch(digest)),
+    )
+
+
+def _texts(value: object) -> list[str]:
+    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []
+
+
+def _connected(host: str, timeout_s: float) -> socket.socket:
+    parts = urlsplit(host)
+    if parts.scheme == "unix":
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(timeout_s)
+        try:
+            connected.connect(parts.path or parts.netloc)
+        except OSError:
+            connected.close()
+            raise
+        return connected
+    return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=timeout_s)
+
+
+def _hang_up(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return str(error) if "within" in str(error) else "it did not answer in time"
+    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

@@ -1,0 +1,231 @@
+"""A container registry and a Docker daemon on this machine alone, for real skopeo: the pull side of both protocols, honest or not.
+
+Source: distribution-spec v1.1, `GET /v2/<name>/manifests/<reference>` and `/blobs/<digest>`; Docker Engine API, `GET /images/…`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from tests.fakes.images import ARCH, config_document, sha256
+
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+
+
+@dataclass
+class Registry:
+    """What it serves. `before` is called with each request's path, before it is answered."""
+
+    address: str = ""
+    manifests: dict[tuple[str, str], tuple[str, bytes]] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    before: Callable[[str], None] = lambda _path: None
+
+    def put(
+        self,
+        name: str,
+        tag: str,
+        layers: Sequence[bytes],
+        config: Mapping[str, Any] | None = None,
+        *,
+        is_index: bool = False,
+        is_docker: bool = False,
+    ) -> tuple[str, str, str]:
+        """Serve an image, under an index or not: the digests of what the tag names, its manifest and its configuration."""
+        kind = DOCKER_MANIFEST if is_docker else OCI_MANIFEST
+        layer_type = "docker.image.rootfs.diff.tar.gzip" if is_docker else "oci.image.layer.v1.tar"
+        config_type = "docker.container.image.v1+json" if is_docker else "oci.image.config.v1+json"
+        document = json.dumps(config_document(layers, config)).encode()
+        described = [
+            {"mediaType": f"application/vnd.{layer_type}", "digest": self._blob(each), "size": len(each)}
+            for each in layers
+        ]
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": kind,
+            "config": {
+                "mediaType": f"application/vnd.{config_type}",
+                "digest": self._blob(document),
+                "size": len(document),
+            },
+            "layers": described,
+        }
+        inner = self._manifest(name, tag, kind, manifest)
+        if not is_index:
+            return inner, inner, sha256(document)
+        size = len(self.manifests[name, inner][1])
+        entries = [
+            {"mediaType": kind, "digest": digest, "size": size, "platform": {"os": "linux", "architecture": arch}}
+            for digest, arch in ((sha256(b"another"), "s390x"), (inner, ARCH))
+        ]
+        index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+        return self._manifest(name, tag, OCI_INDEX, index), inner, sha256(document)
+
+    def _blob(self, content: bytes) -> str:
+        self.blobs[sha256(content)] = content
+        return sha256(content)
+
+    def _manifest(self, name: str, tag: str, kind: str, document: Mapping[str, Any]) -> str:
+        content = json.dumps(document).encode()
+        self.manifests[name, tag] = self.manifests[name, sha256(content)] = (kind, content)
+        return sha256(content)
+
+
+class _RegistryHandler(BaseHTTPRequestHandler):
+    registry: Registry
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.registry.asked.append(self.path)
+        self.registry.before(self.path)
+        match = re.fullmatch(r"/v2/(.+)/(manifests|blobs)/([^/]+)", self.path)
+        if self.path == "/v2/":
+            _answer(self, 200, b"{}", "application/json")
+        elif match and match[2] == "manifests" and (match[1], match[3]) in self.registry.manifests:
+            kind, content = self.registry.manifests[match[1], match[3]]
+            _answer(self, 200, content, kind)
+        elif match and match[3] in self.registry.blobs:
+            _answer(self, 200, self.registry.blobs[match[3]], "application/octet-stream")
+        else:
+            _answer(
+                self, 404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}', "application/json"
+            )
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its parent's name
+        """Nothing is logged."""
+
+
+def _answer(handler: BaseHTTPRequestHandler, status: int, content: bytes, kind: str) -> None:
+    with suppress(OSError):  # a client that was given up is no failure here
+        handler.send_response(status)
+        handler.send_header("Content-Type", kind)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        if handler.command != "HEAD":
+            handler.wfile.write(content)
+
+
+@contextmanager
+def registry() -> Iterator[Registry]:
+    """A registry on loopback, as `127.0.0.1:PORT`."""
+    served = Registry()
+    handler = type("Handler", (_RegistryHandler,), {"registry": served, "do_HEAD": _RegistryHandler.do_GET})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    served.address = f"127.0.0.1:{server.server_address[1]}"
+    with _served(server):
+        yield served
+
+
+@dataclass
+class Daemon:
+    """What a daemon has: name or id → what it says of it, and what `docker save` gives."""
+
+    host: str
+    images: dict[str, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def put(self, name: str, archive: Path, *, digests: Sequence[str] = ()) -> str:
+        """Have the only image of a `docker save` archive, under this name and its id."""
+        import tarfile
+
+        with tarfile.open(archive) as opened:
+            found = opened.extractfile("manifest.json")
+            listed = json.loads(found.read() if found else b"[]")
+            config = opened.extractfile(listed[0]["Config"])
+            image_id = f"sha256:{hashlib.sha256(config.read() if config else b'').hexdigest()}"
+        described = {
+            "Id": image_id,
+            "RepoTags": [name],
+            "RepoDigests": [f"{name.partition(':')[0]}@{d}" for d in digests],
+        }
+        self.images[name] = self.images[image_id] = (described, archive.read_bytes())
+        return image_id
+
+
+class _DaemonHandler(BaseHTTPRequestHandler):
+    daemon_: Daemon
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        path = re.sub(r"^/v1\.\d+", "", unquote(self.path))
+        self.daemon_.asked.append(path)
+        named = re.fullmatch(r"/images/(.+)/json|/images/get\?names=(.+)", path)
+        found = self.daemon_.images.get(named[1] or named[2]) if named else None
+        if path == "/_ping":
+            _answer(self, 200, b"OK", "text/plain")
+        elif found is None or named is None:
+            _answer(self, 404, b'{"message":"No such image"}', "application/json")
+        elif named[1]:
+            _answer(self, 200, json.dumps(found[0]).encode(), "application/json")
+        else:
+            _answer(self, 200, found[1], "application/x-tar")
+
+    def address_string(self) -> str:
+        return "a socket"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its parent's name
+        """Nothing is logged."""
+
+
+class _UnixServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+@contextmanager
+def daemon(path: Path) -> Iterator[Daemon]:
+    """A Docker daemon at this socket."""
+    served = Daemon(f"unix://{path}")
+    handler = type("Handler", (_DaemonHandler,), {"daemon_": served})
+    with _served(_UnixServer(str(path), handler)):
+        yield served
+
+
+@contextmanager
+def _served(server: socketserver.BaseServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def silent_socket(path: Path | None = None) -> Iterator[str]:
+    """Something that accepts connections and never says a word: the address, `HOST:PORT` or `unix://PATH`."""
+    with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as listening:
+        listening.bind(str(path) if path else ("127.0.0.1", 0))
+        listening.listen()
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    accepted.append(listening.accept()[0])
+
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield f"unix://{path}" if path else f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            with suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)
+            for each in accepted:
+                each.close()

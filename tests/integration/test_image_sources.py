@@ -1,0 +1,204 @@
+"""Images from registries, daemons and archives, by real skopeo: their names, their digests, and what goes wrong with each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.images import docker_archive, entry, layer, oci_archive, sha256
+from tests.fakes.registry import Registry, daemon, registry, silent_socket
+
+from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.image import Store
+from belljar.image.oci import ImportLimits, import_image
+
+LAYER = layer(entry("bin/sh", b"#!"), entry("etc/issue", b"x" * 100_000))
+OTHER = layer(entry("bin/sh", b"another"))
+HASTY = ImportLimits(timeout_s=30, answer_s=1, stall_s=1)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """An empty store; whatever happens in it, no scratch is left."""
+    made = tmp_path / "store"
+    yield made
+    assert not list((made / "tmp").iterdir()) if (made / "tmp").exists() else True
+
+
+@pytest.fixture
+def served() -> Iterator[Registry]:
+    """A registry on loopback."""
+    with registry() as made:
+        yield made
+
+
+@pytest.mark.parametrize("is_index", [False, True])
+@pytest.mark.parametrize("is_docker", [False, True])
+def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
+    is_index: bool, is_docker: bool, served: Registry, home: Path
+) -> None:
+    """By tag, by the digest of its index and its manifest with and without a tag, and by its id; each was checked."""
+    top, manifest, config = served.put("team/tool", "1", [LAYER], is_index=is_index, is_docker=is_docker)
+    name = f"{served.address}/team/tool"
+    image = import_image(home, f"docker://{name}:1")
+    assert image.names == (f"{name}:1",)
+    assert set(image.origins) == {top, manifest, config}
+    for ref in (f"{name}:1", f"{name}@{top}", f"{name}:1@{manifest}", f"{name}:other@{top}", config):
+        assert Store(home).find(ref).digest == image.digest
+    with pytest.raises(HostError, match=f"belljar image import docker://{name}@{sha256(b'?')}"):
+        Store(home).find(f"{name}:1@{sha256(b'?')}")
+
+
+def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Path) -> None:
+    """A registry is asked for the digest, whatever the tag beside it names today."""
+    name = f"{served.address}/tool"
+    pinned, _, _ = served.put("tool", "1", [LAYER])
+    served.put("tool", "1", [OTHER])
+    image = import_image(home, f"docker://{name}:1@{pinned}")
+    assert image.names == (f"{name}@{pinned}",)
+    assert import_image(home, f"docker://{name}:1").digest != image.digest
+    assert Store(home).find(f"{name}:1@{pinned}").digest == image.digest
+
+
+def test_a_registry_that_gives_another_manifest_than_the_named_one_is_refused(served: Registry, home: Path) -> None:
+    """The digest is counted here, on the bytes that came."""
+    asked, _, _ = served.put("tool", "1", [LAYER])
+    served.put("tool", "2", [OTHER])
+    served.manifests["tool", asked] = served.manifests["tool", "2"]
+    with pytest.raises(BelljarError, match=r"digest"):
+        import_image(home, f"docker://{served.address}/tool@{asked}")
+    assert Store(home).list() == ()
+
+
+def test_a_registry_whose_blobs_are_not_what_the_manifest_says_is_refused(served: Registry, home: Path) -> None:
+    """A layer of another digest never reaches the store."""
+    served.put("tool", "1", [LAYER])
+    served.blobs[sha256(LAYER)] = OTHER.ljust(len(LAYER), b"\0")
+    with pytest.raises(BelljarError):
+        import_image(home, f"docker://{served.address}/tool:1")
+    assert Store(home).list() == ()
+
+
+def test_a_registry_without_the_image_or_without_this_machines_is_told(served: Registry, home: Path) -> None:
+    """An unknown tag, and an index of other processors alone, are errors that say so."""
+    with pytest.raises(HostError, match="manifest unknown"):
+        import_image(home, f"docker://{served.address}/none:1")
+    top, _, _ = served.put("tool", "1", [LAYER], is_index=True)
+    kind, content = served.manifests["tool", top]
+    served.manifests["tool", "1"] = (kind, content.replace(b'"linux"', b'"plan9"'))
+    with pytest.raises(PolicyError, match="made for plan9"):
+        import_image(home, f"docker://{served.address}/tool:1")
+
+
+@pytest.mark.parametrize("stuck_at", ["/v2/", "/manifests/", "/blobs/"])
+def test_a_registry_that_hangs_is_given_up(stuck_at: str, served: Registry, home: Path) -> None:
+    """Before its first answer, before a manifest and in the middle of the blobs: a bounded wait, one error, nothing left."""
+    served.put("tool", "1", [LAYER])
+    never = threading.Event()
+
+    def hang(path: str) -> None:
+        if path == stuck_at if stuck_at == "/v2/" else stuck_at in path:
+            never.wait(60)
+
+    served.before = hang
+    try:
+        with pytest.raises(HostError, match=r"took longer|nothing came"):
+            import_image(home, f"docker://{served.address}/tool:1", limits=HASTY)
+    finally:
+        never.set()
+    assert Store(home).list() == ()
+
+
+def test_nobody_at_the_registrys_address(home: Path) -> None:
+    """A refused connection is the host's fault, at once."""
+    with pytest.raises(HostError, match="refused"):
+        import_image(home, "docker://127.0.0.1:1/tool:1", limits=HASTY)
+
+
+def test_a_daemon_is_asked_where_docker_host_says(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name without a tag is its `latest`; its id and the digests that the daemon knows for it are known afterwards."""
+    archive = docker_archive(tmp_path / "a.tar", [LAYER])
+    with daemon(tmp_path / "d.sock") as there:
+        image_id = there.put("small:latest", archive, digests=[sha256(b"registry's")])
+        there.images["small"] = there.images["small:latest"]
+        monkeypatch.setenv("DOCKER_HOST", there.host)
+        image = import_image(home, "docker-daemon:small")
+        assert image.names == ("small",)
+        assert {image_id, sha256(b"registry's")} < set(image.origins)
+        for ref in ("small", "small:latest", "docker.io/library/small", f"small@{sha256(b'''registry's''')}", image_id):
+            assert Store(home).find(ref).digest == image.digest
+        assert import_image(home, f"docker-daemon:{image_id}").names == ("small",)
+        there.images[f"small@{sha256(b'??')}"] = there.images["small:latest"]
+        with pytest.raises(PolicyError, match="another digest"):
+            import_image(home, f"docker-daemon:small@{sha256(b'??')}")
+        with pytest.raises(HostError, match="no such image"):
+            import_image(home, "docker-daemon:none")
+
+
+def test_podmans_socket_is_found_without_a_word(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no DOCKER_HOST is set, the sockets of this user's services are asked."""
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "podman").mkdir()
+    with daemon(tmp_path / "podman/podman.sock") as there:
+        there.put("only-podman-has-this", docker_archive(tmp_path / "a.tar", [LAYER]))
+        assert import_image(home, "docker-daemon:only-podman-has-this").names == ("only-podman-has-this",)
+
+
+def test_a_daemon_that_hangs_is_given_up(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket that accepts and never answers ends in one error, in the time that an answer may take."""
+    with silent_socket(tmp_path / "d.sock") as host:
+        monkeypatch.setenv("DOCKER_HOST", host)
+        with pytest.raises(HostError, match="did not answer"):
+            import_image(home, "docker-daemon:small", limits=HASTY)
+    assert Store(home).list() == ()
+
+
+@pytest.mark.parametrize("host", ["ssh://somebody@host", "npipe:////./pipe/docker", "fd://"])
+def test_a_daemon_that_is_reached_otherwise_is_told(host: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What isn't taken says how the image gets here all the same."""
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(HostError, match="docker save"):
+        import_image(home, "docker-daemon:small")
+
+
+def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
+    """RepoTags of `docker save`, annotations of OCI archives; a file without any is called by its own name."""
+    assert import_image(home, f"docker-archive:{docker_archive(tmp_path / 'a.tar', [LAYER])}").names == ("small",)
+    plain = import_image(home, f"oci-archive:{oci_archive(tmp_path / 'My Tool.tar.gz', [OTHER])}")
+    assert plain.names == ("my-tool",)
+
+    for annotation, names in (
+        ({"org.opencontainers.image.ref.name": "ghcr.io/a/b:2"}, ("ghcr.io/a/b:2",)),
+        ({"org.opencontainers.image.ref.name": "localhost/c:3"}, ("c:3", "localhost/c:3")),
+        ({"io.containerd.image.name": "docker.io/library/d:4", "org.opencontainers.image.ref.name": "4"}, ("d:4",)),
+        ({"org.opencontainers.image.ref.name": "latest"}, ("named",)),
+        ({"org.opencontainers.image.ref.name": "default:latest"}, ("named",)),
+    ):
+        archive = oci_archive(tmp_path / "named.tar", [layer(entry("n", repr(names).encode()))], annotations=annotation)
+        assert import_image(home, f"oci-archive:{archive}").names == names
+    assert import_image(home, f"oci-archive:{archive}", name="mine:1").names == ("mine:1", "named")
+
+
+def test_an_archive_of_several_images_lists_them(tmp_path: Path, home: Path) -> None:
+    """The error names each, and the way to import one."""
+    archive = docker_archive(tmp_path / "two.tar", [LAYER], tags=(["one:1"], ["two:2"]))
+    with pytest.raises(PolicyError, match=r"one:1, two:2") as refused:
+        import_image(home, f"docker-archive:{archive}")
+    assert refused.value.mend.endswith(f"docker-archive:{archive}:one:1`")
+    assert import_image(home, f"docker-archive:{archive}:two:2").names == ("two:2",)
+
+
+def test_an_archive_with_a_wrong_digest_is_refused(tmp_path: Path, home: Path) -> None:
+    """A layer's bytes that are not those of its digest: one error, nothing kept."""
+
+    def swap(blobs: dict[str, bytes]) -> None:
+        first = next(iter(blobs))
+        blobs[first] = b"x" * len(blobs[first])
+
+    archive = oci_archive(tmp_path / "bad.tar", [LAYER], blobs_tweak=swap)
+    with pytest.raises(PolicyError):
+        import_image(home, f"oci-archive:{archive}")
+    assert Store(home).list() == ()
