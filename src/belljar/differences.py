@@ -6,12 +6,16 @@ What decides (a compose file's reader, the policy's merge, the image's configura
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Final
 
 from belljar.events import JsonValue
 from belljar.units import printable
+
+MAX_NAMED: Final = 3
+"""Samples that are named where many have the same outcome."""
 
 
 class Kind(StrEnum):
@@ -58,6 +62,15 @@ class Difference:
             "hint": self.hint,
         }
 
+    @classmethod
+    def of_data(cls, data: Mapping[str, Any]) -> Difference:
+        """Of an event's data. A kind that is not known here counts as `changed`."""
+        kind = str(data.get("kind", ""))
+        return cls(
+            kind=Kind(kind) if kind in set(Kind) else Kind.CHANGED,
+            **{name: str(data.get(name, "")) for name in ("where", "key", "detail", "hint")},
+        )
+
 
 def told(differences: Iterable[Difference]) -> tuple[str, ...]:
     """The facts as sentences, safe for a terminal; what is plainly kept is left out.
@@ -83,3 +96,16 @@ def _sentence(kind: Kind, wheres: Iterable[str], keys: Iterable[str], detail: st
     parts = [printable(where, max_chars=100) for where in wheres if where]
     verb = f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} {kind.value}" if named else ""
     return ": ".join(part for part in (", ".join(parts), verb, printable(detail)) if part)
+
+
+def samples_named(samples: Iterable[str]) -> str:
+    """`sample a`, `samples 1-40`, `samples a, b, c and 37 more`; safe for a terminal."""
+    names = [printable(each, max_chars=100) for each in samples]
+    if len(names) == 1:
+        return f"sample {names[0]}"
+    if all(each.isascii() and each.isdecimal() and len(each) < 10 for each in names):
+        first = int(names[0])
+        if [int(each) for each in names] == list(range(first, first + len(names))):
+            return f"samples {names[0]}-{names[-1]}"
+    more = len(names) - MAX_NAMED
+    return f"samples {', '.join(names[:MAX_NAMED])}{f' and {more} more' if more > 0 else ''}"

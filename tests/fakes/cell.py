@@ -205,6 +205,7 @@ class FakeCells:
         self.prepared: list[LoadedPolicy] = []
         self.opened: list[FakeCell] = []
         self.prepare_error: Exception | None = None
+        self.images_error: Exception | None = None
         self.destroy_error: Exception | None = None
         self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
 
@@ -222,6 +223,11 @@ class FakeCells:
         self.runs.append(run)
         yield run
         run.closed = True
+
+    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
+        """Of a fake cell nothing is missing, unless a test says so."""
+        if self.images_error is not None:
+            raise self.images_error
 
     async def prepare(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> None:
         """As the real one."""

@@ -28,13 +28,19 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="TASK [--policy FILE|PRESET] [--allow-upstreams] [--tier TIER] [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
+    options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER] [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
     default="",
     metavar="FILE|PRESET",
-    help="The policy of every cell; it beats the task's own. Default: the task's, else high.",
+    help="The walls of every cell: risk, tier, limits, network. The task keeps its image, user, "
+    "files and services. Default: the task's own policy, else high.",
+)
+@click.option(
+    "--override",
+    is_flag=True,
+    help="What the file of --policy writes down replaces the task's image, user, services, too.",
 )
 @click.option(
     "--allow-upstreams",
@@ -69,6 +75,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.argument("inspect_args", nargs=-1, type=click.UNPROCESSED, metavar="")
 def run(
     policy: str,
+    override: bool,  # noqa: FBT001 - click passes options by name
     allow_upstreams: bool,  # noqa: FBT001 - click passes options by name
     tier: str | None,
     require_contained: bool,  # noqa: FBT001 - click passes options by name
@@ -93,10 +100,13 @@ def run(
     """
     from belljar.harness.evaluate import RunRequest, run_evaluation
 
+    if override and not policy:
+        raise click.UsageError("--override needs --policy")
     outcome = run_evaluation(
         RunRequest(
             inspect_args=inspect_args,
             policy=policy,
+            override=override,
             allow_upstreams=allow_upstreams,
             tier=tier or "",
             require_contained=require_contained,
@@ -213,6 +223,26 @@ def _cells(row: Row) -> list[tuple[str, str]]:
     ]
 
 
+def differing(findings: RunFindings) -> list[str]:
+    """How cells differed from what was written, each fact once with its samples."""
+    from belljar.differences import samples_named, told
+
+    samples: dict[str, dict[str, None]] = {}
+    for row in findings.rows:
+        for sentence in told(row.differences):
+            samples.setdefault(sentence, {})[row.transcript.sample] = None
+    if not samples:
+        return []
+    count = len({row.transcript.sample for row in findings.rows})
+    return [
+        "\nDifferent from what the task or the policy says:",
+        *(
+            f"  {sentence}" if len(named) == count else f"  {samples_named(named)}: {sentence}"
+            for sentence, named in samples.items()
+        ),
+    ]
+
+
 def remarks(findings: RunFindings) -> list[str]:
     """What a reader of the transcript alone would not know."""
     rows = findings.rows
@@ -229,6 +259,7 @@ def remarks(findings: RunFindings) -> list[str]:
         )
     if lines:
         lines.insert(0, "\nOn record in the ledger, but not in the transcript:")
+    lines += differing(findings)
     lines += [
         f"stray cell {cell.cell_id}: no sample began in it"
         for cell in findings.strays

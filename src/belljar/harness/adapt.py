@@ -5,7 +5,8 @@ decides.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,11 +21,11 @@ from belljar.compose.document import (
     read_document,
 )
 from belljar.compose.read import default_service
-from belljar.differences import told
+from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.compat import NO_NETWORK, Refused, judge
+from belljar.harness.compat import Refused, TaskRefused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
-from belljar.units import printable
+from belljar.harness.fidelity import NO_NETWORK, TASK
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -33,65 +34,108 @@ if TYPE_CHECKING:
 OURS: Final = "belljar"
 
 
-def adapt_task(task: Task, *, directory: Path, forced: bool) -> list[str]:
-    """Give the task and each of its samples Belljar as sandbox; returns notes for the operator.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSandbox:
+    """What the sandbox of one sample comes to: a configuration, or the error that refuses it."""
 
-    `directory` is the task's own (relative paths and implicit files are found there); `forced`: the operator gave a
-    policy, which settles everything but one thing: a task that wants no network has none.
+    task: str
+    sample: str
+    metadata: Mapping[str, object]
+    config: BelljarConfig
+    error: PolicyError | None = None
 
-    Raises:
-        PolicyError: a sandbox that a cell can't stand in for. Nothing has run yet.
+
+def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> list[SampleSandbox]:
+    """Give the task and each of its samples Belljar as sandbox; what that comes to for each sample.
+
+    A sample whose sandbox a cell can't stand in for has its error: the caller lets none begin.
+
+    Args:
+        directory: the task's own: relative paths and implicit files are found there.
+        may_override: the operator's policy names an image, which takes the place of a sandbox
+            that is refused.
     """
-    notes: list[str] = []
-    task.sandbox, found = stand_in(task.sandbox, directory=directory, forced=forced, where=f"task {task.name}")
-    notes += found
-    for sample in _samples(task):
-        where = f"task {task.name}, sample {sample.id}"
-        if sample.sandbox is not None:
-            sample.sandbox, found = stand_in(sample.sandbox, directory=directory, forced=forced, where=where)
-            notes += found
-        notes += _of_sample(sample.sandbox or task.sandbox, sample, where=where)
-    return list(dict.fromkeys(notes))
+    read = _Reader(directory, may_override=may_override)
+    default = read(task.sandbox, where=f"task {task.name}")
+    made = [_of_sample(task, sample, default, read) for sample in task.dataset or ()]
+    task.sandbox = SandboxEnvironmentSpec(OURS, default if isinstance(default, BelljarConfig) else BelljarConfig())
+    return made
 
 
-def _of_sample(spec: SandboxEnvironmentSpec, sample: Sample, *, where: str) -> tuple[str, ...]:
-    """What a compose file that asks for metadata means for this sample is refused now, not in the middle of the run."""
+class _Reader:
+    """Reads the sandboxes of one task, each once."""
+
+    def __init__(self, directory: Path, *, may_override: bool) -> None:
+        self.directory = directory
+        self.may_override = may_override
+        self._known: dict[tuple[str, str], BelljarConfig | PolicyError] = {}
+
+    def __call__(self, spec: SandboxEnvironmentSpec | None, *, where: str) -> BelljarConfig | PolicyError:
+        config = spec.config if spec is not None else None
+        text = config.model_dump_json() if isinstance(config, BaseModel) else repr(config)
+        key = (spec.type if spec is not None else "", text)
+        if key not in self._known:
+            try:
+                self._known[key] = stand_in(spec, directory=self.directory, where=where)
+            except PolicyError as error:
+                self._known[key] = self.instead(error, spec)
+        return self._known[key]
+
+    def instead(self, error: PolicyError, spec: SandboxEnvironmentSpec | None) -> BelljarConfig | PolicyError:
+        """The operator's image for a sandbox that is refused, if that is the operator's word.
+
+        It has no network where the task's own words say so.
+        """
+        if not self.may_override or not isinstance(error, TaskRefused):
+            return error
+        said = Difference(
+            kind=Kind.OVERRIDDEN,
+            where=TASK,
+            key="sandbox",
+            detail=f"the policy's image instead of a sandbox that is refused: {error.what}",
+        )
+        try:
+            compose = None if spec is None else _description(spec, self.directory)[0]
+            closed = compose is not None and _wants_no_network(compose)
+        except (PolicyError, ValueError):
+            closed = True
+        return BelljarConfig(network=NO_NETWORK if closed else "", differences=(said,))
+
+
+def _of_sample(task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader) -> SampleSandbox:
+    """A compose file that asks for metadata is judged now, not in the middle of the run."""
+    where = f"task {task.name}, sample {sample.id}"
+    written = sample.sandbox
+    found = default if written is None else read(written, where=where)
     metadata = {**(sample.metadata or {}), "__sample_id__": sample.id}
-    return settled(spec.config, metadata, where=where)[1] if isinstance(spec.config, BelljarConfig) else ()
+    if isinstance(found, BelljarConfig):
+        try:
+            settled(found, metadata, where=where)
+        except PolicyError as error:
+            instead = read.instead(error, written or task.sandbox)
+            written, found = written or task.sandbox, instead
+    if isinstance(found, PolicyError):
+        return SampleSandbox(
+            task=task.name, sample=str(sample.id), metadata=metadata, config=BelljarConfig(), error=found
+        )
+    if written is not None:
+        sample.sandbox = SandboxEnvironmentSpec(OURS, found)
+    return SampleSandbox(task=task.name, sample=str(sample.id), metadata=metadata, config=found)
 
 
-def _samples(task: Task) -> Iterator[Sample]:
-    yield from task.dataset or ()
-
-
-def stand_in(
-    spec: SandboxEnvironmentSpec | None, *, directory: Path, forced: bool, where: str
-) -> tuple[SandboxEnvironmentSpec, list[str]]:
-    """The sandbox that replaces `spec`, with notes. Raises `PolicyError` when a cell can't."""
-    if forced:
-        return SandboxEnvironmentSpec(OURS, _under_operator(spec, directory)), []
+def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str) -> BelljarConfig:
+    """What replaces the sandbox `spec`. Raises `PolicyError` when a cell can't."""
     if spec is None:
-        return SandboxEnvironmentSpec(OURS, beside_policy(directory)), []
+        return beside_policy(directory)
     compose, dockerfile = _description(spec, directory)
     if spec.type == OURS and compose is None and not dockerfile:
-        return SandboxEnvironmentSpec(OURS, _own_config(spec.config, directory)), []
+        return _own_config(spec.config, directory)
     if compose is not None:
-        config, said = of_compose(compose, beside_policy(directory), where=where)
-        return SandboxEnvironmentSpec(OURS, config), list(said)
+        return of_compose(compose, beside_policy(directory), where=where)
     judgement = judge(spec.type, has_config=spec.config is not None, compose=None, dockerfile=dockerfile)
     if isinstance(judgement, Refused):
-        raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    return SandboxEnvironmentSpec(OURS, beside_policy(directory)), list(told(judgement.differences))
-
-
-def _under_operator(spec: SandboxEnvironmentSpec | None, directory: Path) -> BelljarConfig:
-    """The operator's policy is not judged by the task's words, and not widened by them. It loses its network where they say that there is none."""
-    try:
-        compose = None if spec is None else _description(spec, directory)[0]
-        closed = compose is not None and _wants_no_network(compose)
-    except (PolicyError, ValueError):
-        closed = True
-    return BelljarConfig(network=NO_NETWORK if closed else "")
+        raise judgement.error(where)
+    return beside_policy(directory).model_copy(update={"differences": judgement.differences})
 
 
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:

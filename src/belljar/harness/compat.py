@@ -15,11 +15,10 @@ from typing import Any, Final
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.read import CannotKeepError, Composed, check_services, read_compose
 from belljar.differences import Difference, Kind
+from belljar.errors import PolicyError
+from belljar.harness.fidelity import NO_NETWORK, TASK
 from belljar.policy.network import OWN_CELL
 from belljar.units import printable
-
-NO_NETWORK: Final = "none"
-"""What stands for a network in a configuration that has none, whatever its policy has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +37,28 @@ class Refused:
     mend: str
     differences: tuple[Difference, ...] = ()
 
+    def error(self, where: str) -> TaskRefused:
+        """The refusal, to be raised."""
+        refused = self.differences or (Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.mend),)
+        return TaskRefused(self.reason, where=printable(where), mend=self.mend, differences=refused)
+
+
+class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
+    """No cell can stand in for a task's sandbox. `differences`: each thing that is refused."""
+
+    def __init__(self, what: str, *, where: str, mend: str, differences: tuple[Difference, ...]) -> None:
+        super().__init__(what, where=where, mend=mend)
+        self.differences = differences
+
 
 Judgement = Honoured | Refused
 _MEND_COMPOSE: Final = (
-    "put what it needs into an image (`belljar image import`), name that image in a policy, and give it with --policy"
+    "put what it needs into an image (`belljar image import`), name that image in a policy, and use"
+    " that instead of the task's sandbox: --policy FILE --override"
 )
 DOCKERFILE: Final = Refused(
     reason="its sandbox is built from a Dockerfile, and a cell does not build images",
-    mend="build it elsewhere, `belljar image import docker-daemon:NAME`, name it in a policy, and give it with --policy",
+    mend="build it elsewhere, `belljar image import docker-daemon:NAME`, name it in a policy, and give that with --policy FILE --override",
 )
 
 
@@ -69,12 +82,12 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, doc
         )
     return Refused(
         reason=f"its sandbox {printable(kind)} has a configuration that a cell can't honour",
-        mend="give a policy with --policy",
+        mend="use a policy's image instead: --policy FILE --override",
     )
 
 
 def _replaced(detail: str) -> tuple[Difference, ...]:
-    return (Difference(kind=Kind.CHANGED, key="sandbox", detail=detail),)
+    return (Difference(kind=Kind.CHANGED, where=TASK, key="sandbox", detail=detail),)
 
 
 def judge_compose(compose: Mapping[str, Any]) -> Judgement:

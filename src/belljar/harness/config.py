@@ -1,9 +1,10 @@
 """Which policy a sample's cell gets: from what Inspect hands us to a `LoadedPolicy`. Reads policy files, decides
 purely.
 
-Order, first hit wins: the policy the operator gave to `belljar run --policy`; the task's or sample's own (`("belljar",
-"policy.yaml")`); `$BELLJAR_POLICY`; the preset `high`. What a compose file says is put on top of it; but from the policy of `--policy` a task can
-only take the network away. `$BELLJAR_POLICY` is a floor too: a task's own policy, and its compose file, is used as far as it is nowhere looser.
+Order, first hit wins: the task's or sample's own (`("belljar", "policy.yaml")`); `$BELLJAR_POLICY`;
+the preset `high`. What a compose file says is put on top of it. The policy of `belljar run --policy`
+states the walls around that (`fidelity`). `$BELLJAR_POLICY` is a floor too: a task's own policy, and
+its compose file, is used as far as it is nowhere looser.
 """
 
 from __future__ import annotations
@@ -14,25 +15,38 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
 from belljar.compose.document import as_document, is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
-from belljar.differences import told
+from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
-from belljar.harness.compat import DOCKERFILE, NO_NETWORK, Refused, judge_compose, judge_for_sample, shaping_variables
-from belljar.harness.operator import POLICY_VARIABLE, Operator, permitted, read_operator
+from belljar.harness.compat import (
+    DOCKERFILE,
+    Judgement,
+    Refused,
+    judge_compose,
+    judge_for_sample,
+    shaping_variables,
+)
+from belljar.harness.fidelity import NO_NETWORK, TASK, under_policy
+from belljar.harness.operator import (
+    POLICY_VARIABLE,
+    Operator,
+    OperatorsWord,
+    permitted,
+    read_operator,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
+    from belljar.host.settings import Settings
     from belljar.policy import LoadedPolicy
     from belljar.policy.stand_ins import StandIn
 
 DEFAULT_POLICY: Final = "high"
-_TAKEN_AWAY: Final = "the task's compose file has `network_mode: none`: the network of the policy is taken away"
-_REPLACED: Final = "the task's compose file has several services: they take the place of the policy's network, whose stand-ins and upstreams are not there"
 POLICY_NAMES: Final = ("belljar.yaml", "belljar.yml")
 """What a policy beside a task is called."""
 _NAME: Final = METADATA_PREFIX + r"[A-Za-z0-9_]+"
@@ -61,37 +75,45 @@ class BelljarConfig(BaseModel):
     workdir: str | None = None
     tier: str | None = None
     env: tuple[tuple[str, str], ...] = ()
+    differences: tuple[Difference, ...] = ()
+    """How it differs from what the task's author wrote."""
 
-    def changes(self) -> dict[str, Any]:
-        """The policy fields this configuration replaces."""
+    def asked(self) -> dict[str, Any]:
+        """What a compose file says, in a policy's words."""
         given = {"image": self.image, "user": self.user, "workdir": self.workdir}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        asked: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         if self.network:
-            changes["network"] = self.network if self.network == NO_NETWORK else json.loads(self.network)
-        return changes
+            is_none = self.network == NO_NETWORK
+            asked["network"] = self.network if is_none else json.loads(self.network)
+        if self.resources:
+            asked["resources"] = dict(self.resources)
+        return asked | ({"env": dict(self.env)} if self.env else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePolicy:
-    """What one sample's cell is made of: its policy; `is_shared`: every sample of the configuration has the same; the `service` of a compose file, and its `program`."""
+    """What one sample's cell is made of.
+
+    `is_shared`: every sample of the configuration has the same policy. `service` and `program` are
+    those of a compose file; `differences`: from what the task's author and the operator wrote.
+    """
 
     policy: LoadedPolicy
     is_shared: bool
     service: str
     program: str
+    differences: tuple[Difference, ...] = ()
 
 
 def as_config(config: BaseModel | str | None) -> BelljarConfig:
-    """What Inspect hands a provider → `BelljarConfig`. Raises `PolicyError` for the configuration of another provider."""
-    return described(config)[0]
+    """What Inspect hands a provider → `BelljarConfig`; a compose file is read, and judged.
 
-
-def described(config: BaseModel | str | None) -> tuple[BelljarConfig, tuple[str, ...]]:
-    """The same, with notes for the operator: a compose file is read, and judged."""
+    Raises `PolicyError`, also for the configuration of another provider.
+    """
     if config is None:
-        return BelljarConfig(), ()
+        return BelljarConfig()
     if isinstance(config, BelljarConfig):
-        return config, ()
+        return config
     if not isinstance(config, str):
         return _of_model(config)
     check_below(Path(config).absolute(), Path.cwd())  # Inspect works in the task's directory then
@@ -99,11 +121,11 @@ def described(config: BaseModel | str | None) -> tuple[BelljarConfig, tuple[str,
         path = Path(config)
         return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
     if is_dockerfile_name(config):
-        raise PolicyError(DOCKERFILE.reason, where=config, mend=DOCKERFILE.mend)
-    return BelljarConfig(policy=_preset_again(config)), ()
+        raise DOCKERFILE.error(config)
+    return BelljarConfig(policy=_preset_again(config))
 
 
-def _of_model(config: BaseModel) -> tuple[BelljarConfig, tuple[str, ...]]:
+def _of_model(config: BaseModel) -> BelljarConfig:
     from inspect_ai.util import ComposeConfig
 
     if isinstance(config, ComposeConfig):
@@ -115,14 +137,17 @@ def _of_model(config: BaseModel) -> tuple[BelljarConfig, tuple[str, ...]]:
     )
 
 
-def of_compose(
-    document: Mapping[str, Any], base: BelljarConfig, *, where: str
-) -> tuple[BelljarConfig, tuple[str, ...]]:
-    """What a compose file makes of `base`, and notes. Raises `PolicyError` for one that a cell can't keep."""
-    judgement = judge_compose(document)
+def of_compose(document: Mapping[str, Any], base: BelljarConfig, *, where: str) -> BelljarConfig:
+    """What a compose file makes of `base`. Raises `TaskRefused` for one that a cell can't keep."""
+    return _judged(base, judge_compose(document), where=where)
+
+
+def _judged(config: BelljarConfig, judgement: Judgement, *, where: str) -> BelljarConfig:
     if isinstance(judgement, Refused):
-        raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    return base.model_copy(update=dict(judgement.changes)), told(judgement.differences)
+        raise judgement.error(where)
+    differences = (*config.differences, *judgement.differences)
+    changes = {"compose": "", **judgement.changes, "differences": differences}
+    return config.model_copy(update=changes)
 
 
 def check_below(path: Path, directory: Path) -> None:
@@ -145,53 +170,21 @@ def beside_policy(directory: Path) -> BelljarConfig:
 
 
 def settled(
-    config: BelljarConfig, metadata: Mapping[str, object] | None, *, where: str = "the task's compose file"
-) -> tuple[BelljarConfig, tuple[str, ...]]:
-    """The same without a compose file in it, for a sample with this metadata, and notes. None: no sample is known yet; what Inspect defines while it
-    starts a task is used.
+    config: BelljarConfig,
+    metadata: Mapping[str, object] | None,
+    *,
+    where: str = "the task's compose file",
+) -> BelljarConfig:
+    """The same without a compose file in it, for a sample with this metadata.
 
-    Raises `PolicyError` for what a cell can't keep.
+    None: no sample is known yet; what Inspect defines while it starts a task is used.
+    Raises `TaskRefused` for what a cell can't keep.
     """
     if not config.compose:
-        return config, ()
+        return config
     known = _defined() if metadata is None else metadata_variables(metadata)
     judgement = judge_for_sample(json.loads(config.compose), known, blanks=metadata is None)
-    if isinstance(judgement, Refused):
-        raise PolicyError(judgement.reason, where=printable(where), mend=judgement.mend)
-    return config.model_copy(update={"compose": "", **judgement.changes}), told(judgement.differences)
-
-
-def notes_on(config: BaseModel | str | None, *, forced: str = "") -> tuple[str, ...]:
-    """What the operator should know of a configuration as Inspect handed it over; what was said when `belljar run` made it is not among it. Raises `PolicyError`."""
-    from belljar.policy import resolve_policy
-
-    written, notes = described(config)
-    ours, more = settled(written, None)
-    said = () if isinstance(config, BelljarConfig) else (*notes, *more)
-    used = _narrowing(ours) if forced else ours
-    operator = read_operator()
-    base = resolve_policy(choose_policy(used, forced=forced, operator=operator))
-    said = (*said, *_bounded(_changed(base, used), operator, forced=forced))
-    if not used.network or base.policy.network is None:
-        return said
-    return (*said, _TAKEN_AWAY if used.network == NO_NETWORK else _REPLACED)
-
-
-def _bounded(loaded: LoadedPolicy, operator: Operator, *, forced: str) -> Iterator[str]:
-    """What the operator's floors make of a policy."""
-    from belljar.policy import resolve_policy
-    from belljar.policy.floor import looser_fields
-
-    risk = loaded.policy.risk
-    if operator.policy and not forced:
-        floor = resolve_policy(operator.policy).policy
-        wider = looser_fields(loaded.policy, floor)
-        risk = max(risk, floor.risk)
-        told = f"the task asks for more than ${POLICY_VARIABLE} allows, and gets what that says: {', '.join(wider)}"
-        yield from (printable(told, max_chars=1000),) if wider else ()
-    settings = operator.settings
-    if risk < settings.least_risk:
-        yield f"risk `{risk}` is raised to `{settings.least_risk}`, as {printable(settings.least_risk_from)} says"
+    return _judged(config, judgement, where=where)
 
 
 def _defined() -> dict[str, str]:
@@ -211,76 +204,113 @@ def _preset_again(config: str) -> str:
     return path.name if path.is_absolute() and path.name in PRESETS and not os.path.lexists(path) else config
 
 
-def choose_policy(config: BelljarConfig, *, forced: str, operator: Operator) -> str:
-    """The file or preset to load; `forced` is that of `--policy`. What `os.environ` alone says came later, from a `.env` file: it is the task's word."""
-    return forced or config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
+def choose_policy(config: BelljarConfig, operator: Operator) -> str:
+    """The file or preset to load where `--policy` names none.
+
+    What `os.environ` alone says came later, from a `.env` file: it is the task's word.
+    """
+    return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
 
 def load(
     config: BaseModel | str | None,
     *,
-    forced: str = "",
-    forced_tier: str = "",
     metadata: Mapping[str, object] | None = None,
-    allow_upstreams: bool = False,
+    **word: Unpack[OperatorsWord],
 ) -> LoadedPolicy:
-    """Load the policy for a sandbox configuration, with its changes made and in the operator's tier, if one was given.
+    """The policy for a sandbox configuration, under the operator's word. `metadata`: as `settled`.
 
-    Of the operator's policy (`forced`) a configuration changes nothing; but one without a network takes it away. `metadata`: as `settled`.
-    `allow_upstreams`: the operator lets a task's own policy reach something real.
-
-    Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own configuration, demands.
+    Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own
+    configuration, demands.
     """
-    ours, _ = settled(as_config(config), metadata)
-    operator = read_operator(allow_upstreams=allow_upstreams)
-    return _loaded(_narrowing(ours) if forced else ours, operator, forced=forced, forced_tier=forced_tier)
+    return within(settled(as_config(config), metadata), read_operator(**word))[0]
 
 
-def _narrowing(config: BelljarConfig) -> BelljarConfig:
-    return BelljarConfig(network=NO_NETWORK if config.network == NO_NETWORK else "")
+def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """The policy for a settled configuration, and how it differs from what was written.
 
-
-def _loaded(ours: BelljarConfig, operator: Operator, *, forced: str, forced_tier: str) -> LoadedPolicy:
+    Raises `PolicyError`.
+    """
     from belljar.policy import resolve_policy, with_tier
-    from belljar.policy.floor import tightened
 
-    own = with_tier(_changed(resolve_policy(choose_policy(ours, forced=forced, operator=operator)), ours), ours.tier)
-    if operator.policy and not forced:
-        own = tightened(own, resolve_policy(operator.policy))
-    return permitted(with_tier(own, forced_tier), operator, is_named=bool(forced or operator.policy))
+    if operator.walls:
+        own = resolve_policy(ours.policy) if ours.policy else None
+        walls = resolve_policy(operator.walls)
+        made, found = under_policy(walls, own, ours.asked(), override=operator.override)
+    else:
+        made, found = _above_floor(ours, operator)
+    is_named = bool(operator.walls or operator.policy)
+    done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
+    return done, (*ours.differences, *found, *_raised(made, operator.settings))
+
+
+def _above_floor(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """The task's own policy and compose file, nowhere looser than `$BELLJAR_POLICY`."""
+    from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.floor import looser_fields, tightened
+
+    base = resolve_policy(choose_policy(ours, operator))
+    own = with_tier(_changed(base, ours), ours.tier)
+    found: list[Difference] = []
+    if ours.network and base.policy.network is not None:
+        why = "the task has `network_mode: none`"
+        if ours.network != NO_NETWORK:
+            why = "the task's services take its place: its stand-ins and upstreams are not there"
+        found.append(Difference(kind=Kind.DROPPED, where="policy", key="network", detail=why))
+    if not operator.policy:
+        return own, tuple(found)
+    floor = resolve_policy(operator.policy)
+    why = f"the task asks for more than ${POLICY_VARIABLE} allows, and gets what that says"
+    found += [
+        Difference(kind=Kind.CHANGED, where=TASK, key=printable(key), detail=why)
+        for key in looser_fields(own.policy, floor.policy)
+    ]
+    return tightened(own, floor), tuple(found)
+
+
+def _raised(loaded: LoadedPolicy, settings: Settings) -> Iterator[Difference]:
+    if loaded.policy.risk < settings.least_risk:
+        where = printable(settings.least_risk_from)
+        detail = f"`{loaded.policy.risk}` is raised to `{settings.least_risk}`, as {where} says"
+        yield Difference(kind=Kind.CHANGED, where="policy", key="risk", detail=detail)
 
 
 def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:
     from belljar.policy.load import with_changes
     from belljar.policy.resources import written_resources
 
-    changes = ours.changes()
+    changes = ours.asked()
     if isinstance(changes.get("network"), dict) and loaded.policy.network is not None:
         changes["network"]["record"] = loaded.policy.network.record
-    if ours.resources:
-        changes["resources"] = {**written_resources(loaded.policy.resources), **dict(ours.resources)}
-    if ours.env:
-        changes["env"] = {**loaded.policy.env, **dict(ours.env)}
+    for name, base in (
+        ("resources", written_resources(loaded.policy.resources)),
+        ("env", loaded.policy.env),
+    ):
+        if name in changes:
+            changes[name] = {**base, **changes[name]}
     return with_changes(loaded, changes) if changes else loaded
 
 
 def sample_policy(
     config: BaseModel | str | None,
     metadata: Mapping[str, object],
-    *,
-    forced: str = "",
-    forced_tier: str = "",
-    allow_upstreams: bool = False,
+    **word: Unpack[OperatorsWord],
 ) -> SamplePolicy:
-    """As `load`, for one sample, with its metadata in the values of `env` too. Raises `PolicyError`."""
+    """As `load`, for one sample, with its metadata in the values of `env` too.
+
+    Raises `PolicyError`.
+    """
     written = as_config(config)
-    ours, _ = settled(written, metadata)
-    used = _narrowing(ours) if forced else ours
-    operator = read_operator(allow_upstreams=allow_upstreams)
-    loaded = _loaded(used, operator, forced=forced, forced_tier=forced_tier)
+    ours = settled(written, metadata)
+    loaded, differences = within(ours, read_operator(**word))
     policy = for_sample(loaded, metadata)
-    is_shared = policy is loaded and not written.compose
-    return SamplePolicy(policy=policy, is_shared=is_shared, service=used.service, program=used.program)
+    return SamplePolicy(
+        policy=policy,
+        is_shared=policy is loaded and not written.compose,
+        service=ours.service,
+        program=ours.program,
+        differences=differences,
+    )
 
 
 def metadata_variables(metadata: Mapping[str, object]) -> dict[str, str]:

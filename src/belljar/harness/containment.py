@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from belljar.differences import Difference, told
 from belljar.events import JsonValue
 from belljar.probe.model import ProbeReport, Verdict, worst
 
@@ -24,12 +25,16 @@ SCORE_KEY: Final = "containment_cell_verdict"
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """What is known so far. `clean`: the destruction found nothing left; None as long as it was not looked for."""
+    """What is known so far. `clean`: the destruction found nothing left; None as long as it was not looked for.
+
+    `differences`: what of the cell is not as the task's author or the policy's wrote it.
+    """
 
     run_id: str = ""
     start: ProbeReport | None = None
     end: ProbeReport | None = None
     clean: bool | None = None
+    differences: tuple[Difference, ...] = ()
 
     @property
     def cell_verdict(self) -> Verdict:
@@ -74,6 +79,7 @@ def bind(containment: Containment, who: SampleIdentity) -> None:
     if state is None or not who.uuid or state.uuid != who.uuid:
         return
     data: dict[str, Any] = containment.data()
+    data["differences"] = list(told(containment.differences))
     state.metadata[KEY] = data
     for score in (state.scores or {}).values():
         score.metadata = {**(score.metadata or {}), SCORE_KEY: data["cell_verdict"]}

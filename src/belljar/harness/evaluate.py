@@ -20,7 +20,9 @@ import click
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness.judge import check_ledger, own_evidence, put_on_record
 from belljar.harness.lifecycle import say, tell
+from belljar.harness.operator import read_operator
 from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
+from belljar.harness.preview import Preview, preview, summary
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
@@ -32,7 +34,9 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
+    from belljar.harness.adapt import SampleSandbox
     from belljar.harness.config import BelljarConfig
+    from belljar.harness.operator import Operator
     from belljar.ledger import RunDirectory
 
 
@@ -42,13 +46,15 @@ TOOLS: Final = "tools.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """What to run. `inspect_args` are the task and Inspect's options, as typed; `policy` a file or preset, "" for the
-    task's own; `tier` beats the policy's, upwards only. `require_contained`: the metrics count contained samples only. `warm`: cells that stand
-    ready for each plan.
+    """What to run. `inspect_args` are the task and Inspect's options, as typed; `policy` a file or
+    preset, "" for the task's own; `override`: it replaces what the task says, too; `tier` beats the
+    policy's, upwards only. `require_contained`: the metrics count contained samples only. `warm`:
+    cells that stand ready for each plan.
     """
 
     inspect_args: Sequence[str]
     policy: str = ""
+    override: bool = False
     allow_upstreams: bool = False
     tier: str = ""
     require_contained: bool = False
@@ -81,9 +87,12 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         _check_policy(request.policy, request.tier)
     options = read_options(request.inspect_args)
     session = Session(
-        forced_policy=_absolute(request.policy),
-        forced_tier=request.tier,
-        allow_upstreams=request.allow_upstreams,
+        operators_word={
+            "walls": _absolute(request.policy),
+            "override": request.override,
+            "tier": request.tier,
+            "allow_upstreams": request.allow_upstreams,
+        },
         home=request.home,
         source=request.source,
     )
@@ -94,11 +103,25 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
     with sole_provider(session), hold_tools(session):
         with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
-            tasks = load_tasks(options, forced=bool(request.policy))
+            tasks, previews = load_tasks(options, read_operator(**session.operators_word))
         if session.stopped is not None:
             raise session.stopped
+        _show_preview(previews, session)
         tell(session, [said for task in tasks if (said := check_known_tools(task, session))])
         return _run_tasks(request, options, tasks, session)
+
+
+def _show_preview(previews: Sequence[Preview], session: Session) -> None:
+    """What differs from the tasks, in a few lines. Raises the first sample's error, if one has any,
+    and `HostError` that names every image that is missing.
+    """
+    for each in previews:
+        if each.error is not None:
+            raise each.error
+    policies = {each.policy: None for each in previews if each.policy is not None}
+    session.source.check_images(list(policies), home=session.home)
+    tell(session, summary(previews))
+    session.is_previewed = True
 
 
 def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session) -> RunOutcome:
@@ -187,10 +210,12 @@ def _check_files(specs: Sequence[str]) -> None:
             raise PolicyError("no such file", where=printable(file), mend="name a file, file@task or package/task")
 
 
-def load_tasks(options: InspectOptions, *, forced: bool) -> list[Task]:
-    """The tasks named on the command line, with their sandboxes replaced; a model named there beats the tasks' own.
+def load_tasks(options: InspectOptions, operator: Operator) -> tuple[list[Task], list[Preview]]:
+    """The tasks named on the command line, with their sandboxes replaced, and what each sample
+    would run in, within `--limit`; a model named there beats the tasks' own.
 
-    Raises `PolicyError` for a task that can't be loaded or whose sandbox a cell can't stand in for.
+    Raises `PolicyError` for a task that can't be loaded. A sandbox that no cell can stand in for is
+    an error of its samples: the caller lets none begin.
     """
     from inspect_ai._cli.util import parse_cli_config
     from inspect_ai._eval.loader import load_tasks as inspect_load_tasks
@@ -210,12 +235,21 @@ def load_tasks(options: InspectOptions, *, forced: bool) -> list[Task]:
         raise PolicyError(
             "no task was found there", where=printable(", ".join(specs)), mend="name a file, file@task or package/task"
         )
+    previews: list[Preview] = []
     for task in tasks:
-        for note in adapt(task, directory=Path(task_run_dir(task)), forced=forced):
-            say(f"belljar: {note}")
+        made = _adapt(task, directory=Path(task_run_dir(task)), operator=operator)
+        previews += preview(_limited(made, options.context), operator)
         if options.model:
             task.model = None
-    return tasks
+    return tasks, previews
+
+
+def _limited(made: list[SampleSandbox], context: click.Context) -> list[SampleSandbox]:
+    from inspect_ai._util.samples import parse_samples_limit
+
+    limit = parse_samples_limit(context.params.get("limit"))
+    first, last = limit if isinstance(limit, tuple) else (0, limit)
+    return made[slice(max(0, first - 1), last)]
 
 
 def _relative(spec: str) -> str:
@@ -224,11 +258,13 @@ def _relative(spec: str) -> str:
     return f"{os.path.relpath(path)}{at}{name}" if Path(path).is_absolute() and Path(path).exists() else spec
 
 
-def adapt(task: Task, *, directory: Path, forced: bool) -> list[str]:
-    """As `adapt.adapt_task`; imported late, it needs Inspect."""
+def _adapt(task: Task, *, directory: Path, operator: Operator) -> list[SampleSandbox]:
     from belljar.harness.adapt import adapt_task
+    from belljar.policy import resolve_policy
 
-    return adapt_task(task, directory=directory, forced=forced)
+    walls = resolve_policy(operator.walls).policy if operator.override else None
+    names_image = walls is not None and "image" in walls.model_fields_set
+    return adapt_task(task, directory=directory, may_override=names_image)
 
 
 def _start_hooks() -> None:

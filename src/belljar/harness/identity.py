@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from belljar.differences import Difference, Kind
 from belljar.events import JsonValue
 from belljar.policy import LoadedPolicy
 
@@ -23,10 +24,16 @@ class SampleIdentity:
     eval_id: str = ""
     log: str = ""
 
-    def started(self, policy: LoadedPolicy) -> dict[str, JsonValue]:
-        """As the data of its beginning: `log` is where Inspect writes the log that will have it, `host_tools` the tools
-        that may act outside of the cell."""
-        return {**self.data(), "log": self.log, "host_tools": list(policy.policy.host_tools_rule.allow)}
+    def started(self, policy: LoadedPolicy, differences: Iterable[Difference] = ()) -> dict[str, JsonValue]:
+        """As the data of its beginning: `log` is where Inspect writes the log that will have it,
+        `host_tools` the tools that may act outside of the cell, `differences` what is not as the
+        task's author or the policy's wrote it."""
+        return {
+            **self.data(),
+            "log": self.log,
+            "host_tools": list(policy.policy.host_tools_rule.allow),
+            "differences": [each.data() for each in differences if each.kind is not Kind.KEPT],
+        }
 
     def data(self) -> dict[str, JsonValue]:
         """As an event's data."""

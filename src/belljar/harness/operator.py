@@ -1,14 +1,14 @@
 """The operator's word on a task's policy: how far it holds, and whether something real may be reached.
 
-A task is someone else's, and so is every file beside it. `--policy` settles everything; `$BELLJAR_POLICY`
-and the host's settings are a floor that a task's own policy is never looser than.
+A task is someone else's, and so is every file beside it. `--policy` states the walls (`fidelity`);
+`$BELLJAR_POLICY` and the host's settings are a floor that a task's own policy is never looser than.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from belljar.errors import PolicyError
 from belljar.units import printable
@@ -26,15 +26,30 @@ class Operator:
     """What the operator of this process said outside of any task.
 
     `policy` is `$BELLJAR_POLICY` as the process was started, "" for none; `allows_upstreams`:
-    `--allow-upstreams`, or the variable for it.
+    `--allow-upstreams`, or the variable for it. `walls`, `override`, `tier`: `--policy`,
+    `--override`, `--tier`.
     """
 
     settings: Settings
     policy: str = ""
     allows_upstreams: bool = False
+    walls: str = ""
+    override: bool = False
+    tier: str = ""
 
 
-def read_operator(*, allow_upstreams: bool = False) -> Operator:
+class OperatorsWord(TypedDict, total=False):
+    """What was typed for a run: arguments of `read_operator`."""
+
+    walls: str
+    override: bool
+    tier: str
+    allow_upstreams: bool
+
+
+def read_operator(
+    *, walls: str = "", override: bool = False, tier: str = "", allow_upstreams: bool = False
+) -> Operator:
     """From the settings files and the environment at the start, which no `.env` file changes.
 
     Raises `PolicyError`, `HostError`: they can't be read or mean nothing.
@@ -46,6 +61,9 @@ def read_operator(*, allow_upstreams: bool = False) -> Operator:
         settings=read_settings(),
         policy=_absolute(environ.get(POLICY_VARIABLE, "")),
         allows_upstreams=allow_upstreams or environ.get(ALLOW_VARIABLE) == "1",
+        walls=walls,
+        override=override,
+        tier=tier,
     )
 
 

@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from typing_extensions import override
 
 from belljar.compose.document import COMPOSE_NAMES
+from belljar.differences import told
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
@@ -37,6 +38,7 @@ from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
 from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
 from belljar.harness.identity import SampleIdentity, identify, is_preparing
+from belljar.harness.operator import read_operator
 from belljar.harness.programs import start_program
 from belljar.harness.session import Session, current_session
 from belljar.plan.network_radius import announcements
@@ -102,8 +104,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session = current_session()
         lifecycle.enter(session)
         try:
-            loaded = configs.load(config, **session.operators_word)
-            lifecycle.tell(session, configs.notes_on(config, forced=session.forced_policy))
+            operator = read_operator(**session.operators_word)
+            ours = configs.settled(configs.as_config(config), None)
+            loaded, differences = configs.within(ours, operator)
+            lifecycle.tell(session, () if session.is_previewed else told(differences))
             lifecycle.tell(session, announcements(loaded))
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
@@ -146,6 +150,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
             )
             environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
+            environment.containment.differences = sample.differences
             stack.push_async_callback(environment._forget)
             if cell.questions is not None:
                 bridge = ModelBridge()
@@ -154,7 +159,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 session.record(
                     Event(
                         kind=Kind.SAMPLE_STARTED,
-                        data={**who.started(sample.policy), "preparing": True},
+                        data={
+                            **who.started(sample.policy, sample.differences),
+                            "preparing": True,
+                        },
                         cell_id=each.id,
                         actor=Actor.HARNESS,
                     )

@@ -8,18 +8,19 @@ directory of its own and the last `task_cleanup` closes it, so that there is evi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypedDict
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import anyio
 
 from belljar.errors import BelljarError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.harness.operator import OperatorsWord
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class CellSource(Protocol):
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
         """A new run directory; leaving the block closes it. `what` names it in lists."""
+
+    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
+        """Raises `HostError` that names every image that is missing."""
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan and make the template."""
@@ -67,6 +71,13 @@ class RealCells:
 
         versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
+
+    def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
+        """Against the store."""
+        from belljar.harness.preview import check_images
+        from belljar.host.home import belljar_home
+
+        check_images(policies, home or belljar_home())
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan on this host and make the template. Which tiers were passed over is told."""
@@ -100,23 +111,13 @@ class RealCells:
         return await probe_cell(cell, recorder=run.recorder, phase=phase)
 
 
-class OperatorsWord(TypedDict):
-    """See `Session`."""
-
-    forced: str
-    forced_tier: str
-    allow_upstreams: bool
-
-
 @dataclass
 class Session:
     """One evaluation. Mutable, owned by one event loop; `breached` may be called from the thread of cells made ahead too.
 
     Attributes:
         run: the run directory; None until the first use.
-        forced_policy: the operator's policy (`belljar run --policy`); it beats every other.
-        forced_tier: the operator's tier (`belljar run --tier`), "" for the policy's.
-        allow_upstreams: the operator lets a task's own policy reach something real.
+        operators_word: what the operator typed: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
         home: the store, None for the default.
         own: holds the run directory open when the provider opened it.
         users: `task_init` calls without their `task_cleanup`.
@@ -127,13 +128,12 @@ class Session:
         stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by the monotonic clock.
         stop: how to end the evaluation at once, if its owner gave a way.
         said: sentences about tasks that the operator has read.
+        is_previewed: what differs from the tasks was shown before the run.
         told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look at.
     """
 
     run: RunDirectory | None = None
-    forced_policy: str = ""
-    forced_tier: str = ""
-    allow_upstreams: bool = False
+    operators_word: OperatorsWord = field(default_factory=OperatorsWord)
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None
@@ -147,15 +147,7 @@ class Session:
     stop: Callable[[], None] | None = None
     told_to_end: list[int] = field(default_factory=list)
     said: set[str] = field(default_factory=set)
-
-    @property
-    def operators_word(self) -> OperatorsWord:
-        """What `config.load` and `config.sample_policy` want to know of the operator."""
-        return {
-            "forced": self.forced_policy,
-            "forced_tier": self.forced_tier,
-            "allow_upstreams": self.allow_upstreams,
-        }
+    is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
         """The run directory; opened now if nobody gave one. Raises `HostError` when it can't be made: without a

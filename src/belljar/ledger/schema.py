@@ -274,6 +274,16 @@ class _Sample(_Data):
     sample: str
 
 
+class _Difference(_Data):
+    kind: str
+    key: str
+    detail: str
+
+
+class _SampleStarted(_Sample):
+    differences: Annotated[list[_Difference], Field(strict=False)] = []
+
+
 class _Range(_Data):
     range: str
 
@@ -424,7 +434,7 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.PROBE_STARTED: _ProbeStarted,
     Kind.PROBE_COMPLETED: _ProbeCompleted,
     Kind.PROTOCOL_VIOLATION: _Reason,
-    Kind.SAMPLE_STARTED: _Sample,
+    Kind.SAMPLE_STARTED: _SampleStarted,
     Kind.SAMPLE_RUNNING: _Sample,
     Kind.SAMPLE_FINISHED: _Sample,
     Kind.RANGE_OPENING: _Range,

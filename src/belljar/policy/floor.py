@@ -56,7 +56,7 @@ def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
         for name in Record.model_fields:
             if getattr(network.record, name) < getattr(floor.network.record, name):
                 yield f"network.record.{name}"
-    if not is_operators and _is_closed(network):
+    if not is_operators and is_closed(network):
         yield from _looser_cells(network, floor)
         return
     if not is_operators:
@@ -75,7 +75,7 @@ def _is_the_same(network: Network, other: Network | None) -> bool:
     return other is not None and network.model_copy(update=none) == other.model_copy(update=none)
 
 
-def _is_closed(network: Network) -> bool:
+def is_closed(network: Network) -> bool:
     """Whether all that it reaches is other cells of its own range."""
     is_plain = not network.upstreams and not network.sink and network.default is Default.DENY
     return is_plain and all(isinstance(item, TargetStandIn) for item in network.stand_ins.values())
@@ -83,7 +83,7 @@ def _is_closed(network: Network) -> bool:
 
 def _looser_cells(network: Network, floor: Policy) -> Iterator[str]:
     for name, item in network.stand_ins.items():
-        if isinstance(item, TargetStandIn) and _smaller(item.resources, floor.resources) != item.resources:
+        if isinstance(item, TargetStandIn) and smaller_resources(item.resources, floor.resources) != item.resources:
             yield f"network.stand_ins.{name}.resources"
 
 
@@ -105,15 +105,15 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     risk = max(ours.risk, theirs.risk)
     tier = _tier(risk, ours.tier, theirs.tier)
     is_operators = ours.network is not None and _is_the_same(ours.network, theirs.network)
-    if ours.network is None or (_is_closed(ours.network) and not is_operators):
+    if ours.network is None or (is_closed(ours.network) and not is_operators):
         least = demanded_tier(risk, tier)
-        network = None if ours.network is None else _held_cells(ours.network, theirs.resources, least)
+        network = None if ours.network is None else held_cells(ours.network, theirs.resources, least)
         base = loaded.base
     else:
         network = _both_networks(ours.network, theirs.network)
         base = loaded.base if network is None else floor.base
     if network is not None and ours.network is not None and theirs.network is not None:
-        record = _larger(ours.network.record, theirs.network.record)
+        record = larger_record(ours.network.record, theirs.network.record)
         network = network.model_copy(update={"record": record})
     if ours.files and base != loaded.base:
         raise PolicyError(
@@ -129,7 +129,7 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
         "host_tools": _fewer_tools(ours.host_tools_rule, theirs.host_tools_rule),
     }
     made = with_changes(loaded, changes).policy
-    resources = _smaller(ours.resources, theirs.resources)
+    resources = smaller_resources(ours.resources, theirs.resources)
     return replace(loaded, policy=made.model_copy(update={"resources": resources}), base=base)
 
 
@@ -156,13 +156,15 @@ def _tier(risk: Risk, *asked: Tier | None) -> Tier | None:
     return max(*named, least_tier(risk)) if named else None
 
 
-def _smaller(ours: Resources, theirs: Resources) -> Resources:
+def smaller_resources(ours: Resources, theirs: Resources) -> Resources:
+    """Each limit the smaller of both."""
     return Resources(
         **{field.name: min(getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(Resources)}
     )
 
 
-def _larger(ours: Record, theirs: Record) -> Record:
+def larger_record(ours: Record, theirs: Record) -> Record:
+    """Each bound the larger of both: it keeps more evidence."""
     kept = {name: max(getattr(ours, name), getattr(theirs, name)) for name in Record.model_fields}
     return ours.model_copy(update=kept)
 
@@ -174,12 +176,12 @@ def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
     return ours if ANY in theirs.allow else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
 
 
-def _held_cells(network: Network, most: Resources, least: Tier) -> Network:
+def held_cells(network: Network, most: Resources, least: Tier) -> Network:
     """The same cells, each with no more resources than that, and in no lesser tier."""
     held = {
         name: item.model_copy(
             update={
-                "resources": _smaller(item.resources, most),
+                "resources": smaller_resources(item.resources, most),
                 "tier": None if item.tier is not None and item.tier < least else item.tier,
             }
         )

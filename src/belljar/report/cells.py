@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from belljar.differences import Difference
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.ledger.schema import BodyRef
@@ -76,6 +77,7 @@ class CellFindings:
     preparing: bool = False
     range_id: str = ""
     host_tools: tuple[str, ...] = ()
+    differences: tuple[Difference, ...] = ()
     outcome: str = ""
     operations: dict[int, Operation] = field(default_factory=dict)
     bytes_in: int = 0
@@ -243,6 +245,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.preparing = data.get("preparing") is True
             if isinstance(allowed := data.get("host_tools"), list):
                 cell.host_tools = tuple(str(name) for name in allowed)
+            if isinstance(found := data.get("differences"), list):
+                cell.differences = tuple(Difference.of_data(each) for each in found if isinstance(each, Mapping))
         case Kind.SAMPLE_RUNNING:
             cell.preparing = False
         case Kind.SAMPLE_FINISHED:

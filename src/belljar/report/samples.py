@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.differences import Difference as Fact
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import CellFindings, Probing
 from belljar.report.ranges import RangeFindings
@@ -92,6 +93,11 @@ class Row:
             return "-"
         both = (worst(cell.probed(phase) for cell in self.cells) for phase in ("start", "end"))
         return "/".join(verdict.value for verdict in both)
+
+    @property
+    def differences(self) -> tuple[Fact, ...]:
+        """What of its cells is not as the task's author or the policy's wrote it."""
+        return tuple(dict.fromkeys(fact for cell in self.cells for fact in cell.differences))
 
     @property
     def destroyed(self) -> bool:
@@ -245,6 +251,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "notes": list(row.transcript.notes),
         "verdict": row.verdict.value,
         "reasons": [reason.to_json() for reason in row.reasons],
+        "differences": [fact.data() for fact in row.differences],
         "cells": [cell.cell_id for cell in row.cells],
         "tier": row.cells[0].tier if row.cells else "",
         "emulated": any(cell.emulated for cell in row.cells),

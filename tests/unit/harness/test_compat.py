@@ -138,10 +138,18 @@ def test_other_sandboxes() -> None:
     assert isinstance(judge("docker", has_config=True, compose=None, dockerfile=True), Refused)
 
 
-def adapted(tmp_path: Path, sandbox: Any, sample_sandbox: Any = None, *, forced: bool = False) -> Task:  # noqa: ANN401 - Inspect's union
-    """A task as `belljar run` changes it."""
+def adapted(
+    tmp_path: Path,
+    sandbox: Any,  # noqa: ANN401 - Inspect's union
+    sample_sandbox: Any = None,  # noqa: ANN401 - likewise
+    *,
+    may_override: bool = False,
+) -> Task:
+    """A task as `belljar run` changes it. Raises what refuses its sample."""
     task = Task(dataset=[Sample(input="x", id=1, sandbox=sample_sandbox)], sandbox=sandbox)
-    adapt_task(task, directory=tmp_path, forced=forced)
+    (sample,) = adapt_task(task, directory=tmp_path, may_override=may_override)
+    if sample.error is not None:
+        raise sample.error
     return task
 
 
@@ -176,25 +184,33 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
         adapted(tmp_path, "docker")
 
 
-def test_the_operators_policy_settles_everything(tmp_path: Path) -> None:
-    """`--policy` is the operator's word on what the cell is."""
+def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) -> None:
+    """By `--override` alone, and reported; what a cell can stand in for is kept."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    task = adapted(tmp_path, "docker", ("belljar", "sample.yaml"), forced=True)
-    assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
-    assert task.dataset[0].sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
+    with pytest.raises(PolicyError, match="Dockerfile"):
+        adapted(tmp_path, "docker")
+    task = adapted(tmp_path, "docker", may_override=True)
+    assert task.sandbox is not None
+    (said,) = task.sandbox.config.differences
+    assert (said.kind, said.key) == (Kind.OVERRIDDEN, "sandbox")
+    assert task.sandbox.config == BelljarConfig(differences=(said,))
+    own = adapted(tmp_path, "docker", ("belljar", "sample.yaml"), may_override=True)
+    assert own.dataset[0].sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(policy="sample.yaml"))
 
 
 COMPOSE = "services:\n  default:\n    image: ctf:2\n"
 
 
-def test_the_operators_policy_loses_its_network_where_the_task_has_none(tmp_path: Path) -> None:
-    """The narrower wins; nothing else of the task's changes the operator's policy."""
+def test_services_of_a_task_are_kept_and_no_network_stays_none(tmp_path: Path) -> None:
+    """Whatever the operator's policy is: it is put around this configuration."""
     (tmp_path / "compose.yaml").write_text(COMPOSE + "    network_mode: none\n")
-    task = Task(dataset=[Sample(input="x", id=1)], sandbox=("docker", "compose.yaml"))
-    adapt_task(task, directory=tmp_path, forced=True)
-    assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(network="none"))
+    task = adapted(tmp_path, ("docker", "compose.yaml"))
+    assert task.sandbox is not None
+    assert task.sandbox.config.network == "none"
     (tmp_path / "compose.yaml").write_text(COMPOSE + "  shop: {image: s}\n")
-    assert adapted(tmp_path, "docker", forced=True).sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig())
+    task = adapted(tmp_path, "docker", may_override=True)
+    assert task.sandbox is not None
+    assert list(json.loads(task.sandbox.config.network)["stand_ins"]) == ["shop"]
 
 
 @pytest.mark.parametrize(
@@ -212,14 +228,12 @@ def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path)
     """One word decides, also in a file that no cell could keep; where it can't be told there is no network."""
     mode = "" if "mode" in rest else "    network_mode: none\n"
     (tmp_path / "compose.yaml").write_text(f"services:\n  agent:\n{mode}    {rest}\n")
-    sandbox = ("docker", "compose.yaml")
-    assert adapted(tmp_path, sandbox, forced=True).sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(network="none")
-    )
-    (tmp_path / "compose.yaml").write_text("services: [agent]\n")
-    assert adapted(tmp_path, sandbox, forced=True).sandbox == SandboxEnvironmentSpec(
-        "belljar", BelljarConfig(network="none")
-    )
+    for text in ((tmp_path / "compose.yaml").read_text(), "services: [agent]\n"):
+        (tmp_path / "compose.yaml").write_text(text)
+        task = adapted(tmp_path, ("docker", "compose.yaml"), may_override=True)
+        spec = task.dataset[0].sandbox or task.sandbox
+        assert spec is not None
+        assert spec.config.network == "none"
 
 
 @pytest.mark.parametrize("sandbox", ["belljar", ("belljar", "compose.yaml"), "docker", ("docker", "compose.yaml")])
@@ -252,10 +266,12 @@ def test_each_samples_metadata_is_judged_before_the_run(tmp_path: Path) -> None:
         Sample(input="x", id="good", metadata={"flag": "f"}),
         Sample(input="x", id="bad", metadata={"flog": "f"}),
     ]
-    with pytest.raises(PolicyError, match="SAMPLE_METADATA_FLAG") as caught:
-        adapt_task(Task(dataset=samples, sandbox="docker"), directory=tmp_path, forced=False)
-    assert "sample bad" in caught.value.where
-    adapt_task(Task(dataset=samples[:1], sandbox="docker"), directory=tmp_path, forced=False)
+    task = Task(dataset=samples, sandbox="docker")
+    good, bad = adapt_task(task, directory=tmp_path)
+    assert (good.error, good.sample) == (None, "good")
+    assert bad.error is not None
+    assert "SAMPLE_METADATA_FLAG" in bad.error.what
+    assert "sample bad" in bad.error.where
 
 
 def test_samples_are_judged_too(tmp_path: Path) -> None:

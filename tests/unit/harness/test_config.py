@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.unit.compose.test_parse import calls
 
+from belljar.differences import Kind
 from belljar.errors import PolicyError
 from belljar.harness.config import (
     BelljarConfig,
@@ -19,12 +21,12 @@ from belljar.harness.config import (
     expand,
     for_sample,
     load,
-    notes_on,
     sample_policy,
     shaping,
 )
 from belljar.harness.operator import Operator
 from belljar.host.settings import Settings
+from belljar.policy.floor import looser_fields
 from belljar.policy.load import with_changes
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'
@@ -38,17 +40,16 @@ def policy_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_operators_policy_beats_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--policy`, then the task's own, then the environment at the start, then what a `.env` file made of it, then the preset high."""
+def test_the_order_of_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task's own, the operator's variable as it was at the start, the variable, the preset."""
     nobody = Operator(settings=Settings())
     operator = Operator(settings=Settings(), policy="at-start")
     monkeypatch.setenv("BELLJAR_POLICY", "later")
-    assert choose_policy(BelljarConfig(policy="own"), forced="forced", operator=operator) == "forced"
-    assert choose_policy(BelljarConfig(policy="own"), forced="", operator=operator) == "own"
-    assert choose_policy(BelljarConfig(), forced="", operator=operator) == "at-start"
-    assert choose_policy(BelljarConfig(), forced="", operator=nobody) == "later"
+    assert choose_policy(BelljarConfig(policy="own"), operator) == "own"
+    assert choose_policy(BelljarConfig(), operator) == "at-start"
+    assert choose_policy(BelljarConfig(), nobody) == "later"
     monkeypatch.delenv("BELLJAR_POLICY")
-    assert choose_policy(BelljarConfig(), forced="", operator=nobody) == "high"
+    assert choose_policy(BelljarConfig(), nobody) == "high"
 
 
 def test_a_preset_on_inspects_command_line(tmp_path: Path) -> None:
@@ -123,28 +124,58 @@ def test_a_task_begins_before_a_sample_is_known(compose_file: Path, monkeypatch:
     assert load(str(compose_file)).policy.image == "ctf-web"
 
 
+def differing(config: BelljarConfig, walls: str = "") -> list[tuple[Kind, str]]:
+    """Kind and key of each difference of a sample of this configuration."""
+    found = sample_policy(config, {}, walls=walls).differences
+    return [(item.kind, item.key) for item in found]
+
+
 def test_a_task_without_a_network_takes_the_policys_away(tmp_path: Path) -> None:
-    """Of a policy of any origin, the operator's too: the narrower wins. And nothing of a configuration is put on the operator's policy."""
+    """Of a policy of any origin, the operator's too: the narrower wins, and it is reported."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy = str(tmp_path / "net.yaml")
     assert load(BelljarConfig(policy=policy)).policy.network is not None
     assert load(BelljarConfig(policy=policy, network="none")).policy.network is None
-    assert load(BelljarConfig(network="none"), forced=policy).policy.network is None
-    for config, forced in ((BelljarConfig(policy=policy, network="none"), ""), (BelljarConfig(network="none"), policy)):
-        assert "taken away" in notes_on(config, forced=forced)[0]
-    assert notes_on(BelljarConfig(policy="high", network="none")) == notes_on(BelljarConfig(policy=policy)) == ()
+    assert load(BelljarConfig(network="none"), walls=policy).policy.network is None
+    gone = [(Kind.DROPPED, "network")]
+    assert differing(BelljarConfig(policy=policy, network="none")) == gone
+    assert differing(BelljarConfig(network="none"), policy) == gone
+    assert differing(BelljarConfig(policy="high", network="none")) == []
+    assert differing(BelljarConfig(policy=policy)) == []
 
 
-def test_the_operators_network_is_never_widened(tmp_path: Path) -> None:
-    """A configuration with services of its own, from a log or a task's own code, changes nothing in the policy of `--policy`."""
+def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
+    """By a configuration with services of its own, from a log or a task's own code: risk, tier and
+    limits are those of `--policy`, and all that can be reached is the services, within the same.
+    """
     (tmp_path / "none.yaml").write_text("belljar: 1\nrisk: low\n")
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
-    services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
-    ours = BelljarConfig(network=services, image="other", resources=(("memory", "64GiB"),), env=(("A", "1"),))
+    services = json.dumps(
+        {
+            "stand_ins": {
+                "web": {
+                    "kind": "cell",
+                    "names": ["web"],
+                    "ports": ["all"],
+                    "resources": {"memory": "64GiB"},
+                }
+            }
+        }
+    )
+    ours = BelljarConfig(
+        policy=str(tmp_path / "net.yaml"),
+        network=services,
+        image="other",
+        resources=(("memory", "64GiB"),),
+        env=(("A", "1"),),
+    )
     for name in ("none.yaml", "net.yaml"):
-        alone = load(None, forced=str(tmp_path / name))
-        assert load(ours, forced=str(tmp_path / name)) == alone
-        assert sample_policy(ours, {}, forced=str(tmp_path / name)).policy == alone
+        alone = load(None, walls=str(tmp_path / name)).policy
+        made = sample_policy(ours, {}, walls=str(tmp_path / name)).policy.policy
+        assert (made.image, made.env, made.resources) == ("other", {"A": "1"}, alone.resources)
+        assert looser_fields(made, alone) == ()
+        assert made.network is not None
+        assert list(made.network.stand_ins) == ["web"]
 
 
 def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) -> None:
@@ -156,14 +187,15 @@ def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) ->
     assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
 
 
-def test_that_services_took_the_place_of_a_network_is_said(tmp_path: Path) -> None:
-    """Where the policy has one, and theirs is used: of the operator's policy nothing is replaced."""
+def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
+    """Of whatever policy has one."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
     policy = str(tmp_path / "net.yaml")
     services = '{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}'
-    assert "take the place of the policy's network" in notes_on(BelljarConfig(policy=policy, network=services))[0]
-    assert notes_on(BelljarConfig(policy="high", network=services)) == ()
-    assert notes_on(BelljarConfig(policy=policy, network=services), forced=policy) == ()
+    gone = [(Kind.DROPPED, "network")]
+    assert differing(BelljarConfig(policy=policy, network=services)) == gone
+    assert differing(BelljarConfig(network=services), policy) == gone
+    assert differing(BelljarConfig(policy="high", network=services)) == []
 
 
 def test_a_configuration_changes_the_policy_and_is_checked(policy_file: Path) -> None:
@@ -300,7 +332,7 @@ def test_expansion_never_expands_what_it_put_in(value: str, secret: str) -> None
 def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
     """The task over the policy, the operator over the task."""
     low = BelljarConfig(policy="low", tier="gvisor")
-    assert [str(load(low, forced_tier=tier).policy.tier) for tier in ("", "microvm")] == ["gvisor", "microvm"]
+    assert [str(load(low, tier=tier).policy.tier) for tier in ("", "microvm")] == ["gvisor", "microvm"]
     for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
         with pytest.raises(PolicyError, match="less than"):
-            load(config, forced_tier=tier)
+            load(config, tier=tier)

@@ -9,8 +9,11 @@ from typing import Any
 
 import click
 import pytest
+from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
+from belljar.cli.run import differing
+from belljar.differences import Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.ledger import verify
@@ -72,6 +75,11 @@ def flaky_work() -> Solver:
 @task
 def flaky() -> Task:
     return Task(dataset=[Sample(id="f", input="x")], solver=flaky_work())
+
+@task
+def differs() -> Task:
+    samples = [Sample(id=n, input="x", sandbox=("docker", "own-compose.yaml") if n == 3 else None) for n in (1, 2, 3)]
+    return Task(dataset=samples, solver=work(), scorer=points(), sandbox=("docker", "compose.yaml"))
 
 @task
 def built() -> Task:
@@ -233,3 +241,62 @@ def test_cells_that_can_not_be_made_ahead_fail_no_sample(task_file: str, tmp_pat
 
     outcome = run([f"{task_file}@good", "--model", "mockllm/model", "-T", "n=2"], tmp_path, Reluctant(), warm=1)
     assert (outcome.exit_code, len(outcome.findings.rows)) == (0, 2)
+
+
+def test_how_a_cell_differs_from_its_task_is_on_record(
+    task_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Said before the run, once; then per sample in the ledger, in Inspect's log, in the findings
+    and under the table, for the samples that it is true of.
+    """
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
+    (tmp_path / "own-compose.yaml").write_text("services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}")
+    arguments = [f"{task_file}@differs", "--model", "mockllm/model"]
+    outcome = run(arguments, tmp_path, policy="low")
+    said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
+    assert len(said) == 1
+    assert "sample 3" in said[0]
+    rows = {row.transcript.sample: row for row in outcome.findings.rows}
+    assert [fact.key for fact in rows["3"].differences] == ["labels", "resources.memory"]
+    assert rows["1"].differences == ()
+    found = json.loads((outcome.path / "findings.json").read_text())["samples"]
+    assert [len(each["differences"]) for each in found] == [0, 0, 2]
+    (log,) = list_eval_logs(str(outcome.path / "inspect"))
+    logged = {sample.id: sample for sample in read_eval_log(log).samples or []}
+    assert len(logged[3].metadata["containment"]["differences"]) == 2
+    assert logged[1].metadata["containment"]["differences"] == []
+    shown = differing(outcome.findings)
+    assert len(shown) == 3
+    assert all("sample 3" in line for line in shown[1:])
+
+
+def test_images_that_are_missing_are_named_before_the_run(task_file: str, tmp_path: Path) -> None:
+    """All at once, and there is no run directory then."""
+    cells = RecordedCells()
+    cells.images_error = HostError("2 images are missing")
+    with pytest.raises(HostError, match="2 images"):
+        run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
+    assert not cells.prepared
+    assert not (tmp_path / "home" / "runs").exists()
+
+
+def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
+    """A Dockerfile's task in the image of the operator's policy, by `--override` alone."""
+    (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\nimage: mine\n")
+    cells = RecordedCells()
+    arguments = [f"{task_file}@built", "--model", "mockllm/model"]
+    with pytest.raises(PolicyError, match="--override"):
+        run(arguments, tmp_path, cells, policy=str(tmp_path / "mine.yaml"))
+    outcome = run_evaluation(
+        RunRequest(
+            inspect_args=arguments,
+            policy=str(tmp_path / "mine.yaml"),
+            override=True,
+            quiet=True,
+            home=tmp_path / "home",
+            source=cells,
+        )
+    )
+    (cell,) = cells.opened
+    assert cell.policy.policy.image == "mine"
+    assert [fact.kind for fact in outcome.findings.rows[0].differences] == [Kind.OVERRIDDEN]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.fakes.cell import RecordedCells
 
+from belljar.differences import Kind
 from belljar.errors import PolicyError
-from belljar.harness.config import BelljarConfig, load, notes_on, sample_policy
+from belljar.harness.config import BelljarConfig, load, sample_policy
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.host import settings
 from belljar.policy import LoadedPolicy
@@ -185,9 +186,16 @@ def test_a_task_may_be_tighter_than_the_variable(task_file: Path, start: dict[st
 def test_what_a_task_does_not_get_is_told(task_file: Path, start: dict[str, str]) -> None:
     """By the fields in which it asked for more."""
     start["BELLJAR_POLICY"] = "high"
-    (told,) = notes_on(str(task_file.parent / "belljar.yaml"))
-    assert "risk, tier, resources.memory, host_tools, network" in told
-    assert notes_on(None) == ()
+    found = sample_policy(str(task_file.parent / "belljar.yaml"), {}).differences
+    assert [item.key for item in found] == [
+        "risk",
+        "tier",
+        "resources.memory",
+        "host_tools",
+        "network",
+    ]
+    assert {item.kind for item in found} == {Kind.CHANGED}
+    assert sample_policy(None, {}).differences == ()
 
 
 def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: Path) -> None:
@@ -197,9 +205,10 @@ def test_the_least_risk_of_the_host_holds_for_a_task(task_file: Path, tmp_path: 
         with pytest.raises(PolicyError, match="reaches nothing real"):
             opened_policy(task_file, "beside", allow=allow, policy=policy)
     assert str(opened_policy(task_file, "bare", policy="low").policy.risk) == "high"
-    (told,) = notes_on(None, forced="low")
-    assert str(tmp_path / "settings.yaml") in told
-    assert notes_on(None, forced="critical") == ()
+    (raised,) = sample_policy(None, {}, walls="low").differences
+    assert (raised.kind, raised.key) == (Kind.CHANGED, "risk")
+    assert str(tmp_path / "settings.yaml") in raised.detail
+    assert sample_policy(None, {}, walls="critical").differences == ()
 
 
 def test_services_of_a_task_are_cells_within_the_variable(

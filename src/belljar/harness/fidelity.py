@@ -1,0 +1,252 @@
+"""What a task keeps under the operator's `--policy`, which states the walls. Pure.
+
+Walls are `risk`, `tier`, `resources`, `network` and `host_tools`; content is what a cell holds.
+A task brings content of its own when it brings an image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.differences import Difference, Kind
+from belljar.errors import PolicyError
+from belljar.policy.floor import held_cells, is_closed, larger_record, smaller_resources
+from belljar.policy.load import LoadedPolicy, with_changes
+from belljar.policy.model import Policy
+from belljar.policy.network import Network
+from belljar.policy.resources import Resources, written_resources
+from belljar.policy.risk import demanded_tier
+from belljar.policy.stand_ins import TargetStandIn
+from belljar.units import printable
+
+NO_NETWORK: Final = "none"
+"""What stands for a network in a configuration that has none, whatever its policy has."""
+_EMPTY: Final[Mapping[str, Any]] = {
+    "image": "default",
+    "user": None,
+    "workdir": None,
+    "env": {},
+    "files": (),
+}
+"""The fields of a policy that are content, as they are when nobody says anything of them."""
+_WALLS: Final = ("risk", "tier", "resources", "host_tools")
+TASK: Final = "task"
+"""Where a difference is that belongs to the whole of a task's sandbox."""
+_USE_POLICYS: Final = "`--override` uses the policy's"
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """One side's choice: the fields, and whose directory the files among them are in."""
+
+    changes: Mapping[str, Any]
+    base_of: LoadedPolicy
+    differences: tuple[Difference, ...] = ()
+
+
+def under_policy(
+    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool = False
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """The policy of a cell within the operator's walls, and how it differs from the task.
+
+    Args:
+        walls: the operator's policy, as it was written.
+        own: the task's own policy; None when it names none.
+        asked: what its compose file says, in a policy's words. `network` is `NO_NETWORK`, or the
+            range of its services.
+        override: what the operator's policy writes down replaces what the task says.
+
+    Raises `PolicyError` for what no cell can be, or when files of both are needed: a cell takes
+    files from the directory of one policy.
+    """
+    content = _content(walls, own, asked, override=override)
+    network = _network(walls, own, asked, override=override)
+    made = with_changes(walls, {**_EMPTY, **content.changes, **network.changes})
+    made, limits = _within_limits(made, walls, asked.get("resources", {}))
+    made = replace(made, base=_base(made.policy, content.base_of, network.base_of))
+    return made, (
+        *_replaced_walls(walls.policy, own.policy if own is not None else None),
+        *content.differences,
+        *limits,
+        *network.differences,
+    )
+
+
+def _content(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool) -> _Chosen:
+    theirs = _written(walls.policy)
+    ours = _written(own.policy) if own is not None else {}
+    ours |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
+    if "env" in asked:
+        ours["env"] = {**ours.get("env", {}), **asked["env"]}
+    if override:
+        first, last = ours, theirs
+        said = tuple(_overridden(ours, theirs))
+    elif "image" in ours:
+        first, last = {}, ours
+        said = tuple(_unused(ours, theirs))
+    else:
+        first, last = theirs, ours
+        said = ()
+    changes = {**first, **last}
+    if "env" in first or "env" in last:
+        changes["env"] = {**first.get("env", {}), **last.get("env", {})}
+    is_ours = own is not None and "files" in ours and (last is ours or "files" not in last)
+    return _Chosen(changes, own if own is not None and is_ours else walls, said)
+
+
+def _written(policy: Policy) -> dict[str, Any]:
+    """The content that a policy writes down."""
+    return {name: getattr(policy, name) for name in _EMPTY if name in policy.model_fields_set}
+
+
+def _overridden(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
+    for name, value in theirs.items():
+        if name == "env":
+            changed = sorted(k for k, v in value.items() if ours.get("env", {}).get(k, v) != v)
+            if changed:
+                yield _by_operator("env", f"the policy's {', '.join(changed)}")
+        elif name in ours and ours[name] != value:
+            detail = f"the policy's {_shown(value)} instead of {_shown(ours[name])}"
+            yield _by_operator(name, detail)
+
+
+def _by_operator(key: str, detail: str) -> Difference:
+    return Difference(kind=Kind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
+
+
+def _unused(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
+    """What the operator's policy writes down for nothing."""
+    for name, value in theirs.items():
+        if value not in (_EMPTY[name], ours.get(name)):
+            detail = (
+                f"the policy's image {_shown(value)} is not used: the task brings {_shown(ours['image'])}"
+                if name == "image"
+                else f"the policy's {name} is not used: the task brings an image of its own"
+            )
+            yield _unheeded(name, detail)
+
+
+def _unheeded(key: str, detail: str) -> Difference:
+    """Of the operator's policy: the task is as it was written."""
+    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=printable(detail), hint=_USE_POLICYS)
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else "its files" if value else "none"
+
+
+def _network(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool) -> _Chosen:
+    """The operator's network, or the range of the task's services."""
+    theirs = walls.policy.network
+    wanted = asked.get("network")
+    mine = own.policy.network if own is not None else None
+    services = _services(walls, mine, wanted)
+    if override and "network" in walls.policy.model_fields_set:
+        said = _replaced_network(services, theirs, is_none=wanted == NO_NETWORK)
+        return _Chosen({"network": theirs}, walls, said)
+    if wanted == NO_NETWORK:
+        gone = "the task has `network_mode: none`: the policy's network is taken away"
+        return _Chosen({"network": None}, walls, (_unheeded("network", gone),) if theirs else ())
+    if services is None:
+        changed = mine is not None and mine != theirs
+        said = (_changed("network", "the policy's network instead of the task's own"),)
+        return _Chosen({"network": theirs}, walls, said if changed else ())
+    held = held_cells(services, walls.policy.resources, demanded_tier(walls.policy.risk, walls.policy.tier))
+    if theirs is not None:
+        held = held.model_copy(update={"record": larger_record(services.record, theirs.record)})
+    names = ", ".join(services.stand_ins)
+    unused = f"the task's services ({names}) are its network: the policy's is not there"
+    return _Chosen(
+        {"network": held},
+        own if own is not None and not isinstance(wanted, Mapping) else walls,
+        (
+            *((_unheeded("network", unused),) if theirs is not None else ()),
+            *_smaller_services(services, held, wanted),
+        ),
+    )
+
+
+def _services(walls: LoadedPolicy, mine: Network | None, wanted: object) -> Network | None:
+    """The task's range, if all of it is cells of its own."""
+    if isinstance(wanted, Mapping):
+        mine = with_changes(walls, {"network": wanted}).policy.network
+    return mine if mine is not None and mine.stand_ins and is_closed(mine) else None
+
+
+def _replaced_network(services: Network | None, theirs: Network | None, *, is_none: bool) -> tuple[Difference, ...]:
+    if services is not None:
+        names = ", ".join(services.stand_ins)
+        return (_by_operator("network", f"the policy's network instead of the services {names}"),)
+    if is_none and theirs is not None:
+        return (_by_operator("network", "the policy's network instead of `network_mode: none`"),)
+    return ()
+
+
+def _smaller_services(services: Network, held: Network, wanted: object) -> Iterator[Difference]:
+    """Of the limits that a service writes down, those that it does not get."""
+    words = wanted["stand_ins"] if isinstance(wanted, Mapping) else {}
+    for name, item in services.stand_ins.items():
+        now = held.stand_ins[name]
+        if isinstance(item, TargetStandIn) and isinstance(now, TargetStandIn):
+            written = words[name].get("resources", {}) if words else written_resources(item.resources)
+            if "resources" in item.model_fields_set:
+                yield from _limited(item.resources, now.resources, where=f"service {name}", written=written)
+
+
+def _within_limits(
+    made: LoadedPolicy, walls: LoadedPolicy, wanted: Mapping[str, Any]
+) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+    """Each limit the smaller of both."""
+    if not wanted:
+        return made, ()
+    most = walls.policy.resources
+    asked = with_changes(walls, {"resources": {**written_resources(most), **wanted}})
+    held = smaller_resources(asked.policy.resources, most)
+    policy = made.policy.model_copy(update={"resources": held})
+    return replace(made, policy=policy), tuple(_limited(asked.policy.resources, held, where=TASK, written=wanted))
+
+
+def _limited(asked: Resources, held: Resources, *, where: str, written: Mapping[str, Any]) -> Iterator[Difference]:
+    for field in fields(Resources):
+        wanted, most = getattr(asked, field.name), getattr(held, field.name)
+        key = field.name.removesuffix("_bytes").removesuffix("_s")
+        if wanted != most and key in written:
+            detail = f"{wanted:,} asked for, {most:,} by the policy ({_unit(field.name)})"
+            yield Difference(kind=Kind.CHANGED, where=printable(where), key=f"resources.{key}", detail=detail)
+
+
+def _unit(name: str) -> str:
+    return "bytes" if name.endswith("_bytes") else "seconds" if name.endswith("_s") else "number"
+
+
+def _changed(key: str, detail: str) -> Difference:
+    return Difference(kind=Kind.CHANGED, where=TASK, key=key, detail=printable(detail))
+
+
+def _replaced_walls(theirs: Policy, ours: Policy | None) -> Iterator[Difference]:
+    """Of a task's own policy file the operator's walls take the place, stricter or not."""
+    for name in _WALLS if ours is not None else ():
+        is_written = ours is not None and name in ours.model_fields_set
+        if is_written and getattr(ours, name) != getattr(theirs, name):
+            what = f"{theirs.risk}, not {ours.risk}" if name == "risk" and ours else "the policy's own"
+            yield _changed(name, f"the policy of --policy holds: {what}")
+
+
+def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path | None:
+    """The directory that files are taken from. Raises `PolicyError` when it would be two."""
+    needs_content, needs_network = bool(policy.files), _has_files(policy.network)
+    if needs_content and needs_network and content.base != network.base:
+        raise PolicyError(
+            "the task and the policy of --policy both have files: a cell takes files from the directory of one policy",
+            where=printable(content.source),
+            mend="`--override` with a policy that has `files` uses the policy's",
+        )
+    return network.base if needs_network else content.base
+
+
+def _has_files(network: Network | None) -> bool:
+    items = network.stand_ins.values() if network is not None else ()
+    return any(item.own_path()[0] or getattr(item, "files", ()) for item in items)

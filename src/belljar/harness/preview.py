@@ -1,0 +1,173 @@
+"""What each sample of a task would run in, before anything is started.
+
+Decided by the same functions as the run itself; memoised by configuration, since the samples of a
+task usually share one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from belljar.compose.interpolate import references
+from belljar.differences import Difference, samples_named, told
+from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.harness import config as configs
+from belljar.harness.adapt import SampleSandbox
+from belljar.harness.compat import TaskRefused
+from belljar.harness.operator import Operator
+
+if TYPE_CHECKING:
+    from belljar.policy import LoadedPolicy
+
+_HINT_CHECK: Final = "`belljar check` lists them, each with its samples"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """One sample: the policy of its cell and how it differs from what was written, or its error.
+
+    `policy` is that of the sample's configuration: metadata in `env` is not expanded in it.
+    """
+
+    task: str
+    sample: str
+    policy: LoadedPolicy | None = None
+    differences: tuple[Difference, ...] = ()
+    error: BelljarError | None = None
+
+
+def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[Preview]:
+    """Each sample in turn; the error of one hides no other. Raises nothing."""
+    known = _Known(operator)
+    for each in sandboxes:
+        error: BelljarError | None = each.error
+        policy: LoadedPolicy | None = None
+        differences: tuple[Difference, ...] = ()
+        if error is None:
+            try:
+                policy, differences = known.within(each.config, each.metadata)
+                configs.for_sample(policy, each.metadata)
+            except BelljarError as caught:
+                error = caught
+        if isinstance(error, TaskRefused):
+            differences = error.differences
+        yield Preview(
+            task=each.task,
+            sample=each.sample,
+            policy=policy,
+            differences=differences,
+            error=error,
+        )
+
+
+class _Known:
+    """The answers so far."""
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator = operator
+        self._names: dict[str, frozenset[str]] = {}
+        self._settled: dict[Any, configs.BelljarConfig | PolicyError] = {}
+        self._within: dict[Any, tuple[LoadedPolicy, tuple[Difference, ...]] | BelljarError] = {}
+
+    def within(
+        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
+    ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
+        """As `config.within` for a sample. Raises `BelljarError`."""
+        ours = self._settle(config, metadata)
+        if ours not in self._within:
+            try:
+                self._within[ours] = configs.within(ours, self.operator)
+            except BelljarError as error:
+                self._within[ours] = error
+        found = self._within[ours]
+        if isinstance(found, BelljarError):
+            raise found
+        return found
+
+    def _settle(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> configs.BelljarConfig:
+        if not config.compose:
+            return config
+        if config.compose not in self._names:
+            self._names[config.compose] = frozenset(references(json.loads(config.compose)))
+        names = self._names[config.compose]
+        known = configs.metadata_variables(metadata)
+        key = (config, tuple((name, known.get(name)) for name in sorted(names)))
+        if key not in self._settled:
+            try:
+                self._settled[key] = configs.settled(config, metadata)
+            except PolicyError as error:
+                self._settled[key] = error
+        found = self._settled[key]
+        if isinstance(found, PolicyError):
+            raise found
+        return found
+
+
+def images_of(policy: LoadedPolicy) -> list[str]:
+    """The images of a cell and of the other cells of its range."""
+    network = policy.policy.network
+    others = (getattr(item, "image", "") for item in network.stand_ins.values()) if network else ()
+    return list(dict.fromkeys(name for name in (policy.policy.image, *others) if name))
+
+
+def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> dict[str, HostError]:
+    """The images that the store does not have, each with the error that says what gets it."""
+    from belljar.image.store import Store
+
+    store, missing = Store(home), dict[str, HostError]()
+    for name in dict.fromkeys(name for policy in policies for name in images_of(policy)):
+        try:
+            store.find(name)
+        except HostError as error:
+            missing[name] = error
+    return missing
+
+
+def check_images(policies: Iterable[LoadedPolicy], home: Path) -> None:
+    """Raises one `HostError` for all that are missing."""
+    errors = list(missing_images(policies, home).values())
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        listed = "".join(f"\n  {error.what}: {error.mend}" for error in errors)
+        raise HostError(f"{len(errors)} images are missing{listed}", where=errors[0].where, mend=_HINT_CHECK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Samples of one task with the same outcome."""
+
+    first: Preview
+    samples: tuple[str, ...]
+
+
+def grouped(previews: Iterable[Preview]) -> list[Group]:
+    """By outcome, in the order of the first sample of each. The environment of a cell is no outcome."""
+    groups: dict[Any, list[Preview]] = {}
+    for each in previews:
+        policy = each.policy
+        if policy is not None:
+            bare = policy.policy.model_copy(update={"env": {}})
+            key: Any = (each.task, bare, policy.base, each.differences, str(each.error))
+        else:
+            key = (each.task, None, None, each.differences, str(each.error))
+        groups.setdefault(key, []).append(each)
+    return [Group(first=same[0], samples=tuple(each.sample for each in same)) for same in groups.values()]
+
+
+def summary(previews: Iterable[Preview]) -> list[str]:
+    """What differs, as the few lines that `belljar run` shows first; none where nothing does."""
+    by_fact: dict[tuple[str, str], list[str]] = {}
+    count = 0
+    for each in previews:
+        count += 1
+        for sentence in told(each.differences):
+            by_fact.setdefault((each.task, sentence), []).append(each.sample)
+    return [
+        sentence if len(samples) == count else f"{samples_named(samples)}: {sentence}"
+        for (_, sentence), samples in by_fact.items()
+    ]

@@ -1,0 +1,224 @@
+"""Under the operator's policy a task keeps what it brings, and loosens nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.differences import Kind
+from belljar.errors import PolicyError
+from belljar.harness.fidelity import NO_NETWORK, under_policy
+from belljar.policy import LoadedPolicy, load_preset, parse_policy
+from belljar.policy.floor import looser_fields
+from belljar.policy.stand_ins import TargetStandIn
+
+
+def policy(text: str = "", base: Path | None = None, *, source: str = "p.yaml") -> LoadedPolicy:
+    """A policy of these fields; risk low unless they say another."""
+    risk = "" if "risk:" in text else "risk: low\n"
+    return parse_policy(f"belljar: 1\n{risk}{text}".encode(), source=source, base=base)
+
+
+SERVICES = {"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}
+SHOP = "shop: {kind: http, names: [shop.example], routes: [{path: /, body: x}]}"
+NETWORK = f"network: {{record: {{packets: 1GiB}}, stand_ins: {{{SHOP}}}}}\n"
+REAL = (
+    "network: {upstreams: [{host: a.example, ports: [443], methods: [GET], budget: 1MiB, reason: because it is so}]}\n"
+)
+COMPOSE: dict[str, Any] = {
+    "image": "ctf:2",
+    "user": "1000",
+    "workdir": "/srv",
+    "env": {"FLAG": "f"},
+    "network": SERVICES,
+}
+
+
+def keys(found: tuple[Any, ...], kind: Kind) -> list[str]:
+    """The keys of the differences of a kind."""
+    return [item.key for item in found if item.kind is kind]
+
+
+@pytest.mark.parametrize("preset", ["low", "medium", "high", "critical"])
+def test_a_preset_changes_nothing_of_a_task(preset: str) -> None:
+    """`--policy low` on a task of several services: walls of the preset, the rest the author's."""
+    walls = load_preset(preset)
+    made, differences = under_policy(walls, None, COMPOSE)
+    found = made.policy
+    assert (found.image, found.user, found.workdir, found.env) == (
+        "ctf:2",
+        "1000",
+        "/srv",
+        {"FLAG": "f"},
+    )
+    assert found.network is not None
+    assert list(found.network.stand_ins) == ["web"]
+    assert (found.risk, found.tier) == (walls.policy.risk, walls.policy.tier)
+    assert looser_fields(found, walls.policy) == ()
+    assert differences == ()
+
+
+def test_override_turns_what_the_policy_writes_down() -> None:
+    """Field by field, reported; what it does not write down stays the task's."""
+    walls = policy("image: mine\nenv: {FLAG: g, MORE: m}\nnetwork: none\n")
+    made, differences = under_policy(walls, None, COMPOSE, override=True)
+    found = made.policy
+    assert (found.image, found.user, found.workdir) == ("mine", "1000", "/srv")
+    assert found.env == {"FLAG": "g", "MORE": "m"}
+    assert found.network is None
+    assert keys(differences, Kind.OVERRIDDEN) == ["image", "env", "network"]
+    kept, differences = under_policy(walls, None, COMPOSE)
+    assert kept.policy.image == "ctf:2"
+    assert keys(differences, Kind.DROPPED) == ["image", "env"]
+    assert kept.policy.network is not None
+
+
+def test_a_task_without_an_image_gets_the_policys() -> None:
+    """With what the task itself says on top."""
+    walls = policy("image: mine\nuser: agent\nenv: {A: policy, B: b}\n")
+    made, _ = under_policy(walls, None, {"env": {"A": "task"}, "workdir": "/w"})
+    found = made.policy
+    assert (found.image, found.user, found.workdir) == ("mine", "agent", "/w")
+    assert found.env == {"A": "task", "B": "b"}
+
+
+def test_an_image_of_a_task_comes_with_its_own_user() -> None:
+    """A user, a directory and variables of the operator's policy were written for another image."""
+    walls = policy("image: mine\nuser: agent\nworkdir: /w\nenv: {A: b}\n")
+    for own, asked in (
+        (None, {"image": "ctf:2"}),
+        (policy("image: ctf:2\n"), {}),
+    ):
+        found = under_policy(walls, own, asked)[0].policy
+        assert (found.image, found.user, found.workdir, dict(found.env)) == ("ctf:2", None, None, {})
+
+
+def test_of_a_tasks_own_policy_the_content_is_kept_and_no_wall() -> None:
+    """Its risk, limits, tools and network are the operator's, stricter or not, and reported."""
+    own = policy("image: ctf:2\nresources: {memory: 1GiB}\nhost_tools: {allow: [x]}\n" + REAL, source="own")
+    walls = policy("risk: high\n")
+    made, differences = under_policy(walls, own, {})
+    assert made.policy.image == "ctf:2"
+    assert made.policy.network is None
+    assert looser_fields(made.policy, walls.policy) == ()
+    assert keys(differences, Kind.CHANGED) == ["risk", "resources", "host_tools", "network"]
+    stricter, differences = under_policy(policy(), policy("risk: critical\n"), {})
+    assert str(stricter.policy.risk) == "low"
+    assert keys(differences, Kind.CHANGED) == ["risk"]
+
+
+def test_the_smaller_limit_holds() -> None:
+    """Of a compose file's own and the operator's; a larger one is reported."""
+    walls = policy("resources: {memory: 1GiB, processes: 100}\n")
+    asked = {"resources": {"memory": "256MiB", "processes": 200}}
+    made, differences = under_policy(walls, None, asked)
+    limits = made.policy.resources
+    assert (limits.memory_bytes, limits.processes) == (256 << 20, 100)
+    assert keys(differences, Kind.CHANGED) == ["resources.processes"]
+
+
+def test_services_are_held_to_the_walls() -> None:
+    """Each within the operator's limits and tier, recorded as far as the operator's policy says."""
+    service = {**SERVICES["stand_ins"]["web"], "resources": {"memory": "8GiB"}}
+    walls = policy("tier: gvisor\nresources: {memory: 128MiB}\n" + NETWORK)
+    made, differences = under_policy(walls, None, {"network": {"stand_ins": {"web": service}}})
+    network = made.policy.network
+    assert network is not None
+    web = network.stand_ins["web"]
+    assert isinstance(web, TargetStandIn)
+    assert (web.resources.memory_bytes, network.record.packets) == (128 << 20, 1 << 30)
+    assert looser_fields(made.policy, walls.policy) == ()
+    assert [(item.where, item.key) for item in differences if item.kind is Kind.CHANGED] == [
+        ("service web", "resources.memory")
+    ]
+    assert keys(differences, Kind.DROPPED) == ["network"]
+
+
+def test_the_network_of_a_task_without_services_is_the_operators() -> None:
+    """Or none, where the task wants none; a task's own upstreams or stand-ins are never there."""
+    walls = policy(NETWORK)
+    assert under_policy(walls, None, {"image": "i"})[0].policy.network == walls.policy.network
+    assert under_policy(walls, None, {"network": NO_NETWORK})[0].policy.network is None
+    assert under_policy(walls, policy(REAL), {})[0].policy.network == walls.policy.network
+    over, differences = under_policy(walls, None, {"network": NO_NETWORK}, override=True)
+    assert over.policy.network == walls.policy.network
+    assert keys(differences, Kind.OVERRIDDEN) == ["network"]
+
+
+def test_files_are_taken_from_one_directory(tmp_path: Path) -> None:
+    """The task's, or the operator's by `--override`; not both at once."""
+    theirs, ours = tmp_path / "operator", tmp_path / "task"
+    for directory in (theirs, ours):
+        (directory / "site").mkdir(parents=True)
+        (directory / "site/routes.yaml").write_text("routes: []")
+        (directory / "f").touch()
+    copied = "files: [{source: f, target: /f}]\n"
+    site = "network: {stand_ins: {s: {kind: http, names: [s.example], routes: site/routes.yaml}}}\n"
+    own = policy(copied, ours)
+    assert under_policy(policy("", theirs), own, {})[0].base == ours
+    assert under_policy(policy(copied, theirs), None, {})[0].base == theirs
+    assert under_policy(policy(copied, theirs), own, {}, override=True)[0].base == theirs
+    with pytest.raises(PolicyError, match="directory of one policy"):
+        under_policy(policy(site, theirs), own, {})
+    assert under_policy(policy(site + copied, theirs), own, {}, override=True)[0].base == theirs
+
+
+_WALLS = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(["risk: low\n", "risk: medium\n", "risk: high\n"]),
+        st.sampled_from(["", "tier: microvm\n"]),
+        st.sampled_from(["", "resources: {memory: 128MiB, cpus: 2}\n", "resources: {output: 1MiB}\n"]),
+        st.sampled_from(["", "host_tools: refuse\n", "host_tools: {allow: [a]}\n"]),
+        st.sampled_from(["", NETWORK, "network: {}\n", "network: none\n"]),
+        st.sampled_from(["", "image: mine\n", "user: agent\nenv: {A: b}\n"]),
+    ),
+)
+_OWN = st.none() | st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(["risk: low\n", "risk: medium\n"]),
+        st.sampled_from(["", "resources: {memory: 2GiB, cpus: 4}\n"]),
+        st.sampled_from(["", "host_tools: {allow: ['*']}\n"]),
+        st.sampled_from(
+            [
+                "",
+                NETWORK,
+                REAL,
+                "network: {sink: true}\n",
+                (
+                    "network: {stand_ins: {db: {kind: cell, names: [db], ports: [all], command: [x],"
+                    " tier: container, resources: {memory: 4GiB}}}}\n"
+                ),
+            ]
+        ),
+        st.sampled_from(["", "image: ctf:2\n"]),
+    ),
+)
+_ASKED = st.fixed_dictionaries(
+    {},
+    optional={
+        "image": st.just("i"),
+        "env": st.just({"A": "1"}),
+        "network": st.sampled_from([NO_NETWORK, SERVICES]),
+        "resources": st.sampled_from([{"memory": "4GiB"}, {"cpus": 8, "processes": 20}]),
+    },
+)
+
+
+@given(_WALLS, _OWN, _ASKED, st.booleans())
+def test_never_looser_than_the_operators_policy(
+    walls: str, own: str | None, asked: dict[str, Any], override: bool
+) -> None:
+    """Whatever a task says in its own policy and in its compose file, overridden or not."""
+    if "tier: container" in (own or "") and "medium" in (own or ""):
+        own = (own or "").replace("tier: container, ", "")
+    theirs = policy(walls)
+    made, _ = under_policy(theirs, policy(own) if own else None, asked, override=override)
+    assert looser_fields(made.policy, theirs.policy) == ()
+    network = made.policy.network
+    assert network is None or not network.upstreams

@@ -1,0 +1,88 @@
+"""What each sample would run in, before anything is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai.dataset import Sample
+
+from belljar.differences import Kind
+from belljar.errors import HostError
+from belljar.harness import config as configs
+from belljar.harness.adapt import adapt_task
+from belljar.harness.operator import Operator
+from belljar.harness.preview import Preview, check_images, grouped, missing_images, preview, summary
+from belljar.host.settings import Settings
+
+OPERATOR = Operator(settings=Settings(), walls="low")
+
+
+def previews(directory: Path, *samples: Sample, sandbox: str = "docker") -> list[Preview]:
+    """What `preview` says of a task of these samples."""
+    task = Task(dataset=list(samples), sandbox=sandbox, name="t")
+    return list(preview(adapt_task(task, directory=directory), OPERATOR))
+
+
+def test_the_error_of_one_sample_hides_no_other(tmp_path: Path) -> None:
+    """Each has its own outcome; a refusal has each key for itself."""
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'i-${SAMPLE_METADATA_KIND}', tty: true}}")
+    (tmp_path / "bad-compose.yaml").write_text("services: {default: {image: i, gpus: all, pid: host}}")
+    found = previews(
+        tmp_path,
+        Sample(id=1, input="x", metadata={"kind": "a"}),
+        Sample(id=2, input="x"),
+        Sample(id=3, input="x", sandbox=("docker", "bad-compose.yaml")),
+        Sample(id=4, input="x", metadata={"kind": "b"}),
+    )
+    assert [each.error is not None for each in found] == [False, True, True, False]
+    assert "SAMPLE_METADATA_KIND" in str(found[1].error)
+    assert {fact.key for fact in found[2].differences} == {"gpus", "pid"}
+    assert {fact.kind for fact in found[2].differences} == {Kind.REFUSED}
+    images = [each.policy.policy.image for each in found if each.policy is not None]
+    assert images == ["i-a", "i-b"]
+    assert [fact.key for fact in found[3].differences] == ["tty"]
+    assert [group.samples for group in grouped(found)] == [("1",), ("2",), ("3",), ("4",)]
+
+
+def test_a_reading_serves_every_sample_that_means_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read once, and judged once for the metadata that it asks for."""
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'i-${SAMPLE_METADATA_KIND}'}}")
+    made: list[configs.BelljarConfig] = []
+    within = configs.within
+
+    def counted(ours: configs.BelljarConfig, operator: Operator) -> object:
+        made.append(ours)
+        return within(ours, operator)
+
+    monkeypatch.setattr(configs, "within", counted)
+    samples = [Sample(id=n, input="x", metadata={"kind": "ab"[n % 2], "n": n}) for n in range(1, 501)]
+    found = previews(tmp_path, *samples)
+    assert len(found) == 500
+    assert len(made) == 2
+    assert [len(group.samples) for group in grouped(found)] == [250, 250]
+
+
+def test_a_summary_is_silent_where_nothing_differs(tmp_path: Path) -> None:
+    """And names samples where the others don't differ."""
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: i}}")
+    (tmp_path / "own-compose.yaml").write_text("services: {default: {image: i, tty: true}}")
+    own = Sample(id="b", input="x", sandbox=("docker", "own-compose.yaml"))
+    assert summary(previews(tmp_path, Sample(id="a", input="x"))) == []
+    (line,) = summary(previews(tmp_path, Sample(id="a", input="x"), own))
+    assert "sample b" in line
+    (line,) = summary(previews(tmp_path, own))
+    assert "sample" not in line
+
+
+def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
+    """Those of the other cells of a range too, each with what gets it."""
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'team/one:1'}, web: {image: 'team/two:2'}}")
+    policies = [each.policy for each in previews(tmp_path, Sample(id=1, input="x")) if each.policy is not None]
+    missing = missing_images(policies, tmp_path / "home")
+    assert list(missing) == ["team/one:1", "team/two:2"]
+    assert all("belljar image" in error.mend for error in missing.values())
+    with pytest.raises(HostError) as raised:
+        check_images(policies, tmp_path / "home")
+    assert all(name in raised.value.what for name in missing)
