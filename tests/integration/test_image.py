@@ -19,7 +19,7 @@ from tests.machine import public_folder
 
 import belljar
 from belljar.errors import HostError, PolicyError
-from belljar.image import Store, verify
+from belljar.image import HealthCheck, Store, verify
 from belljar.image.oci import ImportLimits, import_image
 
 CONFIG = {
@@ -113,6 +113,27 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
     assert content(image.rootfs, "n" * 150 + "é") == b"long name"
     assert found["etc/machine-id"] == "-rw-r--r-- 0/0"
     assert found["tmp"] == "drwxrwxrwt 0/0"
+    verify(image)
+
+
+def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) -> None:
+    """A health check and a shell are the image's after the import; volumes and the work directory are there."""
+    config = {
+        "Healthcheck": {"Test": ["CMD-SHELL", "up"], "Interval": 5_000_000_000},
+        "Shell": ["/bin/bash", "-c"],
+        "Volumes": {"/var/data/deep": {}, "/lib/linked": {}, "/bin": {}},
+        "WorkingDir": "/site/here",
+        "StopSignal": "SIGINT",
+    }
+    archive = docker_archive(tmp_path / "a.tar", [LOWER], config)
+    image = import_image(store_home, f"docker-archive:{archive}", name="checked")
+    assert image.healthcheck == HealthCheck(test=("CMD-SHELL", "up"), interval_ns=5_000_000_000)
+    assert (image.shell, image.stop_signal) == (("/bin/bash", "-c"), "SIGINT")
+    found = listing(image.rootfs)
+    for place in ("var", "var/data", "var/data/deep", "site/here"):
+        assert found[place] == "drwxr-xr-x 0/0"
+    assert found["lib"].startswith("lrwx")
+    assert found["bin"].startswith("drwx")
     verify(image)
 
 

@@ -6,6 +6,7 @@ Nothing of the archive is believed: not its digests, not its sizes, not its name
 from __future__ import annotations
 
 import json
+import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import PolicyError
+from belljar.image.config import ImageConfig, config_of
 from belljar.image.fetch import fetched, transport_of
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits, LayerError, Tree, read_entries
@@ -23,10 +25,10 @@ from belljar.image.layers.tree import Emitted
 from belljar.image.manifest import MANIFEST_TYPES
 from belljar.image.pack import pack
 from belljar.image.scratch import need_space, scratch_dir
-from belljar.image.store import MADE_HERE, Image, ImageConfig, Store, check_name, file_sha256, is_like_digest
+from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256, is_like_digest
 from belljar.units import printable
 
-__all__ = ["ImportLimits", "config_of", "default_name", "import_image"]
+__all__ = ["ImportLimits", "default_name", "import_image"]
 
 Report = Callable[[str], None]
 _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
@@ -34,8 +36,6 @@ _LAYER_TYPES: Final = re.compile(
     r"application/vnd\.(?:oci\.image\.layer\.v1\.tar(?:\+(?:gzip|zstd))?|docker\.image\.rootfs\.diff\.tar(?:\.(?:gzip|zstd))?)"
 )
 _LEAST_FREE_BYTES: Final = 256 << 20
-_MAX_WORDS: Final = 1000
-_MAX_WORD_CHARS: Final = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _from_directory(
     with closing_all(opened) as layers:
         _merge(tree, layers, directory, scratch, manifest, config, limits, report=report)
         report("packing")
-        _complete(tree)
+        _complete(tree, image_config)
         rootfs = scratch / "rootfs.sqfs"
         pack(_entries(tree, layers), rootfs, made_s=tree.newest_s)
     created = printable(str(config.get("created") or ""), max_chars=40)
@@ -176,8 +176,14 @@ def _merge(
             tree.apply(entry)
 
 
-def _complete(tree: Tree) -> None:
-    """What every guest needs to mount on, if the image has it not."""
+def _complete(tree: Tree, config: ImageConfig) -> None:
+    """What every guest needs to mount on, and, as Docker makes them, the image's work directory and
+    volumes: if the image has it not.
+    """
+    for place in (config.workdir, *config.volumes):
+        parts = tuple(os.fsencode(place).strip(b"/").split(b"/"))
+        for depth in range(1, len(parts) + 1) if parts != (b"",) else ():
+            tree.ensure(parts[:depth], 0o755)
     for directory in (b"dev", b"proc", b"sys", b"run", b"etc"):
         tree.ensure((directory,), 0o755)
     tree.ensure((b"tmp",), 0o1777)
@@ -187,24 +193,6 @@ def _complete(tree: Tree) -> None:
 
 def _entries(tree: Tree, layers: list[Layer]) -> Iterator[_Entry]:
     return (_Entry(emitted=emitted, layers=layers) for emitted in tree.emit())
-
-
-def config_of(document: Mapping[str, Any]) -> ImageConfig:
-    """What an image's configuration says about starting processes. Raises `LayerError` for what can't be meant."""
-    config = document.get("config") or {}
-    if not isinstance(config, dict):
-        raise LayerError("its configuration is broken: config")
-    env = dict(_variable(word) for word in _words(config, "Env"))
-    workdir = _word(config.get("WorkingDir") or "/", "WorkingDir")
-    if not workdir.startswith("/"):
-        raise LayerError(f"its working directory {printable(workdir)!r} is not absolute")
-    return ImageConfig(
-        env=env,
-        user=_word(config.get("User") or "root", "User"),
-        workdir=workdir,
-        entrypoint=tuple(_words(config, "Entrypoint")),
-        cmd=tuple(_words(config, "Cmd")),
-    )
 
 
 def default_name(ref: str) -> str:
@@ -264,23 +252,3 @@ def _list(document: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(value, list):
         raise LayerError(f"a document is broken: {name}")
     return value
-
-
-def _words(config: Mapping[str, Any], name: str) -> list[str]:
-    words = config.get(name) or []
-    if not isinstance(words, list) or len(words) > _MAX_WORDS:
-        raise LayerError(f"its configuration is broken: {name}")
-    return [_word(word, name) for word in words]
-
-
-def _word(value: object, name: str) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_WORD_CHARS or "\0" in value:
-        raise LayerError(f"its configuration is broken: {name}")
-    return value
-
-
-def _variable(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    if not name:
-        raise LayerError("its configuration is broken: a variable without a name in Env")
-    return name, value

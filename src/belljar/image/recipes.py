@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.errors import PolicyError
-from belljar.image.store import ImageConfig
+from belljar.image.config import ImageConfig
 from belljar.units import printable
 
 USER: Final = "user"

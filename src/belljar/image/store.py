@@ -15,11 +15,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import HostError, PolicyError
+from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.image.scratch import locked, make_store_dir, remove_tree, scratch_dir
 from belljar.policy.reference import Reference, parse_reference
 from belljar.units import printable
@@ -30,17 +31,6 @@ MADE_HERE: Final = {"default": "belljar setup", "debian-dev": "belljar image bui
 """Images that Belljar makes itself, and the command that makes each."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageConfig:
-    """How an image's processes start: what its maker said. `user` is a name, a uid or `uid:gid`; `workdir` is absolute."""
-
-    env: Mapping[str, str] = field(default_factory=dict)
-    user: str = "root"
-    workdir: str = "/"
-    entrypoint: tuple[str, ...] = ()
-    cmd: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +52,15 @@ class Image:
     created: str
     source: str
     origins: tuple[str, ...] = ()
+    healthcheck: HealthCheck | None = None
+    shell: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    stop_signal: str = ""
+
+    @property
+    def config(self) -> ImageConfig:
+        """How its processes start."""
+        return ImageConfig(**{part.name: getattr(self, part.name) for part in fields(ImageConfig)})
 
     def to_json(self) -> dict[str, Any]:
         """The image as JSON values."""
@@ -138,6 +137,7 @@ class Store:
             "cmd": list(config.cmd),
             "created": created,
             "source": source,
+            **config.later_fields(),
         }
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
@@ -368,7 +368,9 @@ def sync_file(path: Path) -> None:
 
 def _seal(rootfs: Path, config: ImageConfig) -> None:
     """Append the configuration's hash in a block of its own, so that equal files started differently are different images."""
-    parts = [sorted(config.env.items()), config.user, config.workdir, config.entrypoint, config.cmd]
+    parts: list[Any] = [sorted(config.env.items()), config.user, config.workdir, config.entrypoint, config.cmd]
+    if later := config.later_fields():  # an image without them has the digest that it always had
+        parts.append(sorted(later.items()))
     seal = hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
     rootfs.chmod(0o600)
     with rootfs.open("ab") as file:
@@ -393,6 +395,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         cmd=tuple(str(word) for word in document["cmd"]),
         created=str(document["created"]),
         source=str(document["source"]),
+        **later_fields_of(document),
     )
 
 
@@ -401,4 +404,6 @@ def _jsonable(value: object) -> object:
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, HealthCheck):
+        return asdict(value)
     return str(value) if isinstance(value, Path) else value

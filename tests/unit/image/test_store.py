@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.image import Image, ImageConfig, Store, verify
+from belljar.image import HealthCheck, Image, ImageConfig, Store, verify
 from belljar.image.scratch import scratch_dir, start_time, sweep
 
 
@@ -30,6 +30,32 @@ def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
     for ref in ("one", image.digest, image.digest[:8], f"sha256:{image.digest}"):
         assert store.find(ref) == image
     verify(image)
+
+
+def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path) -> None:
+    """What an image says of its processes comes back as it was; another word of it is another image."""
+    home = tmp_path / "s"
+    parts = {
+        "healthcheck": HealthCheck(test=("CMD", "up"), retries=3),
+        "shell": ("/bin/bash", "-c"),
+        "volumes": ("/data",),
+        "stop_signal": "SIGINT",
+    }
+    images = {name: put(home, name, **{name: part}) for name, part in parts.items()}  # type: ignore[arg-type]
+    whole = put(home, "whole", **parts)  # type: ignore[arg-type]
+    assert Store(home).find("whole").config == ImageConfig(**parts)  # type: ignore[arg-type]
+    assert len({image.digest for image in (*images.values(), whole, put(home, "plain"))}) == len(parts) + 2
+
+
+def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Path) -> None:
+    """Its document knows nothing of health checks; the same file and words give the digest they always gave."""
+    image = put(tmp_path / "s", "old", user="u")
+    document = json.loads((image.rootfs.parent / "image.json").read_bytes())
+    assert set(document) == {
+        *("version", "digest", "size_bytes", "env", "user", "workdir", "entrypoint", "cmd", "created", "source")
+    }
+    assert image.config == ImageConfig(user="u")
+    assert image.digest == "16afb3dd4b3cb36e5c436b2dac2ef0c5e549494d4afee44d2608828ee8f55a14"
 
 
 def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:

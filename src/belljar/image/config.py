@@ -1,0 +1,206 @@
+"""What an image says of its processes: read with bounds from its configuration, and what a cell makes of it. Pure.
+
+Docker's configuration has a health check and a shell; OCI's has neither.
+Sources: moby, image specification v1.2; OCI image-spec, `config.md`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from belljar.compose.health import read_health
+from belljar.compose.words import is_idle
+from belljar.differences import Difference, Kind
+from belljar.image.layers.limits import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
+from belljar.units import printable
+
+_MAX_WORDS: Final = 1000
+_MAX_WORD_CHARS: Final = 128 << 10
+_MAX_VOLUMES: Final = 100
+_MAX_NS: Final = (1 << 63) - 1
+_UNSPEAKABLE: Final = re.compile("[\0\ud800-\udfff]")
+"""What no argument, variable or path of a process can hold."""
+_SHELL: Final = ("/bin/sh", "-c")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """A `HEALTHCHECK` as Docker keeps it. `test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's usual."""
+
+    test: tuple[str, ...]
+    interval_ns: int = 0
+    timeout_ns: int = 0
+    start_period_ns: int = 0
+    start_interval_ns: int = 0
+    retries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """How an image's processes start: what its maker said.
+
+    `user` is a name, a uid or `uid:gid`; `workdir` and `volumes` are absolute; `shell` and
+    `stop_signal` are empty where the image has Docker's usual ones.
+    """
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = "root"
+    workdir: str = "/"
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    healthcheck: HealthCheck | None = None
+    shell: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    stop_signal: str = ""
+
+    def later_fields(self) -> dict[str, Any]:
+        """As JSON values what images of earlier stores don't have, where it is given."""
+        found = {
+            "healthcheck": asdict(self.healthcheck) if self.healthcheck else None,
+            "shell": list(self.shell),
+            "volumes": list(self.volumes),
+            "stop_signal": self.stop_signal,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The same fields out of a stored image's JSON. Raises `TypeError` for what was not stored so."""
+    check = document.get("healthcheck")
+    return {
+        "healthcheck": HealthCheck(**{**check, "test": tuple(check["test"])}) if check else None,
+        "shell": tuple(document.get("shell", ())),
+        "volumes": tuple(document.get("volumes", ())),
+        "stop_signal": str(document.get("stop_signal", "")),
+    }
+
+
+def config_of(document: Mapping[str, Any]) -> ImageConfig:
+    """What an image's configuration says. Raises `LayerError` for what can't be meant."""
+    config = document.get("config") or {}
+    if not isinstance(config, dict):
+        raise _broken("config")
+    volumes = config.get("Volumes") or {}
+    if not isinstance(volumes, dict) or len(volumes) > _MAX_VOLUMES:
+        raise _broken("Volumes")
+    return ImageConfig(
+        env=dict(_variable(word) for word in _words(config, "Env")),
+        user=_word(config.get("User") or "root", "User"),
+        workdir=_directory(config.get("WorkingDir") or "/", "WorkingDir"),
+        entrypoint=tuple(_words(config, "Entrypoint")),
+        cmd=tuple(_words(config, "Cmd")),
+        healthcheck=_health_check(config.get("Healthcheck")),
+        shell=tuple(_words(config, "Shell")),
+        volumes=tuple(sorted(_directory(path, "Volumes") for path in volumes)),
+        stop_signal=_word(config.get("StopSignal") or "", "StopSignal"),
+    )
+
+
+def _health_check(value: object) -> HealthCheck | None:
+    if not value:
+        return None
+    if not isinstance(value, dict):
+        raise _broken("Healthcheck")
+    test = tuple(_words(value, "Test"))
+    if not test or test[0] == "NONE":
+        return None
+    if test[0] not in {"CMD", "CMD-SHELL"} or len(test) < 2 or (test[0] == "CMD-SHELL" and len(test) != 2):
+        raise _broken("Healthcheck")
+    names = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
+    numbers = [value.get(name) or 0 for name in names]
+    if not all(type(number) is int and 0 <= number <= _MAX_NS for number in numbers):
+        raise _broken("Healthcheck")
+    interval_ns, timeout_ns, start_period_ns, start_interval_ns, retries = numbers
+    return HealthCheck(
+        test=test,
+        interval_ns=interval_ns,
+        timeout_ns=timeout_ns,
+        start_period_ns=start_period_ns,
+        start_interval_ns=start_interval_ns,
+        retries=retries,
+    )
+
+
+def image_health(config: ImageConfig) -> dict[str, Any] | None:
+    """The image's own check as `health` of a target cell; None where it has none."""
+    check = config.healthcheck
+    if check is None:
+        return None
+    times = ("interval", "timeout", "start_period", "start_interval")
+    written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in times}
+    found = read_health({"test": check.test, "retries": check.retries, **written}, name="the image")
+    if found is not None and check.test[0] == "CMD-SHELL":
+        found["command"] = [*(config.shell or _SHELL), check.test[1]]
+    return found
+
+
+def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
+    """What of an image's configuration is kept in a cell, and how: one fact for each part that the image states."""
+    return tuple(Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in _facts(config))
+
+
+_HEALTH: Final = "it is asked, at least once a second, until the program is healthy for the first time; not after that"
+_STOP: Final = "a cell is destroyed at once: no signal is sent to its program first"
+_ON_DEMAND: Final = "runs before the sample starts, to its ready state"
+_IDLE: Final = "only waits, so it is not started"
+
+
+def _facts(config: ImageConfig) -> Iterator[tuple[Kind, str, str]]:
+    runs = _IDLE if is_idle((*config.entrypoint, *config.cmd)) else _ON_DEMAND
+    if config.entrypoint:
+        yield Kind.KEPT, "ENTRYPOINT", runs
+    if config.cmd:
+        yield Kind.KEPT, "CMD", runs
+    if config.user != "root":
+        yield Kind.KEPT, "USER", f"commands run as {printable(config.user, max_chars=100)}"
+    if config.workdir != "/":
+        yield Kind.KEPT, "WORKDIR", f"commands run in {printable(config.workdir, max_chars=200)}"
+    if config.env:
+        yield Kind.KEPT, "ENV", f"{len(config.env)} variables"
+    if config.healthcheck:
+        yield Kind.CHANGED, "HEALTHCHECK", _HEALTH
+    if config.shell:
+        yield Kind.KEPT, "SHELL", "it runs the health check's shell form"
+    if config.volumes:
+        yield Kind.KEPT, "VOLUME", "a directory of the cell, which can be written and is gone with it"
+    if config.stop_signal:
+        yield Kind.DROPPED, "STOPSIGNAL", _STOP
+
+
+def _words(config: Mapping[str, Any], name: str) -> list[str]:
+    words = config.get(name) or []
+    if not isinstance(words, list) or len(words) > _MAX_WORDS:
+        raise _broken(name)
+    return [_word(word, name) for word in words]
+
+
+def _word(value: object, name: str) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_WORD_CHARS or _UNSPEAKABLE.search(value):
+        raise _broken(name)
+    return value
+
+
+def _directory(value: object, name: str) -> str:
+    path = _word(value, name)
+    if not path.startswith("/"):
+        raise LayerError(f"its configuration names {printable(path)!r}, which is not absolute: {name}")
+    path = "/" + posixpath.normpath(path).strip("/")
+    parts = path.encode().split(b"/")
+    if len(path.encode()) > MAX_PATH_BYTES or len(parts) > MAX_DEPTH or max(map(len, parts)) > MAX_NAME_BYTES:
+        raise _broken(name)
+    return path
+
+
+def _variable(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    if not name:
+        raise _broken("a variable without a name in Env")
+    return name, value
+
+
+def _broken(what: str) -> LayerError:
+    return LayerError(f"its configuration is broken: {what}")

@@ -1,0 +1,167 @@
+"""What an image says of its processes, and what a cell makes of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.differences import Kind
+from belljar.image.config import HealthCheck, ImageConfig, config_of, image_differences, image_health
+from belljar.image.layers.limits import LayerError
+from belljar.policy.stand_ins import Health
+
+SECOND = 1_000_000_000
+
+
+def read(**config: Any) -> ImageConfig:  # noqa: ANN401 - JSON
+    """A configuration with these keys."""
+    return config_of({"config": config})
+
+
+def test_everything_that_a_dockerfile_states() -> None:
+    """Each key of it is kept as it is."""
+    check = {"Test": ["CMD-SHELL", "up"], "Interval": 2 * SECOND, "Timeout": SECOND, "StartPeriod": 3, "Retries": 4}
+    found = read(
+        Env=["A=b=c"],
+        User="app:staff",
+        WorkingDir="/srv//app/",
+        Entrypoint=["/enter"],
+        Cmd=["serve"],
+        Healthcheck={**check, "StartInterval": 5},
+        Shell=["/bin/bash", "-c"],
+        Volumes={"/var/b": {}, "/a": {}},
+        StopSignal="SIGINT",
+    )
+    assert found == ImageConfig(  # noqa: S604 - no process
+        env={"A": "b=c"},
+        user="app:staff",
+        workdir="/srv/app",
+        entrypoint=("/enter",),
+        cmd=("serve",),
+        healthcheck=HealthCheck(
+            test=("CMD-SHELL", "up"),
+            interval_ns=2 * SECOND,
+            timeout_ns=SECOND,
+            start_period_ns=3,
+            start_interval_ns=5,
+            retries=4,
+        ),
+        shell=("/bin/bash", "-c"),
+        volumes=("/a", "/var/b"),
+        stop_signal="SIGINT",
+    )
+
+
+@pytest.mark.parametrize(
+    ("test", "shell", "command"),
+    [
+        (["CMD", "curl", "x"], [], ["curl", "x"]),
+        (["CMD-SHELL", "curl x | grep y"], [], ["/bin/sh", "-c", "curl x | grep y"]),
+        (["CMD-SHELL", "curl x"], ["/bin/bash", "-ec"], ["/bin/bash", "-ec", "curl x"]),
+        (["CMD", "curl"], ["/bin/bash", "-c"], ["curl"]),
+    ],
+)
+def test_a_check_is_a_command_or_for_the_images_shell(test: list[str], shell: list[str], command: list[str]) -> None:
+    """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the command."""
+    found = image_health(read(Healthcheck={"Test": test}, Shell=shell))
+    assert found is not None
+    assert found["command"] == command
+
+
+@pytest.mark.parametrize("check", [None, {}, {"Test": []}, {"Test": ["NONE"]}, {"Interval": 1}])
+def test_no_check(check: object) -> None:
+    """There is nothing to ask."""
+    assert image_health(read(Healthcheck=check)) is None
+
+
+def test_docker_waits_as_long() -> None:
+    """Of times that are not given, Docker's are used; they are bounded as a compose file's are."""
+    usual = image_health(read(Healthcheck={"Test": ["CMD", "up"]}))
+    assert usual == {"command": ["up"], "retries": 90, "interval": "1s", "timeout": "30s", "within": "180s"}
+    largest = (1 << 63) - 1
+    names = ("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries")
+    longest = image_health(read(Healthcheck={"Test": ["CMD", "up"], **dict.fromkeys(names, largest)}))
+    Health.model_validate(longest, strict=False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"Healthcheck": "up"},
+        {"Healthcheck": {"Test": "up"}},
+        {"Healthcheck": {"Test": ["up"]}},
+        {"Healthcheck": {"Test": ["CMD"]}},
+        {"Healthcheck": {"Test": ["CMD-SHELL", "a", "b"]}},
+        {"Healthcheck": {"Test": ["CMD", "up"], "Interval": -1}},
+        {"Healthcheck": {"Test": ["CMD", "up"], "Interval": 1.5}},
+        {"Healthcheck": {"Test": ["CMD", "up"], "Interval": True}},
+        {"Healthcheck": {"Test": ["CMD", "up"], "Retries": 1 << 63}},
+        {"Shell": "bash"},
+        {"Volumes": ["/a"]},
+        {"Volumes": {"a": {}}},
+        {"Volumes": {f"/{n}": {} for n in range(101)}},
+        {"Volumes": {"/" + "a/" * 201: {}}},
+        {"Volumes": {"/" + "a" * 256: {}}},
+        {"WorkingDir": "srv"},
+        {"WorkingDir": "/\ud800"},
+        {"StopSignal": ["INT"]},
+        {"Env": ["=x"]},
+        {"Cmd": ["a\0b"]},
+    ],
+)
+def test_what_can_not_be_meant_is_refused(config: dict[str, Any]) -> None:
+    """A configuration that Docker would not write is no image's."""
+    with pytest.raises(LayerError):
+        read(**config)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+_CHECK = st.fixed_dictionaries(
+    {},
+    optional={
+        "Test": st.lists(st.sampled_from(["CMD", "CMD-SHELL", "NONE", "x", ""]) | _JSON, max_size=3),
+        **dict.fromkeys(("Interval", "Timeout", "StartPeriod", "StartInterval", "Retries"), _JSON),
+    },
+)
+_KEYS = ("Env", "User", "WorkingDir", "Entrypoint", "Cmd", "Healthcheck", "Shell", "Volumes", "StopSignal")
+
+
+@given(st.dictionaries(st.sampled_from(_KEYS), _JSON | _CHECK))
+def test_any_configuration_is_read_or_refused(config: dict[str, Any]) -> None:
+    """Whatever a registry sends; what is read can be stored, shown and asked."""
+    try:
+        found = config_of({"config": config})
+    except LayerError:
+        return
+    json.dumps(found.later_fields())
+    image_differences(found)
+    if (health := image_health(found)) is not None:
+        Health.model_validate(health, strict=False)
+
+
+def test_every_part_is_kept_or_reported() -> None:
+    """One fact for each part that an image states; a check is asked until the first success only, and no signal is sent."""
+    assert image_differences(ImageConfig()) == ()
+    full = ImageConfig(  # noqa: S604 - no process
+        env={"A": "b"},
+        user="app",
+        workdir="/srv",
+        entrypoint=("/enter",),
+        cmd=("serve",),
+        healthcheck=HealthCheck(test=("CMD", "up")),
+        shell=("/bin/bash", "-c"),
+        volumes=("/data",),
+        stop_signal="SIGINT",
+    )
+    facts = {fact.key: fact.kind for fact in image_differences(full)}
+    kept = dict.fromkeys(("ENTRYPOINT", "CMD", "USER", "WORKDIR", "ENV", "SHELL", "VOLUME"), Kind.KEPT)
+    assert facts == {**kept, "HEALTHCHECK": Kind.CHANGED, "STOPSIGNAL": Kind.DROPPED}
+    assert {fact.where for fact in image_differences(full)} == {"image"}
