@@ -8,6 +8,7 @@ from pathlib import Path
 from belljar.errors import HostError
 from belljar.host import HostFacts, gather_facts
 from belljar.image import Image, Kernel, Store, current_kernel
+from belljar.image.missing import find_images
 from belljar.isolation.microvm.prove import kvm_proof
 from belljar.isolation.oci import runtime_proof
 from belljar.plan import ImageFacts, Plan, make_plan
@@ -32,12 +33,12 @@ class Parts:
 
 
 def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:  # noqa: FBT001, FBT002 - to_thread takes no keywords
-    """Read the host, find image and kernel, make the plan. Blocks: run it in a thread. `has_port`: as `make_plan`.
+    """Read the host, find the images of the cell and its range, and the kernel, make the plan. Blocks: run it in a thread. `has_port`: as `make_plan`.
 
     Raises:
         PolicyError: the policy can't be meant. HostError: this host can't, or `belljar setup` has not run.
     """
-    image = Store(home).find(loaded.policy.image)
+    image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel = _kernel(home)
     image_facts = ImageFacts(
         digest=image.digest,

@@ -45,13 +45,20 @@ def build(name: str, mirror: str, as_json: bool) -> None:  # noqa: FBT001 - clic
     from belljar.image.recipes import recipe
 
     store = _store()
-    with _progress(f"Building {name}", quiet=as_json) as report:
+    with progress(f"Building {name}", quiet=as_json) as report:
         made = build_image(store.home, recipe(name), mirror=mirror, report=report)
     _print(made, as_json=as_json)
 
 
 @image.command(name="import")
-@click.argument("source", metavar="REF")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.option(
+    "--from-compose", "is_compose", is_flag=True, help="Each SOURCE is a compose file: get all images it runs."
+)
+@click.option(
+    "--from-task", "is_task", is_flag=True, help="Each SOURCE is an Inspect task: get all images its samples run."
+)
+@click.option("-T", "task_args", multiple=True, metavar="KEY=VALUE", help="An argument of the tasks.")
 @click.option("--name", default="", help="The image's name [default: those its source has for it].")
 @click.option(
     "--max-size",
@@ -59,25 +66,48 @@ def build(name: str, mirror: str, as_json: bool) -> None:  # noqa: FBT001 - clic
     metavar="SIZE",
     default="8GiB",
     show_default=True,
-    help="Most that it may hold, uncompressed.",
+    help="Most that an image may hold, uncompressed.",
 )
 @click.option("--keep-setuid", is_flag=True, help="Keep setuid and setgid bits and file capabilities.")
-@click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
-def import_(source: str, name: str, max_size: int, keep_setuid: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Import the container image REF, as skopeo names it.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def import_(
+    *,
+    sources: tuple[str, ...],
+    is_compose: bool,
+    is_task: bool,
+    task_args: tuple[str, ...],
+    name: str,
+    max_size: int,
+    keep_setuid: bool,
+    as_json: bool,
+) -> None:
+    """Import the container image SOURCE, or all images of compose files or tasks.
 
     \b
     docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   docker-daemon:NAME[:TAG]
     docker-archive:FILE[:NAME]   oci-archive:FILE   oci:DIRECTORY[:TAG]
 
-    What it holds is checked before anything of it is used; entrypoint, command, environment, user and working directory are kept.
+    What an image holds is checked before anything of it is used; entrypoint, command, environment, user and working
+    directory are kept. With --from-compose or --from-task, images in the store are skipped, and each other one is taken
+    from a Docker daemon or Podman if one has it, else from its registry.
     """
     from belljar.image.oci import ImportLimits, import_image
 
-    store = _store()
     limits = ImportLimits(max_bytes=max_size)
-    with _progress(f"Importing {source}", quiet=as_json) as report:
-        made = import_image(store.home, source, name=name, limits=limits, keep_setuid=keep_setuid, report=report)
+    if is_compose or is_task:
+        if name or keep_setuid or (is_compose and is_task):
+            raise click.UsageError("--from-compose and --from-task stand alone, without --name and --keep-setuid")
+        from belljar.cli.image_obtain import obtain_all, wanted_by_files, wanted_by_tasks
+
+        words = [word for argument in task_args for word in ("-T", argument)]
+        wanted = wanted_by_files(sources) if is_compose else wanted_by_tasks([*sources, *words])
+        obtain_all(_store(), wanted, limits, as_json=as_json)
+        return
+    if len(sources) > 1:
+        raise click.UsageError("one image at a time; several with --from-compose or --from-task")
+    store = _store()
+    with progress(f"Importing {sources[0]}", quiet=as_json) as report:
+        made = import_image(store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report)
     _print(made, as_json=as_json)
 
 
@@ -188,7 +218,7 @@ def _row(entry: Image) -> tuple[str, ...]:
 
 
 @contextmanager
-def _progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+def progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line that says what is being done, and what its tool said last, while somebody watches."""
     from rich.console import Console
     from rich.markup import escape

@@ -10,20 +10,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from belljar.compose.interpolate import references
 from belljar.differences import Difference, samples_named, told
-from belljar.errors import BelljarError, HostError, PolicyError
+from belljar.errors import BelljarError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.adapt import SampleSandbox
 from belljar.harness.compat import TaskRefused
 from belljar.harness.operator import Operator
 
 if TYPE_CHECKING:
+    from belljar.image.missing import MissingImage
     from belljar.policy import LoadedPolicy
-
-_HINT_CHECK: Final = "`belljar check` lists them, each with its samples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,34 +106,19 @@ class _Known:
         return found
 
 
-def images_of(policy: LoadedPolicy) -> list[str]:
-    """The images of a cell and of the other cells of its range."""
-    network = policy.policy.network
-    others = (getattr(item, "image", "") for item in network.stand_ins.values()) if network else ()
-    return list(dict.fromkeys(name for name in (policy.policy.image, *others) if name))
+def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[MissingImage, ...]:
+    """The images of these cells and the other cells of their ranges that the store does not have."""
+    from belljar.image import Store
+    from belljar.image.missing import missing_images as missing_in
 
-
-def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> dict[str, HostError]:
-    """The images that the store does not have, each with the error that says what gets it."""
-    from belljar.image.store import Store
-
-    store, missing = Store(home), dict[str, HostError]()
-    for name in dict.fromkeys(name for policy in policies for name in images_of(policy)):
-        try:
-            store.find(name)
-        except HostError as error:
-            missing[name] = error
-    return missing
+    return missing_in(Store(home), (name for policy in policies for name in policy.policy.images))
 
 
 def check_images(policies: Iterable[LoadedPolicy], home: Path) -> None:
     """Raises one `HostError` for all that are missing."""
-    errors = list(missing_images(policies, home).values())
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        listed = "".join(f"\n  {error.what}: {error.mend}" for error in errors)
-        raise HostError(f"{len(errors)} images are missing{listed}", where=errors[0].where, mend=_HINT_CHECK)
+    from belljar.image.missing import refuse_missing
+
+    refuse_missing(missing_images(policies, home))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

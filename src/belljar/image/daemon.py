@@ -73,7 +73,24 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
     )
 
 
+def daemon_answers(host: str, *, timeout_s: float = 5) -> bool:
+    """Whether somebody answers there at all."""
+    try:
+        return _get(host, "/_ping", timeout_s=timeout_s)[0] == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+
+
 def _ask(host: str, name: str, *, timeout_s: float) -> DaemonImage | None:
+    status, body = _get(host, f"/images/{quote(name, safe='')}/json", timeout_s=timeout_s)
+    if status == http.HTTPStatus.NOT_FOUND:
+        return None
+    if status != http.HTTPStatus.OK:
+        raise ValueError(f"it answered with status {status}")
+    return _read(json.loads(body), host)
+
+
+def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
     with closing(_connected(host, timeout_s)) as connected:
         connection.sock = connected
@@ -81,20 +98,15 @@ def _ask(host: str, name: str, *, timeout_s: float) -> DaemonImage | None:
         deadline = Timer(timeout_s, _hang_up, [connected])
         deadline.start()
         try:
-            connection.request("GET", f"/images/{quote(name, safe='')}/json")
+            connection.request("GET", path)
             answer = connection.getresponse()
-            body = answer.read(_MAX_ANSWER_BYTES)
+            return answer.status, answer.read(_MAX_ANSWER_BYTES)
         except (http.client.HTTPException, OSError) as error:
             if not deadline.is_alive():
                 raise TimeoutError(f"it did not answer within {format_duration(timeout_s)}") from error
             raise
         finally:
             deadline.cancel()
-    if answer.status == http.HTTPStatus.NOT_FOUND:
-        return None
-    if answer.status != http.HTTPStatus.OK:
-        raise ValueError(f"it answered with status {answer.status}")
-    return _read(json.loads(body), host)
 
 
 def _read(document: Any, host: str) -> DaemonImage:  # noqa: ANN401 - JSON

@@ -96,6 +96,16 @@ class Policy(Strict):
         return hash(json.dumps(self.to_json(), sort_keys=True))
 
     @property
+    def images(self) -> tuple[str, ...]:
+        """The images of its cell and of the target cells of its range, each once."""
+        others = (
+            (item.image for item in self.network.stand_ins.values() if isinstance(item, TargetStandIn))
+            if self.network
+            else ()
+        )
+        return tuple(dict.fromkeys((self.image, *others)))
+
+    @property
     def host_tools_rule(self) -> HostTools:
         """What becomes of tools that act outside of a cell, by this policy and its risk."""
         return self.host_tools or default_host_tools(self.risk)

@@ -12,7 +12,7 @@ from belljar.cell.parts import gather_parts
 from belljar.errors import HostError
 from belljar.host import HostFacts
 from belljar.image import Image, Store
-from belljar.policy import resolve_policy
+from belljar.policy import parse_policy, resolve_policy
 
 
 def test_an_empty_store_is_refused(tmp_path: Path) -> None:
@@ -21,6 +21,16 @@ def test_an_empty_store_is_refused(tmp_path: Path) -> None:
         gather_parts(resolve_policy("high"), tmp_path)
     assert "belljar" in caught.value.mend
     assert list(tmp_path.iterdir()) == []
+
+
+def test_all_images_that_are_missing_are_named_at_once(tmp_path: Path) -> None:
+    """Those of a range's target cells too, each with the command that gets it."""
+    network = "network: {stand_ins: {db: {kind: cell, names: [db.example], ports: [1], image: 'postgres:16'}}}"
+    policy = parse_policy(f"belljar: 1\nrisk: high\nimage: team/tool\n{network}\n".encode(), source="x", base=None)
+    with pytest.raises(HostError) as caught:
+        gather_parts(policy, tmp_path)
+    for command in ("belljar image import docker://team/tool", "belljar image import docker://postgres:16"):
+        assert command in str(caught.value)
 
 
 def test_a_store_without_a_kernel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

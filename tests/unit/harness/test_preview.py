@@ -81,8 +81,8 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text("services: {default: {image: 'team/one:1'}, web: {image: 'team/two:2'}}")
     policies = [each.policy for each in previews(tmp_path, Sample(id=1, input="x")) if each.policy is not None]
     missing = missing_images(policies, tmp_path / "home")
-    assert list(missing) == ["team/one:1", "team/two:2"]
-    assert all("belljar image" in error.mend for error in missing.values())
+    assert [each.image for each in missing] == ["team/one:1", "team/two:2"]
+    assert all("belljar image" in each.command for each in missing)
     with pytest.raises(HostError) as raised:
         check_images(policies, tmp_path / "home")
-    assert all(name in raised.value.what for name in missing)
+    assert all(each.image in raised.value.what and each.command in raised.value.what for each in missing)

@@ -1,0 +1,132 @@
+"""`belljar image import --from-compose` and `--from-task`: all images that a compose file or a task runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from belljar.errors import HostError
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.harness.preview import Preview
+    from belljar.image import Store
+    from belljar.image.obtain import Obtained, Wanted
+    from belljar.image.oci import ImportLimits
+
+
+def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
+    """The images of compose files. Raises `PolicyError` for a file that can't be read."""
+    from belljar.compose.document import read_document
+    from belljar.compose.images import service_images
+    from belljar.compose.words import CannotKeepError
+    from belljar.errors import PolicyError
+    from belljar.image.obtain import Wanted
+
+    wanted = []
+    for file in files:
+        try:
+            found = service_images(read_document(Path(file)))
+        except CannotKeepError as error:
+            raise PolicyError(str(error), where=printable(file)) from error
+        wanted += [
+            Wanted(
+                image=each.image or f"{file}, service {each.service}",
+                is_built=each.is_built,
+                command=f"belljar image build -t {each.image or 'NAME'} CONTEXT",
+                why=each.why,
+            )
+            for each in found
+        ]
+    return wanted
+
+
+def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
+    """The images of all samples of tasks: each one's own sandbox, and the other cells of its range.
+
+    The tasks are loaded as `belljar run` does, and nothing of them is run. What they (and a `.env` file beside them) make of
+    this process's environment ends here: it chooses no daemon, proxy or login. A sample that a cell can't stand in for is
+    one whose images are not known. Raises `PolicyError` for a task that can't be loaded; `ContainmentBreach` when another
+    sandbox provider was about to be used.
+    """
+    before = dict(os.environ)
+    try:
+        previews = _previews(inspect_args)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    from belljar.image.obtain import Wanted
+
+    wanted: dict[Wanted, None] = {}
+    refused: dict[str, str] = {}
+    for each in previews:
+        if each.policy is not None:
+            wanted |= dict.fromkeys(Wanted(image=image) for image in each.policy.policy.images)
+        elif each.error is not None:
+            refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
+    return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
+
+
+def _previews(inspect_args: Sequence[str]) -> list[Preview]:
+    from belljar.harness.evaluate import load_tasks
+    from belljar.harness.host_tools import hold_tools
+    from belljar.harness.operator import read_operator
+    from belljar.harness.options import read_options
+    from belljar.harness.session import Session
+    from belljar.harness.sole_provider import sole_provider
+
+    session = Session()
+    with sole_provider(session), hold_tools(session):
+        _, previews = load_tasks(read_options(inspect_args), read_operator())
+    if session.stopped is not None:
+        raise session.stopped
+    return previews
+
+
+def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:
+    """Get them, a line for each. Raises `HostError` that names each that could not be got, when the others are there."""
+    from belljar.cli.image import progress
+    from belljar.image.obtain import obtain
+
+    results: list[Obtained] = []
+    todo = list(dict.fromkeys(wanted))
+    with progress(f"Getting {len(todo)} images", quiet=as_json) as report:
+        for result in obtain(store.home, todo, limits=limits, report=report):
+            results.append(result)
+            if not as_json:
+                click.echo(printable(_line(result), max_chars=1000))
+    failed = [result for result in results if result.error is not None]
+    if as_json:
+        click.echo(json.dumps([_as_json(result) for result in results], indent=2))
+    if failed:
+        listed = "".join(f"\n  {printable(result.wanted.image)}: {_why(result)}" for result in failed)
+        raise HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
+
+
+def _line(result: Obtained) -> str:
+    if result.image is None:
+        return f"{result.wanted.image}  missing"
+    how = "in the store" if result.was_there else "imported"
+    return f"{result.wanted.image}  {how}  sha256:{result.image.digest[:12]}"
+
+
+def _why(result: Obtained) -> str:
+    error = result.error
+    if error is None:
+        return ""
+    return printable(error.what, max_chars=600) + (f" ({printable(error.mend, max_chars=300)})" if error.mend else "")
+
+
+def _as_json(result: Obtained) -> dict[str, object]:
+    return {
+        "image": result.wanted.image,
+        "digest": result.image.digest if result.image else None,
+        "was_there": result.was_there,
+        "error": result.error.what if result.error else None,
+        "hint": result.error.mend if result.error else None,
+    }

@@ -1,0 +1,50 @@
+"""Which images of a configuration the store does not have, and the command that gets each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from belljar.errors import HostError
+from belljar.image.store import Image, Store, command_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingImage:
+    """An image as it was asked for, why the store does not have it, and the command that gets it."""
+
+    image: str
+    why: HostError
+    command: str
+
+
+def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
+    """Each image that the store does not have, once, in the order given."""
+    return _looked_up(store, images)[1]
+
+
+def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
+    """All of them. Raises one `HostError` for all that are missing, each with its command."""
+    found, missing = _looked_up(store, images)
+    refuse_missing(missing)
+    return found
+
+
+def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
+    """Raise one `HostError` that names every one of them; do nothing when there is none."""
+    if len(missing) == 1:
+        raise missing[0].why
+    if missing:
+        listed = "".join(f"\n  {each.why.what}: `{each.command}`" for each in missing)
+        mend = "run these commands; `belljar image import --from-compose` or `--from-task` runs them all"
+        raise HostError(f"{len(missing)} images are missing{listed}", where=missing[0].why.where, mend=mend)
+
+
+def _looked_up(store: Store, images: Iterable[str]) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:
+    found, missing = dict[str, Image](), list[MissingImage]()
+    for image in dict.fromkeys(images):
+        try:
+            found[image] = store.find(image)
+        except HostError as error:
+            missing.append(MissingImage(image=image, why=error, command=command_for(image)))
+    return found, tuple(missing)

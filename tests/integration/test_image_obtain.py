@@ -1,0 +1,120 @@
+"""`belljar image import --from-compose` and `--from-task`, with real skopeo, a registry and a daemon on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.images import docker_archive, entry, layer
+from tests.fakes.registry import Registry, daemon, registry, silent_socket
+
+from belljar.cli.main import run
+from belljar.image import Store
+
+LAYER = layer(entry("bin/sh", b"#!"))
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+@task
+def several():
+    return Task(
+        dataset=[
+            Sample(input="a", id=1, metadata={"tag": "1"}),
+            Sample(input="b", id=2, metadata={"tag": "2"}),
+            Sample(input="c", id=3, sandbox=("docker", "own-compose.yaml")),
+        ],
+        sandbox=("docker", "compose.yaml"),
+    )
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store, as `BELLJAR_HOME`, and a working directory."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/d.sock")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def served() -> Iterator[Registry]:
+    """A registry on loopback."""
+    with registry() as made:
+        yield made
+
+
+def test_all_images_of_a_compose_file_are_got(
+    home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the daemon what it has, from the registry the rest, pinned ones by their digest; a second time nothing is fetched."""
+    pinned, _, _ = served.put("team/pinned", "1", [LAYER])
+    served.put("team/other", "2", [layer(entry("x"))])
+    (tmp_path / "compose.yaml").write_text(
+        f"""
+services:
+  default: {{image: "{served.address}/team/pinned:1@{pinned}", privileged: true}}
+  other: {{image: "{served.address}/team/other:2"}}
+  built: {{build: ., image: built-here}}
+"""
+    )
+    with daemon(tmp_path / "d.sock") as there:
+        there.put("built-here", docker_archive(tmp_path / "a.tar", [layer(entry("y"))]))
+        assert run(["image", "import", "--from-compose", "compose.yaml"]) == 0
+        store = Store(home)
+        for name in (f"{served.address}/team/pinned@{pinned}", f"{served.address}/team/other:2", "built-here"):
+            store.find(name)
+        fetched = len(served.asked)
+        capsys.readouterr()
+        assert run(["image", "import", "--from-compose", "compose.yaml", "--json"]) == 0
+        assert [each["was_there"] for each in json.loads(capsys.readouterr().out)] == [True] * 3
+        assert len(served.asked) == fetched
+
+
+def test_what_can_not_be_got_is_named_with_its_reason(
+    home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are there all the same, and the exit code is the host's fault; no daemon that hangs holds it up."""
+    served.put("good", "1", [LAYER])
+    (tmp_path / "compose.yaml").write_text(
+        f"""
+services:
+  default: {{image: "{served.address}/good:1"}}
+  gone: {{image: "{served.address}/gone:1"}}
+  nobody: {{image: "127.0.0.1:1/x"}}
+  built: {{build: ./web}}
+  sample: {{image: "${{SAMPLE_METADATA_IMAGE}}"}}
+"""
+    )
+    with silent_socket(tmp_path / "d.sock"):
+        assert run(["image", "import", "--from-compose", "compose.yaml"]) == 3
+    said = capsys.readouterr().err
+    assert "4 of 5" in said
+    for words in ("manifest unknown", "refused", "belljar image build -t", "SAMPLE_METADATA_IMAGE"):
+        assert words in said
+    Store(home).find(f"{served.address}/good:1")
+
+
+def test_all_images_of_a_tasks_samples_are_got(
+    home: Path, served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample's own, by its metadata and by its own sandbox; a `.env` file beside the task changes nothing of where they come from."""
+    for name in ("by-tag:1", "by-tag:2", "own:1", "web:1"):
+        served.put(name.partition(":")[0], name.partition(":")[2], [layer(entry(name.replace(":", "-")))])
+    (tmp_path / "several.py").write_text(TASK)
+    (tmp_path / ".env").write_text("DOCKER_HOST=unix:///elsewhere\nHTTPS_PROXY=http://127.0.0.1:1\n")
+    (tmp_path / "compose.yaml").write_text(
+        f"services: {{default: {{image: '{served.address}/by-tag:${{SAMPLE_METADATA_TAG}}'}}}}"
+    )
+    (tmp_path / "own-compose.yaml").write_text(
+        f"services: {{default: {{image: '{served.address}/own:1'}}, web: {{image: '{served.address}/web:1'}}}}"
+    )
+    before = dict(os.environ)
+    assert run(["image", "import", "--from-task", "several.py"]) == 0
+    assert dict(os.environ) == before
+    for name in ("by-tag:1", "by-tag:2", "own:1", "web:1"):
+        Store(home).find(f"{served.address}/{name}")

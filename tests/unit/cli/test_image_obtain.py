@@ -1,0 +1,56 @@
+"""`belljar image import --from-compose` and `--from-task`: what is asked for, before anything is fetched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.image_obtain import wanted_by_files, wanted_by_tasks
+from belljar.cli.main import run
+from belljar.errors import PolicyError
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty store, and a working directory with nothing in it."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_options_that_exclude_each_other_are_usage(tmp_path: Path) -> None:
+    """A name for several images, several images at once, both kinds of sources."""
+    for words in (["a", "b"], ["--from-compose", "--from-task", "a"], ["--from-compose", "a", "--name", "x"], []):
+        assert run(["image", "import", *words]) == 2
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_file_that_is_no_compose_file_is_the_authors(tmp_path: Path) -> None:
+    """Missing, no YAML, without services: the file is named."""
+    for content in (None, "[", "services: {}", "x: 1"):
+        if content is not None:
+            (tmp_path / "compose.yaml").write_text(content)
+        with pytest.raises(PolicyError, match=r"compose\.yaml"):
+            wanted_by_files(["compose.yaml"])
+    assert run(["image", "import", "--from-compose", "compose.yaml"]) == 4
+
+
+def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
+    """What is built has the name that Docker would give it; what has none says which service of which file it is."""
+    (tmp_path / "a.yaml").write_text("name: p\nservices: {x: {build: .}, y: {image: debian}}")
+    (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")
+    first, second, third = wanted_by_files(["a.yaml", "b.yaml"])
+    assert (first.image, first.is_built, second.image, third.image) == ("p-x", True, "debian", "b.yaml, service z")
+    assert third.why
+
+
+def test_a_task_that_changes_the_environment_changes_it_for_itself(tmp_path: Path) -> None:
+    """Also when it can't be loaded: afterwards the environment is what it was."""
+    before = dict(os.environ)
+    (tmp_path / "bad.py").write_text(
+        "import os\nos.environ['DOCKER_HOST'] = 'unix:///evil'\nraise ValueError('no')\n# @task"
+    )
+    with pytest.raises(PolicyError):
+        wanted_by_tasks(["bad.py"])
+    assert dict(os.environ) == before

@@ -1,0 +1,55 @@
+"""In which order an image is looked for, and that the failure of one hides no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.errors import HostError
+from belljar.image import ImageConfig, Store
+from belljar.image.obtain import Wanted, obtain
+from belljar.image.oci import ImportLimits
+
+ID = "sha256:" + "1" * 64
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked for, of sources that have nothing."""
+    refs: list[str] = []
+
+    def fail(_home: Path, ref: str, **_kwargs: Any) -> None:  # noqa: ANN401 - its own
+        refs.append(ref)
+        raise HostError(f"not at {ref}")
+
+    monkeypatch.setattr("belljar.image.obtain.import_image", fail)
+    return refs
+
+
+@pytest.mark.parametrize("has_daemon", [False, True])
+def test_a_daemon_is_asked_before_a_registry(
+    has_daemon: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the store has is skipped, what is built or known by id alone is no registry's, and each failure has its reason."""
+    monkeypatch.setattr("belljar.image.obtain.daemon_answers", lambda _host: has_daemon)
+    (tmp_path / "made").write_bytes(b"hsqs")
+    Store(tmp_path).add(tmp_path / "made", ImageConfig(), name="here", source="", created="")
+    wanted = [
+        Wanted(image="here"),
+        Wanted(image="python:3.12"),
+        Wanted(image="p-built", is_built=True, command="belljar image build -t p-built ."),
+        Wanted(image=ID),
+        Wanted(image="default"),
+        Wanted(image="service x", why="nobody knows"),
+    ]
+    results = list(obtain(tmp_path, wanted, limits=ImportLimits(), environ={"DOCKER_HOST": "unix:///x"}))
+    assert [result.wanted for result in results] == wanted
+    assert results[0].was_there
+    assert all(result.error is not None for result in results[1:])
+    daemon = [f"docker-daemon:{name}" for name in ("python:3.12", "p-built", ID)] if has_daemon else []
+    assert sorted(asked) == sorted([*daemon, "docker://python:3.12"])
+    hints = [result.error.mend for result in results if result.error]
+    assert hints[1] == "run `belljar image build -t p-built .`"
+    assert hints[3] == "run `belljar setup`"
