@@ -45,6 +45,7 @@ class Kind(StrEnum):
     FILE_WRITE_STARTED = "file.write.started"
     FILE_WRITE_COMPLETED = "file.write.completed"
     FILE_WRITE_FAILED = "file.write.failed"
+    TASK_FILES_COPIED = "task.files.copied"
     FILE_READ_STARTED = "file.read.started"
     FILE_READ_COMPLETED = "file.read.completed"
     FILE_READ_FAILED = "file.read.failed"

@@ -15,14 +15,14 @@ from typing import Literal
 import anyio
 
 from belljar.cell import record
-from belljar.cell.capture import Capture, body_of
+from belljar.cell.capture import KEEP_BODY_BYTES, Capture, body_of
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.questions import Questions
 from belljar.cell.stream import RunningCommand
 from belljar.cell.watch import LimitWatch
 from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
 from belljar.errors import BelljarError, CellError, ProtocolViolation
-from belljar.events import Actor, Event, Kind, Recorder
+from belljar.events import Actor, Event, JsonValue, Kind, Recorder
 from belljar.isolation.live import Live
 from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
@@ -200,14 +200,16 @@ class Cell:
         mode: int | None = None,
         owner: str = "",
         timeout_s: float | None = None,
+        is_secret: bool = False,
     ) -> None:
         """Write a file in the cell: parents are made, an existing file is replaced at once or not at all.
 
+        `is_secret`: the contents are not kept on record, only their size and digest.
         Relative paths resolve against the work directory. Raises `PermissionError`, `IsADirectoryError`, another `OSError` of the
         guest's with `path` in it, `TimeoutError`, `CellError`.
         """
         operation, user = self._operation(), self._user(user)
-        body = body_of("content", contents)
+        body = body_of("content", contents, keep_bytes=0 if is_secret else KEEP_BODY_BYTES)
         self._recorder.record(record.write_started(operation, path, user=user, mode=mode, body=body))
         began = anyio.current_time()
         try:
@@ -288,6 +290,11 @@ class Cell:
         except BaseException as error:
             self._end_if_dead(error)
             raise
+
+    def note(self, kind: Kind, data: Mapping[str, JsonValue]) -> None:
+        """Record something about the cell that is no operation of its own."""
+        event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
+        self._recorder.record(event)
 
     @property
     def host_pid(self) -> int | None:

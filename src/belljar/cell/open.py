@@ -14,6 +14,7 @@ import anyio.to_thread
 from belljar.cell.cell import Cell
 from belljar.cell.parts import Parts, gather_parts
 from belljar.cell.runs import describe, start_run
+from belljar.cell.task_data import put_in
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
@@ -199,7 +200,11 @@ def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Copy the policy's files into the cell; a host path is never shared."""
+    """Copy the policy's files, and what a task's compose file names, into the cell; a host path is
+    never shared.
+    """
     for copy in loaded.policy.files:
         contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
         await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user)
+    if loaded.data is not None:
+        await put_in(cell, loaded.data)

@@ -55,7 +55,8 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
             where=f"network.stand_ins.{stand_in.id}",
             mend="mend the stand-in's fields",
         ) from error
-    return replace(parent, policy=made)
+    data = parent.data.of(stand_in.id) if parent.data is not None else None
+    return replace(parent, policy=made, data=data)
 
 
 def _tier(policy: Policy, own: Tier | None) -> Tier:

@@ -38,16 +38,23 @@ def beside(directory: Path) -> Path | None:
 
 
 def as_document(config: BaseModel) -> dict[str, Any]:
-    """Inspect's `ComposeConfig` as the file it stands for."""
-    return config.model_dump(by_alias=True, exclude_none=True)
+    """Inspect's `ComposeConfig` as the file it stands for. It has no directory of its own."""
+    from belljar.compose.task_files import DIRECTORY_KEY
+
+    document = config.model_dump(by_alias=True, exclude_none=True)
+    document.pop(DIRECTORY_KEY, None)
+    return document
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A compose file, parsed, with names for what it builds (`name_built`).
+    """A compose file, parsed, with what it takes from other files (`with_others`), names for what it
+    builds (`name_built`), and the directory that its relative paths are meant from (`DIRECTORY_KEY`).
 
     Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or what `compose_yaml` refuses.
     """
+    from belljar.compose.include import with_others
     from belljar.compose.parse import NotReadError, read_yaml
+    from belljar.compose.task_files import DIRECTORY_KEY, files_of
 
     where = printable(str(path))
     try:
@@ -55,6 +62,9 @@ def read_document(path: Path) -> dict[str, Any]:
         if len(content) > MAX_BYTES:
             raise _refused(f"is larger than {format_size(MAX_BYTES)}, the most that a compose file may have", where)
         parsed = read_yaml(content.decode("utf-8-sig"))
+        if isinstance(parsed, dict):
+            parsed = with_others(parsed, path.name, files_of(path.parent), read_yaml)
+            parsed[DIRECTORY_KEY] = str(path.parent.resolve())
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"

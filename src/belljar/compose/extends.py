@@ -1,4 +1,4 @@
-"""`extends` within one compose file: a service takes over what another says. Pure.
+"""`extends`: a service takes over what another of its file says. Pure.
 
 Source: compose-spec 05-services.md (extends) and 13-merge.md: mappings are merged, lists appended,
 and what is one value (a command among them) is replaced.
@@ -35,10 +35,11 @@ def _extended(name: str, services: Mapping[str, Mapping[str, Any]], by: tuple[st
         why = "which there is not" if base not in services else "which extends it"
         raise refusal(f"service {name}", "extends", f"it extends {base}, {why}")
     own = {key: value for key, value in service.items() if key != "extends"}
-    return _merged(_extended(base, services, (*by, name)), own)
+    return merged(_extended(base, services, (*by, name)), own)
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Two mappings as Compose merges them; `own` wins."""
     both = {key: _of_both(key, base[key], own[key]) for key in own if key in base}
     return {**base, **own, **both}
 
@@ -49,7 +50,7 @@ def _of_both(key: str, base: Any, own: Any) -> Any:  # noqa: ANN401 - YAML
     if key in _NAMED and not (isinstance(base, list) and isinstance(own, list)):
         base, own = _as_mapping(key, base), _as_mapping(key, own)
     if isinstance(base, Mapping) and isinstance(own, Mapping):
-        return _merged(base, own)
+        return merged(base, own)
     if isinstance(base, list) and isinstance(own, list):
         return [*(item for item in base if item not in own), *own]
     return own

@@ -31,9 +31,11 @@ _MAX_NESTED: Final = 16
 
 @dataclass
 class _Reading:
-    """One pass over a file. `variables`: a sample's; `blanks`: no sample is known yet, and what is missing from `environment` does not matter."""
+    """One pass over a file. `variables`: a sample's; `defined`: a file's own; `blanks`: no
+    sample is known yet, and what is missing from `environment` does not matter."""
 
     variables: Mapping[str, str]
+    defined: Mapping[str, str] = field(default_factory=dict)
     blanks: bool = False
     is_environment: bool = False
     names: set[str] = field(default_factory=set)
@@ -63,6 +65,8 @@ class _Reading:
 
     def value_of(self, name: str) -> str | None:
         """None: unset."""
+        if name in self.defined:
+            return self.defined[name]
         if not name.startswith(METADATA_PREFIX):
             return None
         self.names.add(name)
@@ -152,6 +156,14 @@ def _walk(value: Any, reading: _Reading, path: tuple[str, ...]) -> Any:  # noqa:
     if isinstance(value, (list, tuple)):
         return [_walk(item, reading, (*path, "")) for item in value]
     return value
+
+
+def expand_defined(text: str, defined: Mapping[str, str]) -> str:
+    """One value of a file of variables, in which a `$` refers to these and to nothing else.
+
+    Raises `CannotKeepError` for a variable that has neither a value nor a default.
+    """
+    return expand(text, _Reading({}, defined))
 
 
 def expand(text: str, reading: _Reading, *, nested: int = 0) -> str:

@@ -11,18 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.compose.env_files import add_env_files
 from belljar.compose.extends import with_extended
 from belljar.compose.health import read_health
 from belljar.compose.networks import names_of, read_networks
 from belljar.compose.order import Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
+from belljar.compose.secrets import add_granted
 from belljar.compose.service import Taken, program_of, read_service
-from belljar.compose.volumes import directories_of, tmpfs_of
+from belljar.compose.task_files import TaskFiles
+from belljar.compose.volumes import Mounts, mounts_of, tmpfs_of
 from belljar.compose.words import CannotKeepError, Refusals, is_idle, mapping, names_in, refusal, switch
 from belljar.differences import Difference, Kind
+from belljar.policy.network import OWN_CELL
+from belljar.policy.task_data import CellData, TaskData
 from belljar.units import printable
 
 __all__ = ["CannotKeepError", "Composed", "check_services", "default_service", "read_compose"]
-_TOP: Final = frozenset({"services", "version", "name", "networks", "volumes"})
+_TOP: Final = frozenset({"services", "version", "name", "networks", "volumes", "secrets", "configs"})
 """The keys of a file that are read; others are refused. (`version` and `name` mean nothing to Compose either.)"""
 MAX_SERVICES: Final = 64
 
@@ -37,6 +42,7 @@ class Composed:
         program: what runs in it, as a target cell's words: `command` or `arguments`, `directories` and `health`.
         network: for its range, in a policy's words; None: one cell alone.
         is_apart: the one service has `network_mode: none`: whatever network its policy has is not for it.
+        data: what the cells hold besides their images; None: nothing.
         differences: every key that is not plainly kept.
     """
 
@@ -45,13 +51,17 @@ class Composed:
     program: Mapping[str, Any] = field(default_factory=dict)
     network: Mapping[str, Any] | None = None
     is_apart: bool = False
+    data: TaskData | None = None
     differences: tuple[Difference, ...] = ()
 
 
-def read_compose(compose: Mapping[str, Any]) -> Composed:
-    """What a compose file without references (`interpolate`) means for cells. Raises `CannotKeepError`."""
+def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
+    """What a compose file without references (`interpolate`) means for cells. Raises `CannotKeepError`.
+
+    `files`: those of its task, which are looked at, and read where they hold variables.
+    """
     try:
-        return _read(compose)
+        return _read(compose, files)
     except CannotKeepError:
         raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError) as error:
@@ -65,7 +75,7 @@ def check_services(compose: Mapping[str, Any]) -> None:
         raise CannotKeepError(f"its compose file has {len(services):,} services; at most {MAX_SERVICES}")
 
 
-def _read(compose: Mapping[str, Any]) -> Composed:
+def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
     check_services(compose)
     services, differences = _services(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
@@ -80,18 +90,23 @@ def _read(compose: Mapping[str, Any]) -> Composed:
     for name, service in services.items():
         with refused.collected():
             taken[name] = read_service(name, service)
+            add_env_files(taken[name], service.get("env_file"), files)
     with refused.collected():
-        directories = directories_of(services, compose.get("volumes"))
+        mounts = mounts_of(services, compose.get("volumes"), files)
+        for name, service in services.items():
+            with refused.collected():
+                add_granted(mounts[name], service, compose, files)
     with refused.collected():
         joined, of_networks = read_networks(services, compose.get("networks"))
         differences += of_networks
     refused.raise_all()
-    read = {name: _read_one(name, services[name], taken[name], directories[name]) for name in order}
+    read = {name: _read_one(name, services[name], taken[name], mounts[name].directories) for name in order}
     healthy = frozenset(name for name, service in read.items() if service.health)
     check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
     own = read[default]
     differences += restarts(services)
     differences += [fact for service in taken.values() for fact in service.differences]
+    differences += [fact for each in mounts.values() for fact in each.differences]
     network = _network(read, names_of(services, default), joined, waits, own=default) if len(order) > 1 else None
     return Composed(
         service=default,
@@ -99,8 +114,28 @@ def _read(compose: Mapping[str, Any]) -> Composed:
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].get("network_mode") == "none",
+        data=_data(taken, mounts, files, own=default),
         differences=tuple(dict.fromkeys(differences)),
     )
+
+
+def _data(
+    taken: Mapping[str, Taken],
+    mounts: Mapping[str, Mounts],
+    files: TaskFiles | None,
+    *,
+    own: str,
+) -> TaskData | None:
+    """What the cells hold, by their names in the range."""
+    held = {
+        OWN_CELL if name == own else name: CellData(
+            files=tuple(sorted(mounts[name].files, key=lambda file: file.target)),
+            hosts=tuple(dict.fromkeys(taken[name].hosts)),
+        )
+        for name in taken
+    }
+    cells = {name: data for name, data in held.items() if data != CellData()}
+    return TaskData(cells=cells, root=str(files.root) if files else "") if cells else None
 
 
 @dataclass(frozen=True, slots=True)

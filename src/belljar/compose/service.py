@@ -9,8 +9,10 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any, Final
 
 from belljar.compose.volumes import tmpfs_of
@@ -39,6 +41,10 @@ RUNTIMES: Final = frozenset(
     }
 )
 """Whose only meaning is how strongly a container is isolated."""
+_GATEWAY: Final = "host-gateway"
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
+_SEPARATOR: Final = re.compile(r"[=:]")
+_MAX_HOSTS: Final = 256
 _USUAL_PERIOD_US: Final = 100_000
 _NOT_RESTARTED: Final = "a program that ends is not started again"
 _PROFILES: Final = frozenset({"label", "apparmor", "seccomp"})
@@ -48,10 +54,12 @@ _HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NA
 
 @dataclass
 class Taken:
-    """What one service comes to, while it is read: a policy's words, and what differs."""
+    """What one service comes to, while it is read: a policy's words, lines of its hosts file (name and
+    address), and what differs."""
 
     service: str
     words: dict[str, Any] = field(default_factory=dict)
+    hosts: list[tuple[str, str]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
 
     def differs(self, kind: Kind, key: str, detail: str, *, hint: str = "") -> None:
@@ -234,6 +242,40 @@ def _tmpfs(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     return True
 
 
+def _extra_hosts(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """Lines of the hosts file: text, which opens no way to any address."""
+    for name, address in _host_pairs(value):
+        if _HOST_NAME.fullmatch(name) is None:
+            raise refusal(f"service {taken.service}", "extra_hosts", f"{name} is no host name")
+        if address == _GATEWAY:
+            why = f"{name} has no address: a cell does not reach the host"
+            taken.dropped("extra_hosts", why)
+            continue
+        try:
+            found = ip_address(address.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            why = f"{name}: {address} is neither an IP address nor `{_GATEWAY}`"
+            raise refusal(f"service {taken.service}", "extra_hosts", why) from None
+        taken.hosts.append((name, str(found)))
+    if len(taken.hosts) > _MAX_HOSTS:
+        raise refusal(f"service {taken.service}", "extra_hosts", f"at most {_MAX_HOSTS} names")
+    return True
+
+
+def _host_pairs(value: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - YAML
+    """Names and addresses, from a list (`name=ip`, `name:ip`) or a mapping (to one, or a list)."""
+    if isinstance(value, Mapping):
+        return [
+            (str(name), text(address))
+            for name, addresses in value.items()
+            for address in (addresses if isinstance(addresses, list) else [addresses])
+        ]
+    split = [_SEPARATOR.split(text(line), maxsplit=1) for line in names_in(value)]
+    if any(len(pair) != 2 for pair in split):
+        raise ValueError("no name and address")
+    return [(name.strip(), address.strip()) for name, address in split]
+
+
 def _shm_size(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     size(value)
     taken.dropped("shm_size", "shared memory may take at least half of a cell's memory")
@@ -327,6 +369,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "ports": _ports,
     "restart": _restart,
     "platform": _platform,
+    "extra_hosts": _extra_hosts,
     "read_only": _read_only,
     "tmpfs": _tmpfs,
     "shm_size": _shm_size,
@@ -334,7 +377,10 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "runtime": _runtime,
 }
 ELSEWHERE: Final = frozenset(
-    {"extends", "depends_on", "healthcheck", "networks", "volumes", "links", "hostname", "container_name", "profiles"}
+    {
+        *("extends", "depends_on", "healthcheck", "networks", "volumes", "links", "hostname"),
+        *("container_name", "profiles", "env_file", "secrets", "configs"),
+    }
 )
 TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "init": lambda value: switch(value) in (True, False),
@@ -345,7 +391,7 @@ TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "scale": _one,
     "ipc": _is("private", "shareable", "none"),
     "cgroup": _is("private"),
-    **dict.fromkeys(("cap_add", "devices", "extra_hosts", "secrets", "configs"), _empty),
+    **dict.fromkeys(("cap_add", "devices"), _empty),
 }
 """Which values are true of a cell; with any other the key is refused."""
 _NO_USE: Final = "nothing in a cell depends on it"
@@ -372,7 +418,6 @@ DROPPED: Final[Mapping[str, str]] = {
 """What is left out whatever its value, and why a model can do the same without it."""
 _HOST: Final = "it would open this host to the cell"
 _OTHER: Final = "it would share with another container"
-_FILES: Final = "a cell takes over no file of this host; put it into the image, or into the policy's `files`"
 _LIMIT: Final = "a cell has no such limit"
 _ADDRESS: Final = "names and addresses of a range are drawn anew for each"
 REFUSED: Final[Mapping[str, str]] = {
@@ -380,8 +425,6 @@ REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("use_api_socket", "credential_spec"), _HOST),
     **dict.fromkeys(("cap_add", "sysctls"), "the walls of a cell are the policy's alone"),
     **dict.fromkeys(("ipc", "volumes_from", "external_links"), _OTHER),
-    **dict.fromkeys(("env_file", "configs", "secrets"), _FILES),
-    "extra_hosts": "neither this host nor an address of your choice is in a range; services are known by their names and aliases",
     "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
     "group_add": "put the groups into the image",
     "post_start": "put it into the service's command",

@@ -1,35 +1,87 @@
-"""A compose file's volumes. Pure.
+"""A compose file's volumes: which directories and copies each service's cell gets.
 
-A volume that one service alone has is a directory of its cell: it is empty or the image's at first, and ends with the sample, as Inspect's ends. Whatever is
-a directory of this host, or of two services, is refused.
+A volume that one service alone has is a directory of its cell: it is empty or the image's at first,
+and ends with the sample, as Inspect's ends. A file or directory below the task's own directory is
+copied into the cell before its program starts. Any other path of this host is refused, and so is a
+volume of two services: cells share nothing that either can write.
 """
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.compose.task_files import TaskFiles, reason
 from belljar.compose.words import CannotKeepError, Refusals, mapping, refusal, switch, text
-from belljar.units import printable
+from belljar.differences import Difference, Kind
+from belljar.policy.directories import Tree
+from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
+from belljar.units import format_size, printable
 
-_HOST: Final = "no directory of this host is shown in a cell"
+_HOST: Final = "nothing of this host is shown in a cell but files below the task's own directory"
+_HINT_HOST: Final = "put the files beside the compose file, or into the image"
+_NO_DIRECTORY: Final = "the compose configuration is not a file, so the task's directory is not known"
 _PLAIN: Final = frozenset({"name", "labels"})
-_LONG: Final = frozenset({"type", "source", "target", "read_only", "volume", "consistency"})
+_LONG: Final = frozenset({"type", "source", "target", "read_only", "volume", "bind", "consistency"})
+_LONG_BIND: Final = frozenset({"create_host_path", "selinux"})
+_OPTIONS: Final = frozenset({"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"})
+_SHARED: Final = "cells share no directory, so one service would not see what another writes"
 
 
-def directories_of(services: Mapping[str, Mapping[str, Any]], volumes: object) -> dict[str, list[str]]:
-    """The directories that each service's volumes are in its cell. Raises `CannotKeepError` for any other kind of volume, by the service's name."""
+@dataclass(slots=True)
+class Mounts:
+    """What one service's volumes are in its cell: empty directories, copies, and what differs."""
+
+    service: str
+    directories: list[str] = field(default_factory=list)
+    files: list[TaskFile] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    entries: int = 0
+    total_bytes: int = 0
+
+    def add(self, file: TaskFile, tree: Tree) -> None:
+        """Take one copy over. Raises `ValueError` where all of the service's are too many."""
+        self.entries += len(tree.entries)
+        self.total_bytes += tree.total_bytes
+        if self.entries > MAX_ENTRIES or self.total_bytes > MAX_BYTES:
+            most = f"{MAX_ENTRIES:,} files and {format_size(MAX_BYTES)}"
+            raise ValueError(f"a cell is given at most {most} of its task's directory")
+        self.files.append(file)
+
+    def changed(self, key: str, detail: str) -> None:
+        """Note what is there in another form."""
+        where = f"service {self.service}"
+        self.differences.append(Difference(kind=Kind.CHANGED, where=where, key=key, detail=detail))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """One line as it is written. `source`: "" for a volume without a name."""
+
+    source: str
+    target: str
+    is_bind: bool
+    read_only: bool = False
+    must_exist: bool = False
+
+
+def mounts_of(services: Mapping[str, Mapping[str, Any]], volumes: object, files: TaskFiles | None) -> dict[str, Mounts]:
+    """What each service's volumes are in its cell. `files`: the task's; None: it has none.
+
+    Raises `CannotKeepError` for any other kind of volume, by the service's name.
+    """
     declared = {name: mapping(settings, f"volume {name}") for name, settings in mapping(volumes, "volumes").items()}
     refused = Refusals()
     for name, settings in declared.items():
         with refused.collected():
             _check_plain(name, settings)
     owner: dict[str, str] = {}
-    found: dict[str, list[str]] = {}
+    found = {name: Mounts(name) for name in services}
     for name, service in services.items():
         with refused.collected():
-            found[name] = _directories(name, service.get("volumes"), declared, owner)
+            _read_all(found[name], service.get("volumes"), declared, owner, files)
     refused.raise_all()
     return found
 
@@ -39,12 +91,13 @@ def tmpfs_of(tmpfs: object) -> list[str]:
     listed = [] if tmpfs is None else [tmpfs] if isinstance(tmpfs, str) else tmpfs
     if not isinstance(listed, list):
         raise ValueError("no list of directories")
-    return [_place(text(item).partition(":")[0]) for item in listed]
+    return [place_of(text(item).partition(":")[0]) for item in listed]
 
 
-def _place(target: str) -> str:
+def place_of(target: str) -> str:
+    """An absolute path in a cell, written in one way. Raises `ValueError` for another, and for `/`."""
     found = posixpath.normpath(target)
-    if not target.startswith("/") or found in ("/", "//"):
+    if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")
     return found
 
@@ -57,66 +110,112 @@ def _check_plain(name: str, settings: Mapping[str, Any]) -> None:
             raise refusal(f"volume {name}", key, _HOST)
 
 
-def _directories(name: str, mounts: object, declared: Mapping[str, Any], owner: dict[str, str]) -> list[str]:
-    if mounts is None:
-        return []
-    if not isinstance(mounts, list):
-        raise _refused(name, mounts, "they are no list")
+def _read_all(
+    mounts: Mounts,
+    written: object,
+    declared: Mapping[str, Any],
+    owner: dict[str, str],
+    files: TaskFiles | None,
+) -> None:
+    if written is None:
+        return
+    if not isinstance(written, list):
+        raise _refused(mounts.service, written, "they are no list")
     refused = Refusals()
-    found: list[str] = []
-    for mount in mounts:
+    for item in written:
         with refused.collected():
-            found.append(_checked(name, mount, declared, owner))
+            try:
+                mount = _mount(item)
+                if mount.is_bind:
+                    _copy(mounts, mount, files)
+                else:
+                    _volume(mounts, mount, declared, owner)
+            except CannotKeepError:
+                raise
+            except (OSError, TypeError, ValueError) as error:
+                why = reason(error) if isinstance(error, OSError) else str(error)
+                hint = _HINT_HOST if why == _HOST else ""
+                raise _refused(mounts.service, item, why, hint=hint) from error
     refused.raise_all()
-    return found
 
 
-def _checked(name: str, mount: object, declared: Mapping[str, Any], owner: dict[str, str]) -> str:
+def _volume(mounts: Mounts, mount: _Mount, declared: Mapping[str, Any], owner: dict[str, str]) -> None:
+    """A directory of the cell's own."""
+    if mount.read_only:
+        raise ValueError("a volume of one service that it can't write to stays empty")
+    if mount.source and mount.source not in declared:
+        raise ValueError(f"there is no volume {mount.source} in the file")
+    if mount.source in owner:
+        raise ValueError(f"{mount.source} is {owner[mount.source]}'s already: {_SHARED}")
+    mounts.directories.append(place_of(mount.target))
+    if mount.source:
+        owner[mount.source] = mounts.service
+
+
+def _copy(mounts: Mounts, mount: _Mount, files: TaskFiles | None) -> None:
+    """A file or directory of the task, copied."""
+    target = place_of(mount.target)
+    if mount.source.startswith(("/", "~", "\\")) or mount.source[1:2] == ":":
+        raise ValueError(_HOST)
+    if files is None:
+        raise ValueError(_NO_DIRECTORY)
+    path = files.path(mount.source)
     try:
-        return _directory(name, mount, declared, owner)
-    except CannotKeepError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise _refused(name, mount, str(error)) from error
+        tree = files.tree(path)
+    except FileNotFoundError:
+        if mount.read_only or mount.must_exist:
+            raise
+        mounts.directories.append(target)
+        mounts.changed("volumes", f"{mount.source} does not exist: {target} is an empty directory")
+        return
+    mounts.add(TaskFile(key="volumes", target=target, source=path), tree)
+    later = (
+        "root of the cell could change the copy"
+        if mount.read_only
+        else "what is written there ends with the cell and does not reach this host"
+    )
+    size = format_size(tree.total_bytes)
+    mounts.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
 
 
-def _directory(name: str, mount: object, declared: Mapping[str, Any], owner: dict[str, str]) -> str:
-    source, target = _long(name, mount) if isinstance(mount, Mapping) else _short(name, mount)
-    if source.startswith((".", "/", "~", "\\")) or source[1:2] == ":":
-        raise _refused(name, mount, _HOST)
-    if source and source not in declared:
-        raise _refused(name, mount, f"there is no volume {source} in the file")
-    if source and source in owner:
-        raise _refused(name, mount, f"{source} is {owner[source]}'s already, and cells share no directory")
-    try:
-        place = _place(target)
-    except ValueError as error:
-        raise _refused(name, mount, str(error)) from error
-    if source:
-        owner[source] = name
-    return place
+def _mount(item: object) -> _Mount:
+    return _long(item) if isinstance(item, Mapping) else _short(item)
 
 
-def _short(name: str, mount: object) -> tuple[str, str]:
-    """`[SOURCE:]TARGET[:rw]`."""
-    parts = text(mount).split(":")
+def _short(item: object) -> _Mount:
+    """`[SOURCE:]TARGET[:OPTIONS]`."""
+    parts = text(item).split(":")
     if len(parts) == 1:
-        return "", parts[0]
-    if len(parts) > 3 or (len(parts) == 3 and parts[2] != "rw"):
-        raise _refused(name, mount, _HOST if parts[0].startswith((".", "/", "~")) else "only `rw` can be asked for")
-    return parts[0], parts[1]
+        return _Mount("", parts[0], is_bind=False)
+    options = set(parts[2].split(",")) if len(parts) == 3 else set()
+    is_bind = parts[0].startswith((".", "/", "~", "\\"))
+    if len(parts) > 3 or (len(parts[0]) == 1 and parts[1].startswith(("\\", "/")) and len(parts) == 3):
+        raise ValueError(_HOST)
+    if options - _OPTIONS:
+        raise ValueError(f"the options {', '.join(sorted(options - _OPTIONS))} are not read")
+    return _Mount(parts[0], parts[1], is_bind=is_bind, read_only="ro" in options)
 
 
-def _long(name: str, mount: Mapping[str, Any]) -> tuple[str, str]:
+def _long(mount: Mapping[str, Any]) -> _Mount:
+    kind = mount.get("type")
     extra = sorted(str(key) for key in mount if key not in _LONG and not str(key).startswith("x-"))
-    if mount.get("type") != "volume" or extra:
-        raise _refused(
-            name, mount, _HOST if mount.get("type") == "bind" else "only plain volumes can be directories of a cell"
-        )
-    if switch(mount.get("read_only") or False) or set(mapping(mount.get("volume"), "volumes")) - {"nocopy", "labels"}:
-        raise _refused(name, mount, "only plain volumes can be directories of a cell")
-    return text(mount.get("source") or ""), text(mount.get("target") or "")
+    if kind not in ("volume", "bind") or extra:
+        raise ValueError("only volumes and files of the task can be directories of a cell")
+    source, target = text(mount.get("source") or ""), text(mount.get("target") or "")
+    read_only = switch(mount.get("read_only") or False)
+    if kind == "bind":
+        bind = mapping(mount.get("bind"), "volumes")
+        if set(bind) - _LONG_BIND or mount.get("volume"):
+            raise ValueError("a copy of a file has no such options")
+        must_exist = not switch(bind.get("create_host_path", True))
+        return _Mount(source, target, is_bind=True, read_only=read_only, must_exist=must_exist)
+    if set(mapping(mount.get("volume"), "volumes")) - {"nocopy", "labels"} or mount.get("bind"):
+        raise ValueError("only plain volumes can be directories of a cell")
+    if source.startswith((".", "/", "~", "\\")) or source[1:2] == ":":
+        raise ValueError(_HOST)
+    return _Mount(source, target, is_bind=False, read_only=read_only)
 
 
-def _refused(name: str, mount: object, why: str) -> CannotKeepError:
-    return refusal(f"service {name}", "volumes", f"{printable(str(mount), max_chars=100)}: {why}")
+def _refused(name: str, mount: object, why: str, *, hint: str = "") -> CannotKeepError:
+    shown = printable(str(mount), max_chars=100)
+    return refusal(f"service {name}", "volumes", f"{shown}: {printable(why)}", hint=hint)

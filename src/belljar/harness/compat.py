@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.read import CannotKeepError, Composed, check_services, read_compose
+from belljar.compose.task_files import files_named_by
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.fidelity import NO_NETWORK, TASK
@@ -105,7 +106,7 @@ def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *
     """Decide about a compose file for one sample; `variables`: its metadata. `blanks`: as `interpolate`."""
     try:
         settled = interpolate(compose, variables, blanks=blanks)
-        found = read_compose(settled.document)
+        found = read_compose(settled.document, files_named_by(compose))
     except (TypeError, ValueError, RecursionError) as error:
         return _refused(error)
     return Honoured(changes=_changes(found), differences=(*settled.differences, *found.differences))
@@ -138,6 +139,8 @@ def _changes(found: Composed) -> dict[str, Any]:
         changes["network"] = json.dumps(_with_literals(found.network))
     elif found.is_apart:
         changes["network"] = NO_NETWORK
+    if found.data is not None:
+        changes["data"] = found.data.model_dump_json(exclude_defaults=True)
     changes["program"] = json.dumps(found.program)  # {}: whatever the image says
     return changes | ({"service": found.service} if found.service != OWN_CELL else {})
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -59,7 +59,8 @@ class BelljarConfig(BaseModel):
     `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
     same name; `tier` can only raise it. The rest comes from a compose file: `network` is JSON, in a policy's words: what several services
     mean; or `none`; `resources` are those that it sets; `service` is the name of the one that the sample works in, and `program`, JSON in a target
-    cell's words, what runs in it. `compose` is a whole file, as JSON, that asks for a sample's metadata: what it means is known with the sample.
+    cell's words, what runs in it. `data`, JSON of `TaskData`, is what the cells hold besides their images. `compose` is a whole file, as JSON, that
+    asks for a sample's metadata: what it means is known with the sample.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +70,7 @@ class BelljarConfig(BaseModel):
     network: str = ""
     service: str = ""
     program: str = ""
+    data: str = ""
     resources: tuple[tuple[str, str | int], ...] = ()
     image: str | None = None
     user: str | None = None
@@ -232,6 +234,7 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     Raises `PolicyError`.
     """
     from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.task_data import TaskData
 
     if operator.walls:
         own = resolve_policy(ours.policy) if ours.policy else None
@@ -241,6 +244,8 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
         made, found = _above_floor(ours, operator)
     is_named = bool(operator.walls or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
+    if ours.data:
+        done = replace(done, data=TaskData.model_validate_json(ours.data))
     return done, (*ours.differences, *found, *_raised(made, operator.settings))
 
 

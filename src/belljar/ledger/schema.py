@@ -249,6 +249,15 @@ class _FileWriteStarted(_OpBytes):
     path: str
 
 
+class _TaskFilesCopied(_Data):
+    key: str
+    source: str
+    target: str
+    files: int
+    bytes: int
+    sha256: str
+
+
 class _FileReadStarted(_Op):
     path: str
 
@@ -427,6 +436,7 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.FILE_WRITE_STARTED: _FileWriteStarted,
     Kind.FILE_WRITE_COMPLETED: _Op,
     Kind.FILE_WRITE_FAILED: _OpFailed,
+    Kind.TASK_FILES_COPIED: _TaskFilesCopied,
     Kind.FILE_READ_STARTED: _FileReadStarted,
     Kind.FILE_READ_COMPLETED: _OpBytes,
     Kind.FILE_READ_FAILED: _OpFailed,

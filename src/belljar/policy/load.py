@@ -27,6 +27,7 @@ from belljar.policy.regular import OutsideError, open_beneath, open_regular, rea
 from belljar.policy.resources import ResourcesText
 from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, CellStandIn, StandIn
+from belljar.policy.task_data import TaskData
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
 
@@ -47,13 +48,14 @@ class LoadedPolicy:
     """A policy with where it came from.
 
     `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the directory that `files` are relative to, absolute; None for a
-    preset.
+    preset. `data`: what a task's compose file gives its cells.
     """
 
     policy: Policy
     text: bytes
     source: str
     base: Path | None = None
+    data: TaskData | None = None
 
     def read_file(self, file: FileCopy) -> bytes:
         """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.

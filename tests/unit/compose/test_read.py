@@ -104,7 +104,7 @@ def test_a_service_of_a_profile_is_left_out() -> None:
         read_compose(file)
 
 
-@pytest.mark.parametrize("key", ["secrets", "configs", "include", "models"])
+@pytest.mark.parametrize("key", ["include", "models", "made_up"])
 def test_other_parts_of_a_file_are_refused_by_name(key: str) -> None:
     """An extension means nothing, and is none of them."""
     with pytest.raises(CannotKeepError, match=key):
@@ -117,7 +117,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     file = two(privileged=True, network_mode="host", volumes=["/var/run/docker.sock:/var/run/docker.sock"])
     file["services"]["default"] |= {"devices": ["/dev/kvm"]}
     file["networks"] = {"lan": {"external": True}}
-    file["configs"] = {"c": {"content": "x"}}
+    file["models"] = {"m": {"model": "x"}}
     with pytest.raises(CannotKeepError) as refused:
         read_compose(file)
     assert {(fact.where, fact.key) for fact in refused.value.differences} == {
@@ -126,7 +126,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
         ("service shop", "volumes"),
         ("service default", "devices"),
         ("network lan", "external"),
-        ("", "configs"),
+        ("", "models"),
     }
     assert all(fact.key in str(refused.value) for fact in refused.value.differences)
 

@@ -19,7 +19,9 @@ from belljar.compose.service import (
     TAKEN,
     TRUE_ANYWAY,
     program_of,
+    read_service,
 )
+from belljar.compose.task_files import TaskFiles
 from belljar.differences import Kind
 
 # Every property of `definitions.service` in compose-spec's schema/compose-spec.json.
@@ -95,8 +97,11 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("ipc", "host"),
         ("cgroup", "host"),
         ("gpus", "all"),
-        ("env_file", ".env"),
-        ("extra_hosts", ["host.docker.internal:host-gateway"]),
+        ("extra_hosts", ["shop.local:there"]),
+        ("extra_hosts", ["shop.local"]),
+        ("extra_hosts", {"two words": "10.0.0.7"}),
+        ("extra_hosts", ["line\n6.6.6.6 x:10.0.0.7"]),
+        ("extra_hosts", 7),
         ("sysctls", {"net.ipv4.ip_forward": 1}),
         ("read_only", "perhaps"),
         ("tmpfs", "/"),
@@ -104,8 +109,6 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("tmpfs", {"/run": ""}),
         ("shm_size", "much"),
         ("ulimits", 7),
-        ("extra_hosts", ["shop.local:10.0.0.7"]),
-        ("secrets", ["key"]),
         ("scale", 2),
         ("deploy", {"replicas": 3}),
         ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
@@ -277,6 +280,10 @@ _KEPT: dict[str, Any] = {
     "pids_limit": 90,
     "deploy": {"resources": {"limits": {"cpus": "1", "memory": "1g", "pids": 90}}},
     "volumes": ["/data"],
+    "env_file": "vars.env",
+    "extra_hosts": ["x:10.0.0.1"],
+    "secrets": ["key"],
+    "configs": ["key"],
     "network_mode": "none",
     "security_opt": ["no-new-privileges:true"],
     "privileged": False,
@@ -298,6 +305,9 @@ _SAID: dict[str, Any] = {
     "ulimits": {"nofile": 1024},
     "ports": ["80:80"],
     "restart": "always",
+    "volumes": ["./vars.env:/vars"],
+    "env_file": {"path": "none", "required": False},
+    "extra_hosts": ["x:host-gateway"],
     "runtime": "runsc",
 }
 _WIDER: dict[str, dict[str, Any]] = {"build": {"build": ".", "image": None}, "deploy": {"deploy": {"replicas": 2}}}
@@ -312,25 +322,46 @@ def fates_on_the_page() -> dict[str, set[str]]:
     return dict(said)
 
 
-def fate(service: dict[str, Any]) -> str:
-    """What becomes of a service with these fields."""
+def fate(service: dict[str, Any], root: Path) -> str:
+    """What becomes of a service with these fields; `root` is the task's directory."""
     alone = {"services": {"shop": {"image": "x", **service}}}
+    (root / "vars.env").write_text("A=1")
+    kept = {"key": {"file": "vars.env"}}
+    file = {**(alone if "network_mode" in service else two(**service)), "secrets": kept, "configs": kept}
     try:
-        found = read_compose(alone if "network_mode" in service else two(**service)).differences
+        found = read_compose(file, TaskFiles(root)).differences
     except CannotKeepError as error:
         found = error.differences
     kinds = {fact.kind.value for fact in found if fact.key == next(iter(service))}
     return kinds.pop() if len(kinds) == 1 else "kept"
 
 
-def test_the_page_says_what_becomes_of_each_key() -> None:
+def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
     """The table has every key of Compose's, once, and is true of each: of a value that is kept or said, and of one that is refused."""
     page = fates_on_the_page()
     assert sorted(page) == sorted(COMPOSE.split())
     for key, said in page.items():
-        found = {fate({key: value}) for values in (_KEPT, _SAID) for name, value in values.items() if name == key}
+        found = {
+            fate({key: value}, tmp_path) for values in (_KEPT, _SAID) for name, value in values.items() if name == key
+        }
         if "refused" in said:
-            found.add(fate(_WIDER.get(key, {key: "anything"})))
+            found.add(fate(_WIDER.get(key, {key: "anything"}), tmp_path))
         if key == "profiles":
-            found = {fate({"profiles": ["p"]})}
+            found = {fate({"profiles": ["p"]}, tmp_path)}
         assert found == said, key
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        ["shop.local:10.0.0.7", "six=[::1]", "host.docker.internal:host-gateway"],
+        {"shop.local": "10.0.0.7", "six": ["::1"], "host.docker.internal": "host-gateway"},
+    ],
+)
+def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 - YAML
+    """This host is no address: its name is left out, and its author is told."""
+    taken = read_service("s", {"image": "i", "extra_hosts": written})
+    assert taken.hosts == [("shop.local", "10.0.0.7"), ("six", "::1")]
+    (fact,) = taken.differences
+    assert (fact.kind, fact.key) == (Kind.DROPPED, "extra_hosts")
+    assert "host.docker.internal" in fact.detail

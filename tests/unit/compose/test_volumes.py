@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.unit.compose.test_read import two
 
-from belljar.compose.read import CannotKeepError, read_compose
-from belljar.compose.volumes import directories_of
+from belljar.compose import volumes
+from belljar.compose.read import CannotKeepError, Composed, read_compose
+from belljar.compose.task_files import TaskFiles
+from belljar.compose.volumes import mounts_of
+from belljar.differences import Kind
+from belljar.policy.task_data import TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
@@ -60,7 +66,7 @@ def test_two_services_share_no_directory() -> None:
     """Nor has one service a volume twice."""
     for services in ({"a": {"volumes": ["v:/a"]}, "b": {"volumes": ["v:/b"]}}, {"a": {"volumes": ["v:/a", "v:/b"]}}):
         with pytest.raises(CannotKeepError, match="v is a's already"):
-            directories_of(services, {"v": None})
+            mounts_of(services, {"v": None}, None)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +75,74 @@ def test_two_services_share_no_directory() -> None:
 def test_a_volume_that_may_be_this_hosts(settings: dict[str, Any]) -> None:
     """Whether a service has it or not."""
     with pytest.raises(CannotKeepError, match=r"volume v: .* is refused"):
-        directories_of({}, {"v": settings})
-    assert directories_of({"a": {}}, {"v": {"external": False, "name": "x", "labels": ["a=b"], "driver_opts": {}}}) == {
-        "a": []
-    }
+        mounts_of({}, {"v": settings}, None)
+    plain = {"external": False, "name": "x", "labels": ["a=b"], "driver_opts": {}}
+    assert mounts_of({"a": {}}, {"v": plain}, None)["a"].directories == []
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TaskFiles:
+    """A task's directory with an `app` and a file."""
+    (tmp_path / "app" / "sub").mkdir(parents=True)
+    (tmp_path / "app" / "sub" / "f").write_text("four")
+    (tmp_path / "one").write_text("1")
+    return TaskFiles(tmp_path)
+
+
+def data_of(files: TaskFiles | None, *mounts: Any) -> Composed:  # noqa: ANN401 - YAML
+    """What a service with these volumes comes to."""
+    return read_compose({"services": {"s": {"image": "i", "volumes": list(mounts)}}}, files)
+
+
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        ("./app:/srv/app:ro", "root of the cell could change"),
+        ("./app:/srv/app:ro,z", "root of the cell could change"),
+        ({"type": "bind", "source": "app", "target": "/srv/app", "read_only": True}, "root of the cell"),
+        ("./app:/srv/app", "ends with the cell"),
+        ("./app/../app/:/srv/app/", "ends with the cell"),
+    ],
+)
+def test_a_directory_of_the_task_is_copied(files: TaskFiles, mount: Any, said: str) -> None:  # noqa: ANN401 - YAML
+    """It is not shared, and its author is told what is different."""
+    found = data_of(files, mount)
+    assert found.data is not None
+    assert found.data.own.files == (TaskFile(key="volumes", target="/srv/app", source="app"),)
+    assert found.data.root == str(files.root)
+    (fact,) = found.differences
+    assert (fact.kind, fact.key, said in fact.detail) == (Kind.CHANGED, "volumes", True)
+
+
+def test_what_is_not_there_is_an_empty_directory(files: TaskFiles) -> None:
+    """As Compose makes one; but there is nothing to read in one that can only be read."""
+    found = data_of(files, "./none:/none")
+    assert found.program["directories"] == ["/none"]
+    long = {"type": "bind", "source": "none", "target": "/n", "bind": {"create_host_path": False}}
+    for mount in ("./none:/none:ro", long):
+        with pytest.raises(CannotKeepError, match="no such file"):
+            data_of(files, mount)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["..", "../x", "./app/../../x", "/etc", "~/.ssh", "/var/run/docker.sock", "./out", "./out/passwd", "./pipe"],
+)
+def test_nothing_outside_of_the_tasks_directory_is_taken(files: TaskFiles, source: str) -> None:
+    """Neither by a path nor by a link, and no pipe or socket in it."""
+    (files.root / "out").symlink_to("/etc")
+    os.mkfifo(files.root / "pipe")
+    for options in ("", ":ro"):
+        with pytest.raises(CannotKeepError, match="service s: `volumes` is refused"):
+            data_of(files, f"{source}:/target{options}")
+
+
+def test_a_cell_takes_so_much(files: TaskFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all its mounts together."""
+    monkeypatch.setattr(volumes, "MAX_BYTES", 6)
+    assert data_of(files, "./app:/a").data
+    with pytest.raises(CannotKeepError, match="at most"):
+        data_of(files, "./app:/a", "./app:/b")
+    monkeypatch.setattr(volumes, "MAX_ENTRIES", 2)
+    with pytest.raises(CannotKeepError, match="at most"):
+        data_of(files, "./app:/a")

@@ -1,0 +1,164 @@
+"""What a task gives its cells besides their images, put into one cell before anything runs in it."""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio.to_thread
+
+from belljar.cell.cell import Cell
+from belljar.errors import CellError, PolicyError
+from belljar.events import Kind
+from belljar.policy.directories import Entry, EntryKind, Tree, read_entry
+from belljar.policy.task_data import TaskData, TaskFile, trees_of
+from belljar.units import printable
+
+HOSTS: Final = "/etc/hosts"
+_MAX_HOSTS_BYTES: Final = 64 << 10
+_TIMEOUT_S: Final = 60.0
+_USUAL_MODE: Final = 0o755
+_WORDS_AT_ONCE: Final = 500
+
+
+async def put_in(cell: Cell, data: TaskData) -> None:
+    """Copy the cell's files in and name its hosts; each file is on record, and each source as a whole.
+
+    Raises:
+        PolicyError: a file of the task is gone, or is not what it was when the task was read.
+        CellError: the cell can't take one.
+    """
+    own, root = data.own, Path(data.root)
+    try:
+        trees = await anyio.to_thread.run_sync(trees_of, root, own)
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from error
+    for file in own.files:
+        await _copy(cell, root, file, trees.get(file.target))
+    if own.hosts:
+        await _add_hosts(cell, own.hosts)
+
+
+async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> None:
+    digest = hashlib.sha256()
+    if tree is None:
+        await _write(cell, file, file.target, file.content.encode(), mode=file.mode)
+        digest.update(file.content.encode())
+        number, size = 1, len(file.content.encode())
+    elif not tree.is_directory:
+        contents = await _contents(root, tree, tree.entries[0])
+        mode = tree.entries[0].mode if file.mode is None else file.mode
+        await _write(cell, file, file.target, contents, mode=mode)
+        digest.update(contents)
+        number, size = 1, len(contents)
+    else:
+        await _make_directories(cell, file.target, tree)
+        size = 0
+        for entry in tree.entries:
+            contents = b""
+            if entry.kind is EntryKind.FILE:
+                contents = await _contents(root, tree, entry)
+                target = posixpath.join(file.target, entry.path)
+                await _write(cell, file, target, contents, mode=entry.mode)
+                size += len(contents)
+            digest.update(_line(entry, contents))
+        await _make_links(cell, file.target, tree)
+        number = sum(entry.kind is EntryKind.FILE for entry in tree.entries)
+    cell.note(
+        Kind.TASK_FILES_COPIED,
+        {
+            "key": file.key,
+            "source": file.source,
+            "target": file.target,
+            "files": number,
+            "bytes": size,
+            "sha256": digest.hexdigest(),
+        },
+    )
+
+
+def _line(entry: Entry, contents: bytes) -> bytes:
+    """One entry as a directory's digest has it: kind, mode, path, link, and the digest of its contents."""
+    words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
+    return "\0".join((*words, hashlib.sha256(contents).hexdigest())).encode() + b"\n"
+
+
+async def _contents(root: Path, tree: Tree, entry: Entry) -> bytes:
+    try:
+        return await anyio.to_thread.run_sync(partial(read_entry, root, tree, entry))
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from error
+
+
+async def _write(cell: Cell, file: TaskFile, target: str, contents: bytes, *, mode: int | None) -> None:
+    try:
+        await cell.write_file(target, contents, mode=mode, user="0", owner=file.owner, is_secret=file.is_secret)
+    except (OSError, TimeoutError) as error:
+        raise _not_taken(cell, target, str(error)) from error
+
+
+async def _make_directories(cell: Cell, target: str, tree: Tree) -> None:
+    """The directory instead of what its image has there, as a mount hides that; with all below it."""
+    await _run(cell, target, ["rm", "-rf", "--", target])
+    directories = [entry for entry in tree.entries if entry.kind is EntryKind.DIRECTORY]
+    paths = [posixpath.join(target, entry.path) if entry.path else target for entry in directories]
+    for some in _batches(paths):
+        await _run(cell, target, ["mkdir", "-p", "--", *some])
+    for mode in sorted({entry.mode for entry in directories} - {_USUAL_MODE}):
+        same = [path for path, entry in zip(paths, directories, strict=True) if entry.mode == mode]
+        for some in _batches(same):
+            await _run(cell, target, ["chmod", f"{mode:04o}", "--", *some])
+
+
+async def _make_links(cell: Cell, target: str, tree: Tree) -> None:
+    for entry in tree.entries:
+        if entry.kind is EntryKind.LINK:
+            place = posixpath.join(target, entry.path)
+            await _run(cell, target, ["ln", "-s", "--", entry.link, place])
+
+
+def _batches(words: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (words[at : at + _WORDS_AT_ONCE] for at in range(0, len(words), _WORDS_AT_ONCE))
+
+
+async def _run(cell: Cell, target: str, argv: list[str]) -> None:
+    output = await cell.exec(argv, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
+    if not output.success:
+        said = output.why_not_started or output.stderr.decode("utf-8", "replace")
+        raise _not_taken(cell, target, said)
+
+
+async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
+    try:
+        written = await cell.read_file(HOSTS, max_bytes=_MAX_HOSTS_BYTES, user="0")
+    except FileNotFoundError:
+        written = b""
+    except (OSError, TimeoutError) as error:
+        raise _not_taken(cell, HOSTS, str(error)) from error
+    lines = "".join(f"{address}\t{name}\n" for name, address in hosts)
+    begun = written if not written or written.endswith(b"\n") else written + b"\n"
+    try:
+        await cell.write_file(HOSTS, begun + lines.encode(), mode=0o644, user="0", owner="0:0")
+    except (OSError, TimeoutError) as error:
+        raise _not_taken(cell, HOSTS, str(error)) from error
+
+
+def _unreadable(error: OSError | ValueError) -> PolicyError:
+    why = (error.strerror or "an error").lower() if isinstance(error, OSError) else str(error)
+    return PolicyError(
+        f"a file of the task can't be copied into its cell: {printable(why, max_chars=300)}",
+        where="the task's compose file",
+        mend="leave the task's files as they are while it runs; `belljar check` looks at them",
+    )
+
+
+def _not_taken(cell: Cell, target: str, why: str) -> CellError:
+    return CellError(
+        f"{printable(target)} can't be put there: {printable(why.strip(), max_chars=300)}",
+        where=f"cell {cell.id}",
+        mend="look at what the image has there; a directory needs `mkdir` and `rm` in the image",
+    )

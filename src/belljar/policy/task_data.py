@@ -1,0 +1,95 @@
+"""What the cells of a task hold besides their images: files of the task's directory, names.
+
+A compose file is read into this. The contents stay where they are until a cell is made; then each
+file is copied, and no directory of the host is ever shared with a cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from belljar.policy.directories import Tree, list_tree
+from belljar.policy.network import OWN_CELL
+from belljar.policy.resources import Strict
+from belljar.units import format_size
+
+MAX_ENTRIES: Final = 2_000
+"""Files, directories and links that one cell is given: each is an operation of its own on record."""
+MAX_BYTES: Final = 100 << 20
+"""Of all files of one cell together. More belongs into an image."""
+
+
+class TaskFile(Strict):
+    """A file or directory for one cell.
+
+    Attributes:
+        key: the compose file's key that asks for it.
+        target: its absolute path in the cell.
+        source: its path below the task's root; "" for `content`.
+        content: the text itself.
+        mode: its permissions; None: those that it has.
+        owner: `uid:gid` in the cell.
+        is_secret: its contents are not kept on record, only their digest.
+    """
+
+    key: str
+    target: str
+    source: str = ""
+    content: str = ""
+    mode: int | None = None
+    owner: str = "0:0"
+    is_secret: bool = False
+
+
+class CellData(Strict):
+    """Of one cell. `hosts`: lines of its hosts file, each a name and an address."""
+
+    files: tuple[TaskFile, ...] = ()
+    hosts: tuple[tuple[str, str], ...] = ()
+
+
+class TaskData(Strict):
+    """Of all cells of a task, by their stand-in's name; the sample's own is `OWN_CELL`.
+
+    Attributes:
+        root: the directory that all sources are below; "" where there are none.
+        cell: the cell that is being made.
+    """
+
+    cells: Mapping[str, CellData] = {}
+    root: str = ""
+    cell: str = OWN_CELL
+
+    @property
+    def own(self) -> CellData:
+        """What the cell `cell` holds."""
+        return self.cells.get(self.cell, CellData())
+
+    def of(self, cell: str) -> TaskData:
+        """The same, for another cell."""
+        return self.model_copy(update={"cell": cell})
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.cell, tuple(sorted(self.cells))))
+
+
+def trees_of(root: Path, data: CellData) -> dict[str, Tree]:
+    """What each source is now, by its target.
+
+    Raises:
+        OSError, ValueError: one can't be read, or holds what a cell can't be given; or together
+            they are more than `MAX_ENTRIES` or `MAX_BYTES`.
+    """
+    trees: dict[str, Tree] = {}
+    entries = total_bytes = 0
+    for file in data.files:
+        if not file.source:
+            continue
+        tree = trees[file.target] = list_tree(root, file.source, max_entries=MAX_ENTRIES - entries)
+        entries += len(tree.entries)
+        total_bytes += tree.total_bytes
+        if total_bytes > MAX_BYTES:
+            raise ValueError(f"{format_size(total_bytes)} of files; at most {format_size(MAX_BYTES)} for one cell")
+    return trees

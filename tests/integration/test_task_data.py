@@ -1,0 +1,111 @@
+"""What a compose file gives its cells besides their images, in real cells of two tiers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.cell import Cell, open_cell, start_run
+from belljar.events import Kind
+from belljar.harness.config import as_config, load
+from belljar.ledger import read_events, verify
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.anyio]
+
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+resources: {{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}
+"""
+COMPOSE = """
+include: [../shared/web.yaml]
+services:
+  default:
+    image: default
+    user: root
+    volumes: ["../app:/etc/profile.d:ro", "./one.txt:/one.txt"]
+    env_file: [vars.env, {path: none.env, required: false}]
+    environment: {B: explicit}
+    extra_hosts: ["shop.example:10.9.8.7", "host.docker.internal:host-gateway"]
+    secrets: [{source: key, uid: "1", gid: "2", mode: 0400}]
+    configs: [{source: conf, target: /etc/app/conf}]
+secrets: {key: {file: ./key.txt}}
+configs: {conf: {content: "hello $$x"}}
+"""
+WEB = """
+services:
+  web:
+    image: default
+    user: root
+    volumes: ["./html:/srv/html:ro"]
+    command: [sh, -c, "cd /srv/html && exec python3 -m http.server 8000"]
+    healthcheck: {test: "curl -fs http://127.0.0.1:8000/page", interval: 200ms, retries: 100}
+"""
+SECRET = "a secret of the task, never on record"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A package with a task's directory, an app, and what tasks share."""
+    files = {
+        "__init__.py": "",
+        "app/sub/f": "of the app",
+        "shared/web.yaml": WEB,
+        "shared/html/page": "a page",
+        "task/compose.yaml": COMPOSE,
+        "task/one.txt": "one",
+        "task/key.txt": SECRET,
+        "task/vars.env": "A=1\nB=under\nC=${A}2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "app" / "sub" / "f").chmod(0o750)
+    (tmp_path / "app" / "link").symlink_to("sub/f")
+    return tmp_path / "task"
+
+
+async def said(cell: Cell, command: str) -> str:
+    """What a shell in the cell prints."""
+    output = await cell.exec(["sh", "-c", command])
+    return output.stdout.decode().strip()
+
+
+@pytest.mark.parametrize("tier", ["container", "gvisor"])
+async def test_a_tasks_files_and_names_are_in_its_cells(
+    home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    """As they would be in containers; nothing that a cell writes comes back, and a secret is on record by its digest alone."""
+    (task / "low.yaml").write_text(POLICY.format(tier=tier))
+    monkeypatch.setenv("BELLJAR_POLICY", str(task / "low.yaml"))
+    loaded = load(as_config(str(task / "compose.yaml")))
+    with start_run("test", "data", [], home=home) as run:
+        async with open_cell(loaded, run=run, home=home) as cell:
+            assert cell.tier == tier
+            assert await said(cell, "cat /etc/profile.d/link; ls -A /etc/profile.d") == "of the applink\nsub"
+            assert await said(cell, "stat -c '%a %u:%g' /etc/profile.d/sub/f") == "750 0:0"
+            assert await said(cell, "cat /one.txt; echo two > /one.txt; cat /one.txt") == "onetwo"
+            assert await said(cell, "echo $A $B $C") == "1 explicit 12"
+            assert await said(cell, "getent hosts shop.example") == "10.9.8.7        shop.example"
+            assert await said(cell, "getent hosts host.docker.internal; echo $?") == "2"
+            assert await said(cell, "stat -c '%a %u:%g' /run/secrets/key; cat /run/secrets/key") == f"400 1:2\n{SECRET}"
+            assert await said(cell, "cat /etc/app/conf") == "hello $x"
+            assert await said(cell, "curl -s http://web:8000/page") == "a page"
+            # an entry of the hosts file leads nowhere
+            assert await said(cell, "curl -s -m 5 http://shop.example/; echo $?") in ("7", "28")
+    assert (task / "one.txt").read_text() == "one"
+    copied = [line.data for line in read_events(run.path) if line.kind is Kind.TASK_FILES_COPIED]
+    assert {(data["key"], data["target"]) for data in copied} == {
+        ("volumes", "/etc/profile.d"),
+        ("volumes", "/one.txt"),
+        ("volumes", "/srv/html"),
+        ("secrets", "/run/secrets/key"),
+        ("configs", "/etc/app/conf"),
+    }
+    assert verify(run.path).ok(strict=True)
+    # the command above printed the secret, so only what Belljar wrote itself is looked at
+    written = [line for line in read_events(run.path) if line.kind is Kind.FILE_WRITE_STARTED]
+    (secret,) = [line for line in written if line.data["path"] == "/run/secrets/key"]
+    assert [(body.kept_bytes, body.total_bytes) for body in secret.bodies] == [(0, len(SECRET))]

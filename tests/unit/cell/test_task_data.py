@@ -1,0 +1,131 @@
+"""Putting a task's files and names into a cell, as the cell is asked to."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cell.output import ExecOutput
+from belljar.cell.task_data import put_in
+from belljar.errors import CellError, PolicyError
+from belljar.events import Kind
+from belljar.ledger.schema import check_data
+from belljar.policy.task_data import CellData, TaskData, TaskFile
+
+pytestmark = pytest.mark.anyio
+
+
+class Asked:
+    """A cell that notes what is asked of it."""
+
+    id = "c"
+
+    def __init__(self, *, fails: str = "", refuses: str = "") -> None:
+        self.files: dict[str, tuple[bytes, int | None, str, bool]] = {}
+        self.commands: list[list[str]] = []
+        self.notes: list[dict[str, Any]] = []
+        self.fails = fails
+        self.refuses = refuses
+
+    async def exec(self, argv: list[str], **_: object) -> ExecOutput:
+        """Ends well, unless it is the one that fails."""
+        self.commands.append(argv)
+        failed = argv[0] == self.fails
+        return ExecOutput(
+            returncode=int(failed), code=int(failed), stdout=b"", stderr=b"no such thing" if failed else b""
+        )
+
+    async def write_file(
+        self, path: str, contents: bytes, *, mode: int | None, user: str, owner: str, is_secret: bool = False
+    ) -> None:
+        """Kept, unless it is refused."""
+        if path == self.refuses:
+            raise IsADirectoryError(21, "Is a directory", path)
+        self.files[path] = (contents, mode, owner, is_secret)
+
+    async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
+        """A hosts file without a line's end."""
+        return b"127.0.0.1\tlocalhost"
+
+    def note(self, kind: Kind, data: dict[str, Any]) -> None:
+        """In a form that the ledger takes."""
+        check_data(kind, data)
+        self.notes.append(data)
+
+
+def data_of(root: Path, *files: TaskFile, hosts: tuple[tuple[str, str], ...] = ()) -> TaskData:
+    """Of the sample's own cell."""
+    return TaskData(root=str(root), cells={"default": CellData(files=files, hosts=hosts)})
+
+
+async def put(cell: Asked, data: TaskData) -> None:
+    """As into a cell that runs."""
+    await put_in(cell, data)  # type: ignore[arg-type] # it has what is used of one
+
+
+async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
+    """A file's own mode unless one is asked for; a secret's contents are marked; each source is on record with its digest."""
+    (tmp_path / "a").write_text("contents")
+    (tmp_path / "a").chmod(0o640)
+    cell = Asked()
+    files = (
+        TaskFile(key="volumes", target="/a", source="a"),
+        TaskFile(key="secrets", target="/run/secrets/a", source="a", mode=0o400, owner="1:2", is_secret=True),
+        TaskFile(key="configs", target="/c", content="text", mode=0o444),
+    )
+    await put(cell, data_of(tmp_path, *files))
+    assert cell.files == {
+        "/a": (b"contents", 0o640, "0:0", False),
+        "/run/secrets/a": (b"contents", 0o400, "1:2", True),
+        "/c": (b"text", 0o444, "0:0", False),
+    }
+    digest = hashlib.sha256(b"contents").hexdigest()
+    assert [note["sha256"] for note in cell.notes[:2]] == [digest, digest]
+    assert "contents" not in str(cell.notes)
+
+
+async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None:
+    """As a mount hides what is below it; empty directories, modes and links too. Another tree has another digest."""
+    (tmp_path / "d" / "s").mkdir(parents=True)
+    (tmp_path / "d" / "s").chmod(0o700)
+    (tmp_path / "d" / "f").write_text("x")
+    (tmp_path / "d" / "-l").symlink_to("f")
+    cell = Asked()
+    data = data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d"))
+    await put(cell, data)
+    assert cell.commands == [
+        ["rm", "-rf", "--", "/srv"],
+        ["mkdir", "-p", "--", "/srv", "/srv/s"],
+        ["chmod", "0700", "--", "/srv/s"],
+        ["ln", "-s", "--", "f", "/srv/-l"],
+    ]
+    assert list(cell.files) == ["/srv/f"]
+    (note,) = cell.notes
+    assert (note["files"], note["bytes"], note["source"], note["target"]) == (1, 1, "d", "/srv")
+    (tmp_path / "d" / "s").chmod(0o755)
+    await put(cell, data)
+    assert cell.notes[1]["sha256"] != note["sha256"]
+
+
+async def test_names_are_added_to_the_hosts_file(tmp_path: Path) -> None:
+    """Behind what the image has, each on a line of its own."""
+    cell = Asked()
+    await put(cell, data_of(tmp_path, hosts=(("shop", "10.0.0.7"), ("six", "::1"))))
+    contents, mode, owner, _ = cell.files["/etc/hosts"]
+    assert contents == b"127.0.0.1\tlocalhost\n10.0.0.7\tshop\n::1\tsix\n"
+    assert (mode, owner) == (0o644, "0:0")
+
+
+async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:
+    """A file that is gone is the task's; what an image can't take is the cell's."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "f").touch()
+    with pytest.raises(PolicyError, match="no such file"):
+        await put(Asked(), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="none")))
+    with pytest.raises(CellError, match="/srv can't be put there: no such thing"):
+        await put(Asked(fails="mkdir"), data_of(tmp_path, TaskFile(key="volumes", target="/srv", source="d")))
+    with pytest.raises(CellError, match="directory"):
+        await put(Asked(refuses="/a"), data_of(tmp_path, TaskFile(key="volumes", target="/a", source="f")))

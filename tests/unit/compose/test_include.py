@@ -1,0 +1,132 @@
+"""Compose files that take from others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.compose.document import read_document
+from belljar.compose.include import MAX_DEPTH, MAX_FILES
+from belljar.compose.read import read_compose
+from belljar.compose.task_files import files_named_by
+from belljar.errors import PolicyError
+
+DATABASE = """
+version: "3"
+name: other
+services:
+  db:
+    image: db
+    env_file: db.env
+    build: {context: ./image}
+    volumes: ["./data:/data:ro", "rows:/rows", {type: bind, source: ./one, target: /one}]
+    configs: [settings]
+volumes: {rows: }
+networks: {lab: {internal: true}}
+configs: {settings: {file: ./settings}}
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    """A package with a task's directory, and one that tasks share."""
+    for directory in ("task", "shared/data"):
+        (tmp_path / directory).mkdir(parents=True)
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "shared" / "compose.yaml").write_text(DATABASE)
+    (tmp_path / "shared" / "db.env").write_text("A=1")
+    for name in ("one", "settings", "data/rows"):
+        (tmp_path / "shared" / name).write_text(name)
+    return tmp_path / "task"
+
+
+def read(task: Path, text: str) -> dict[str, Any]:
+    """The compose file of the task with this text."""
+    (task / "compose.yaml").write_text(text)
+    return read_document(task / "compose.yaml")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "../shared/compose.yaml",
+        "[../shared/compose.yaml]",
+        "[{path: ../shared/compose.yaml}]",
+        "{path: [../shared/compose.yaml], project_directory: ../shared}",
+    ],
+)
+def test_what_is_included_keeps_its_own_directory(task: Path, written: str) -> None:
+    """Its services, volumes, networks and configs stand beside the file's own."""
+    text = f"include: {written}\nservices: {{default: {{image: i, networks: [lab]}}}}"
+    document = read(task, text)
+    found = read_compose(document, files_named_by(document))
+    assert found.data is not None
+    copied = {file.target: file.source for file in found.data.of("db").own.files}
+    assert copied == {"/data": "shared/data", "/one": "shared/one", "/settings": "shared/settings"}
+    assert found.network is not None
+    assert found.network["stand_ins"]["db"]["env"] == {"A": "1"}
+    assert found.network["stand_ins"]["db"]["directories"] == ["/rows"]
+    assert document["services"]["db"]["build"] == {"context": "./../shared/image"}
+
+
+def test_a_service_of_another_file_is_extended(task: Path) -> None:
+    """With its own directory; what the file says itself wins."""
+    base = "{file: ../shared/compose.yaml, service: db}"
+    document = read(task, f"services: {{default: {{extends: {base}, image: mine, configs: []}}}}")
+    own = document["services"]["default"]
+    assert (own["image"], own["env_file"]) == ("mine", ["./../shared/db.env"])
+    assert "extends" not in own
+    with pytest.raises(PolicyError, match="no service nobody"):
+        read(task, f"services: {{d: {{extends: {base.replace('db', 'nobody')}}}}}")
+
+
+def test_a_name_that_both_have_is_an_error(task: Path) -> None:
+    """Unless both say the same of it."""
+    text = "include: ../shared/compose.yaml\nservices: {default: {image: i}%s}\nnetworks: {lab: {internal: true}}"
+    assert set(read(task, text % "")["services"]) == {"default", "db"}
+    with pytest.raises(PolicyError, match="there twice"):
+        read(task, text % ", db: {image: i}")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "compose.yaml",
+        "../../out.yaml",
+        "/etc/passwd",
+        "none.yaml",
+        "link.yaml",
+        "https://example.com/compose.yaml",
+        "${SAMPLE_METADATA_X}/compose.yaml",
+        "{path: ../shared/compose.yaml, env_file: .env}",
+        "{path: ../shared/compose.yaml, made_up: 1}",
+        "{path: ../shared/db.env}",
+        "7",
+    ],
+)
+def test_what_is_not_included(task: Path, written: str) -> None:
+    """Itself, what is outside of the task, what there is not, what has variables of its own."""
+    (task.parent.parent / "out.yaml").write_text("services: {x: {image: i}}")
+    (task / "link.yaml").symlink_to("/etc/passwd")
+    with pytest.raises(PolicyError) as refused:
+        read(task, f"include: {written}\nservices: {{default: {{image: i}}}}")
+    assert "root:" not in str(refused.value)
+
+
+def test_how_many_files_are_read(task: Path) -> None:
+    """In a chain, and for one file."""
+    for number in range(MAX_DEPTH + 1):
+        (task / f"{number}.yaml").write_text(f"include: {number + 1}.yaml\nservices: {{s{number}: {{image: i}}}}")
+    for written in ("0.yaml", str(["../shared/compose.yaml"] * (MAX_FILES + 1))):
+        with pytest.raises(PolicyError, match="at most"):
+            read(task, f"include: {written}\nservices: {{default: {{image: i}}}}")
+
+
+def test_an_included_part_that_no_cell_keeps_is_refused(task: Path) -> None:
+    """As if it stood in the file itself."""
+    (task / "more.yaml").write_text("models: {m: {model: x}}\nservices: {m: {image: i}}")
+    document = read(task, "include: more.yaml\nservices: {default: {image: i}}")
+    with pytest.raises(ValueError, match="models"):
+        read_compose(document)

@@ -1,0 +1,58 @@
+"""Which files a compose file may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.compose.task_files import DIRECTORY_KEY, MAX_TEXT_BYTES, TaskFiles, files_named_by, files_of
+
+
+def test_the_root_is_the_package(tmp_path: Path) -> None:
+    """The nearest package above a compose file, else its own directory."""
+    inner = tmp_path / "package" / "tasks" / "one"
+    inner.mkdir(parents=True)
+    assert files_of(inner) == TaskFiles(inner)
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "package" / "__init__.py").touch()
+    assert files_of(inner) == TaskFiles(tmp_path / "package", "tasks/one")
+    assert files_of(inner).path("../../common/x") == "common/x"
+    (inner / "__init__.py").touch()
+    assert files_of(inner) == TaskFiles(inner)
+
+
+def test_a_home_directory_is_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is in it."""
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "task").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files_of(tmp_path / "task") == TaskFiles(tmp_path / "task")
+
+
+@given(st.lists(st.sampled_from(["..", ".", "a", "b", ""]), max_size=8), st.sampled_from([".", "t", "t/u"]))
+def test_a_path_stays_below_the_root(parts: list[str], directory: str) -> None:
+    """Or is refused."""
+    try:
+        found = TaskFiles(Path("/r"), directory).path("/".join(parts) or ".")
+    except ValueError:
+        return
+    assert not found.startswith(("/", "../"))
+    assert found != ".."
+
+
+def test_a_text_is_bounded(tmp_path: Path) -> None:
+    """And is UTF-8."""
+    (tmp_path / "a").write_bytes(b"x" * (MAX_TEXT_BYTES + 1))
+    (tmp_path / "b").write_bytes(b"\xff")
+    for name in ("a", "b"):
+        with pytest.raises(ValueError, match=r"larger|UTF-8"):
+            TaskFiles(tmp_path).read_text(name)
+
+
+def test_a_file_says_where_it_was_read(tmp_path: Path) -> None:
+    """One that was read from nowhere has no files."""
+    assert files_named_by({DIRECTORY_KEY: str(tmp_path)}) == TaskFiles(tmp_path.resolve())
+    assert files_named_by({}) is None

@@ -1,0 +1,35 @@
+"""What the cells of a task hold besides their images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.policy import task_data
+from belljar.policy.task_data import CellData, TaskData, TaskFile, trees_of
+
+
+def test_each_cell_has_its_own() -> None:
+    """As text, too: a configuration is kept in Inspect's log."""
+    file = TaskFile(key="volumes", target="/a", source="a")
+    data = TaskData(root="/r", cells={"web": CellData(files=(file,), hosts=(("x", "10.0.0.1"),))})
+    assert TaskData.model_validate_json(data.model_dump_json(exclude_defaults=True)) == data
+    assert data.of("web").own.files == (file,)
+    assert data.own == CellData()
+    assert hash(data.of("web")) == hash(data.of("web"))
+
+
+def test_all_of_a_cell_together_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again when it is made: files may have grown since they were looked at."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("four")
+    files = tuple(TaskFile(key="volumes", target=f"/{name}", source=name) for name in ("a", "b"))
+    data = CellData(files=(*files, TaskFile(key="configs", target="/c", content="x")))
+    assert set(trees_of(tmp_path, data)) == {"/a", "/b"}
+    monkeypatch.setattr(task_data, "MAX_BYTES", 7)
+    with pytest.raises(ValueError, match="at most"):
+        trees_of(tmp_path, data)
+    monkeypatch.setattr(task_data, "MAX_ENTRIES", 1)
+    with pytest.raises(ValueError, match="more than"):
+        trees_of(tmp_path, data)
