@@ -35,21 +35,6 @@ def image() -> None:
     """
 
 
-@image.command()
-@click.argument("name", default="default")
-@click.option("--mirror", default="", metavar="URL", help="Debian mirror [default: this host's].")
-@click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
-def build(name: str, mirror: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Build the image NAME: default, or debian-dev (with compilers and pip)."""
-    from belljar.image.build import build_image
-    from belljar.image.recipes import recipe
-
-    store = _store()
-    with progress(f"Building {name}", quiet=as_json) as report:
-        made = build_image(store.home, recipe(name), mirror=mirror, report=report)
-    _print(made, as_json=as_json)
-
-
 @image.command(name="import")
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.option(
@@ -108,7 +93,7 @@ def import_(
     store = _store()
     with progress(f"Importing {sources[0]}", quiet=as_json) as report:
         made = import_image(store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report)
-    _print(made, as_json=as_json)
+    print_image(made, as_json=as_json)
 
 
 @image.command()
@@ -118,7 +103,7 @@ def import_(
 def tag(ref: str, name: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
     """Give the image REF one more NAME, taken from whichever image had it."""
     store = _store()
-    _print(store.name(store.find(ref), name), as_json=as_json)
+    print_image(store.name(store.find(ref), name), as_json=as_json)
 
 
 @image.command()
@@ -146,7 +131,7 @@ def inspect(ref: str, verify: bool, as_json: bool) -> None:  # noqa: FBT001 - cl
     if verify:
         verify_image(found)
     if as_json:
-        _print(found, as_json=True)
+        print_image(found, as_json=True)
         return
     for name, value in found.to_json().items():
         click.echo(f"{name:11} {_shown(name, value)}")
@@ -174,7 +159,8 @@ def _store() -> Store:
     return Store(belljar_home())
 
 
-def _print(made: Image, *, as_json: bool) -> None:
+def print_image(made: Image, *, as_json: bool) -> None:
+    """One image, for a person or a program."""
     if as_json:
         click.echo(json.dumps(made.to_json(), indent=2))
     else:
@@ -230,3 +216,8 @@ def progress(title: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
         return
     with console.status(shown) as status:
         yield lambda line: status.update(f"{shown}  [dim]{escape(printable(line, max_chars=70))}[/dim]")
+
+
+from belljar.cli.image_build import build  # noqa: E402 - it uses what stands above
+
+image.add_command(build)

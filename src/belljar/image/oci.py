@@ -94,6 +94,28 @@ def import_image(
         )
 
 
+def import_directory(
+    home: Path,
+    directory: Path,
+    scratch: Path,
+    *,
+    name: str,
+    source: str,
+    built: Mapping[str, Any],
+    limits: ImportLimits,
+    keep_setuid: bool,
+    report: Report,
+) -> Image:
+    """Put the image in `directory` (as skopeo's `dir:`, files of ours alone) into the store. Raises as `import_image`."""
+    try:
+        made = _from_directory(directory, "", scratch, limits, keep_setuid=keep_setuid, report=report)
+    except LayerError as error:
+        raise PolicyError(f"the image is refused: {error}", where=source, mend=_mend(error)) from error
+    return Store(home).add(
+        made.rootfs, made.config, name=name, source=source, created=made.created, origins=made.digests, built=built
+    )
+
+
 def _free_names(names: Iterable[str]) -> Iterator[str]:
     """Names that an archive may give itself: not those of the images that Belljar makes."""
     for name in names:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,8 @@ _SEAL_BYTES: Final = 4096
 class Image:
     """An immutable root file system. `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
 
-    `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was imported from.
+    `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was imported from. `built`: of
+    an image that Belljar built from a Dockerfile, what went into it (`image.buildah`).
     """
 
     digest: str
@@ -52,6 +53,7 @@ class Image:
     created: str
     source: str
     origins: tuple[str, ...] = ()
+    built: Mapping[str, Any] = field(default_factory=dict)
     healthcheck: HealthCheck | None = None
     shell: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ class Store:
         created: str,
         more_names: Sequence[str] = (),
         origins: Sequence[str] = (),
+        built: Mapping[str, Any] | None = None,
     ) -> Image:
         """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name` (and `more_names`).
 
@@ -138,6 +141,7 @@ class Store:
             "created": created,
             "source": source,
             **config.later_fields(),
+            **({"built": dict(built)} if built else {}),
         }
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
@@ -183,6 +187,8 @@ class Store:
         final = self._images / digest
         make_store_dir(self._images)
         if final.exists():
+            if "built" in document:
+                self._describe(final, document)
             return
         with scratch_dir(self.home) as scratch:
             whole = scratch / digest
@@ -194,6 +200,15 @@ class Store:
             sync_file(whole / "rootfs.sqfs")
             whole.chmod(0o711)
             whole.replace(final)
+
+    def _describe(self, final: Path, document: Mapping[str, Any]) -> None:
+        """The same bytes were built again, by another recipe: the newest is remembered."""
+        with scratch_dir(self.home) as scratch:
+            written = scratch / "image.json"
+            written.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+            written.chmod(0o444)
+            sync_file(written)
+            written.replace(final / "image.json")
 
     def _retired(self, digest: str) -> Path:
         """Take the image out of the store in one step, so that a crash while deleting leaves scratch and no half image."""
@@ -396,6 +411,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         created=str(document["created"]),
         source=str(document["source"]),
         **later_fields_of(document),
+        built=dict(document.get("built") or {}),
     )
 
 

@@ -27,6 +27,14 @@ _PACKAGES: Final = {
     "dpkg-deb": "dpkg",
     "prlimit": "util-linux",
     "setpriv": "util-linux",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "choom": "util-linux",
+    "buildah": "buildah",
+    "unsquashfs": "squashfs-tools",
+    "newuidmap": "uidmap",
+    "newgidmap": "uidmap",
+    "tar": "tar",
 }
 
 

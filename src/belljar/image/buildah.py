@@ -1,0 +1,380 @@
+"""Building an image from a Dockerfile with buildah: bases from the store, steps without network, the result imported.
+
+buildah, and with it every step, runs in a user namespace of its own (`rootless`) on storage that is deleted afterwards. What
+it hands over is read like any other archive. A build with the same recipe as one in the store is not made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.errors import HostError, PolicyError
+from belljar.image.config import HealthCheck
+from belljar.image.context import read_ignore, take_context
+from belljar.image.dockerfile import MAX_BYTES, Bases, DockerfileError, base_images, with_bases
+from belljar.image.kernel import debian_arch
+from belljar.image.layers import ImportLimits
+from belljar.image.oci import import_directory
+from belljar.image.rootless import Inside, user_namespace
+from belljar.image.scratch import make_store_dir, need_space, orphans, remove_tree, scratch_dir
+from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
+from belljar.image.tools import tool
+from belljar.policy.regular import read_regular
+from belljar.units import format_size, printable
+
+HINT_SETUP: Final = "run `belljar setup --with build`, or install the package buildah"
+DOCKERFILES: Final = ("Dockerfile", "Containerfile")
+_MIN_FREE_BYTES: Final = 256 << 20
+_TIMEOUT_S: Final = 3600.0
+_TAIL_LINES: Final = 12
+_RESULT: Final = "localhost/result"
+_MANIFEST_TYPE: Final = "application/vnd.docker.distribution.manifest.v2+json"
+_CONFIG_TYPE: Final = "application/vnd.docker.container.image.v1+json"
+_LAYER_TYPE: Final = "application/vnd.docker.image.rootfs.diff.tar"
+_STORAGE: Final = ("storage", "run", "home", "tmp")
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        dockerfile: None for the context's own.
+        has_network: the steps use this host's network.
+        volumes: directories of this host that the steps may read; Belljar's own recipes only.
+    """
+
+    context: Path
+    name: str
+    dockerfile: Path | None = None
+    args: Mapping[str, str] = field(default_factory=dict)
+    target: str = ""
+    has_network: bool = False
+    keep_setuid: bool = False
+    volumes: tuple[Path, ...] = ()
+    timeout_s: float = _TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recipe:
+    """What decides the image: everything that goes into its digest."""
+
+    text: str
+    found: Bases
+    bases: Mapping[str, Image]
+    context_digest: str
+    provenance: Mapping[str, Any]
+
+
+def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lambda _line: None) -> tuple[Image, bool]:
+    """The image of a Dockerfile, in the store under `request.name`, and whether it had to be built.
+
+    Raises `PolicyError` for a Dockerfile or context that can't be used and for a step that fails, `HostError` when buildah is
+    missing or this host can't, or a base is not in the store; the store is then as it was.
+    """
+    check_name(request.name)
+    store = Store(home)
+    recipe = _recipe(store, request)
+    for image in store.list():
+        if image.built.get("recipe") == recipe.provenance["recipe"]:
+            return (image if request.name in image.names else store.name(image, request.name)), False
+    check_buildah()
+    size = sum(base.size_bytes for base in recipe.bases.values())
+    need_space(home, _MIN_FREE_BYTES + 8 * size, "building an image")
+    with user_namespace() as inside:
+        _remove_orphans(home, inside)
+        with scratch_dir(home) as scratch, _work_dir(scratch, inside) as work:
+            _Build(inside, work, request, recipe, report).run()
+            return import_directory(
+                home,
+                work / "out",
+                scratch,
+                name=request.name,
+                source=printable(f"build {request.context}", max_chars=300),
+                built=recipe.provenance,
+                limits=ImportLimits(),
+                keep_setuid=request.keep_setuid,
+                report=report,
+            ), True
+
+
+def check_buildah() -> None:
+    """Raises `HostError` when buildah is missing."""
+    try:
+        tool("buildah")
+    except HostError as error:
+        raise HostError("building an image from a Dockerfile needs buildah", mend=HINT_SETUP) from error
+
+
+def _recipe(store: Store, request: BuildRequest) -> _Recipe:
+    dockerfile = request.dockerfile or _dockerfile_in(request.context)
+    try:
+        raw = read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
+        text = raw.decode("utf-8-sig")
+        found = base_images(text, request.args, target=request.target)
+    except (OSError, ValueError) as error:
+        what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
+        raise PolicyError(f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))) from error
+    bases = {name: _base(store, name, dockerfile) for name in found.images}
+    context_digest = take_context(request.context, read_ignore(request.context, dockerfile))
+    decisive = {
+        "dockerfile": hashlib.sha256(raw).hexdigest(),
+        "context": context_digest,
+        "args": dict(sorted(request.args.items())),
+        "target": request.target,
+        "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
+        "network": request.has_network,
+        "keep_setuid": request.keep_setuid,
+    }
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    kept = {name: decisive[name] for name in ("dockerfile", "context", "target", "bases", "network")}
+    provenance = {"recipe": f"sha256:{digest}", **kept, "args": sorted(request.args)}
+    return _Recipe(text=text, found=found, bases=bases, context_digest=context_digest, provenance=provenance)
+
+
+def _dockerfile_in(context: Path) -> Path:
+    if not context.is_dir():
+        hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {', '.join(MADE_HERE)}"
+        raise PolicyError("the context is no directory", where=printable(str(context)), mend=hint)
+    return next((context / name for name in DOCKERFILES if os.path.lexists(context / name)), context / "Dockerfile")
+
+
+def _base(store: Store, name: str, dockerfile: Path) -> Image:
+    try:
+        return store.find(name)
+    except HostError as error:
+        what = f"the base image {printable(name)} is not in the store"
+        raise HostError(what, where=printable(str(dockerfile)), mend=error.mend) from error
+
+
+@contextmanager
+def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
+    """A directory that belongs to the namespace's root; emptied from inside, where its files have owners."""
+    scratch.chmod(0o711)
+    work = scratch / "build"
+    work.mkdir(mode=0o755)
+    for name in _STORAGE:
+        (work / name).mkdir(mode=0o700)
+    _give(work, inside.first_uid)
+    try:
+        yield work
+    finally:
+        _remove(work, inside)
+
+
+def _remove(directory: Path, inside: Inside) -> None:
+    """Root can remove it as it is; an ordinary user needs the namespace, where its files have owners."""
+    if os.geteuid() != 0 and directory.exists():
+        try:
+            inside.run([tool("rm"), "-rf", "--", str(directory)], env={}, cwd=directory.parent, timeout_s=300)
+        except HostError:
+            return
+    else:
+        remove_tree(directory)
+
+
+def _remove_orphans(home: Path, inside: Inside) -> None:
+    """What builds left behind that were killed: `sweep` alone can't remove other ids' files for an ordinary user."""
+    make_store_dir(home / "tmp")
+    for path in orphans(home / "tmp"):
+        _remove(path, inside)
+
+
+def _give(tree: Path, uid: int) -> None:
+    if os.geteuid() != 0:
+        return
+    os.chown(tree, uid, uid, follow_symlinks=False)
+    for folder, folders, files in os.walk(tree):
+        for name in (*folders, *files):
+            os.chown(Path(folder, name), uid, uid, follow_symlinks=False)
+
+
+class _Build:
+    """One run of buildah."""
+
+    def __init__(self, inside: Inside, work: Path, request: BuildRequest, recipe: _Recipe, report: Report) -> None:
+        self._inside, self._work, self._request, self._recipe = inside, work, request, recipe
+        self._report = report
+        self._tail: list[str] = []
+        self._env = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "HOME": str(work / "home"),
+            "XDG_RUNTIME_DIR": str(work / "home"),
+            "TMPDIR": str(work / "tmp"),
+        }
+        self._driver = "overlay"
+
+    def run(self) -> None:
+        """Make the image and put its parts into `out`. Raises as `build_dockerfile`."""
+        self._copy_context()
+        work = self._work
+        for name in ("registries.conf", "ignore"):
+            (work / name).write_text("")
+        policy = {"default": [{"type": "insecureAcceptAnything"}]}
+        (work / "home/.config/containers").mkdir(parents=True)
+        (work / "home/.config/containers/policy.json").write_text(json.dumps(policy))
+        for name in ("context", "registries.conf", "ignore", "home"):
+            _give(work / name, self._inside.first_uid)
+        self._choose_driver()
+        ids = {name: self._load(image) for name, image in self._recipe.bases.items()}
+        (work / "Dockerfile").write_text(with_bases(self._recipe.text, self._recipe.found, ids))
+        _give(work / "Dockerfile", self._inside.first_uid)
+        self._bud(ids)
+        self._tail.clear()
+        self._report("reading the result")
+        self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{work / 'out'}")
+        _take_back(work / "out")
+
+    def _copy_context(self) -> None:
+        request, copy = self._request, self._work / "context"
+        copy.mkdir(mode=0o755)
+        dockerfile = request.dockerfile or _dockerfile_in(request.context)
+        digest = take_context(request.context, read_ignore(request.context, dockerfile), copy)
+        if digest != self._recipe.context_digest:
+            raise PolicyError("the context was changed while it was read", where=printable(str(request.context)))
+
+    def _choose_driver(self) -> None:
+        try:
+            self._buildah("images", "--quiet")
+        except HostError:
+            self._driver = "vfs"
+            remove_tree(self._work / "storage")
+            (self._work / "storage").mkdir(mode=0o700)
+            _give(self._work / "storage", self._inside.first_uid)
+
+    def _load(self, image: Image) -> str:
+        """Put an image of the store into buildah's storage; its id there."""
+        self._report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
+        base = self._work / "tmp" / image.digest
+        self._plain("mkdir", str(base))
+        self._plain("unsquashfs", "-q", "-n", "-d", str(base / "root"), str(image.rootfs))
+        tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(base / "layer"), ".")
+        self._plain("tar", "-C", str(base / "root"), *tar)
+        self._plain("rm", "-rf", str(base / "root"))
+        layer = base / "layer"
+        config = json.dumps(base_config(image, file_sha256(layer))).encode()
+        parts = self._work / f"base-{image.digest}"
+        parts.mkdir(mode=0o755)
+        config_id = hashlib.sha256(config).hexdigest()
+        layer_id = file_sha256(layer)
+        layer.rename(parts / layer_id)
+        (parts / config_id).write_bytes(config)
+        (parts / "version").write_text("Directory Transport Version: 1.1\n")
+        described = [(_CONFIG_TYPE, config_id, len(config)), (_LAYER_TYPE, layer_id, (parts / layer_id).stat().st_size)]
+        config_part, layer_part = (
+            {"mediaType": kind, "digest": f"sha256:{digest}", "size": size} for kind, digest, size in described
+        )
+        manifest = {"schemaVersion": 2, "mediaType": _MANIFEST_TYPE, "config": config_part, "layers": [layer_part]}
+        (parts / "manifest.json").write_text(json.dumps(manifest))
+        _give(parts, self._inside.first_uid)
+        self._buildah("pull", "--quiet", f"dir:{parts}")
+        self._plain("rm", "-rf", str(parts))
+        return config_id
+
+    def _bud(self, ids: Mapping[str, str]) -> None:
+        request = self._request
+        options = [
+            *("--pull=never", "--isolation=oci", "--network=host", "--format=docker", "--layers=false", "--rm"),
+            *("--force-rm", "--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
+            *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
+            *(f"--build-arg={name}={value}" for name, value in request.args.items()),
+            *(f"--volume={path}:{path}:ro" for path in request.volumes),
+            *([f"--target={request.target}"] if request.target else []),
+            *(f"--ignorefile={self._work / 'ignore'}", f"--tag={_RESULT}", f"--file={self._work / 'Dockerfile'}"),
+        ]
+        self._tail.clear()
+        try:
+            self._buildah("build", *options, str(self._work / "context"), has_network=request.has_network)
+        except HostError as error:
+            self._check_space()
+            said = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
+            hint = "" if request.has_network else "the steps have no network; if they need it, add --network"
+            raise PolicyError(f"the build failed:\n{said}", where=str(request.context), mend=hint) from error
+
+    def _buildah(self, *words: str, has_network: bool = False) -> None:
+        work = self._work
+        storage = ["--root", str(work / "storage"), "--runroot", str(work / "run"), "--storage-driver", self._driver]
+        names = ["--registries-conf", str(work / "registries.conf"), "--registries-conf-dir", str(work / "none")]
+        argv = [tool("buildah"), *storage, *names, "--short-name-alias-conf", str(work / "home/aliases"), *words]
+        self._inside.run(
+            argv,
+            env=self._env,
+            cwd=work,
+            timeout_s=self._request.timeout_s,
+            has_network=has_network,
+            on_line=self._say,
+            watch=self._check_space,
+        )
+
+    def _plain(self, name: str, *words: str) -> None:
+        self._inside.run([tool(name), *words], env=self._env, cwd=self._work, timeout_s=600, watch=self._check_space)
+
+    def _say(self, line: str) -> None:
+        shown = printable(line, max_chars=400)
+        self._tail = [*self._tail[-_TAIL_LINES:], shown]
+        self._report(shown)
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self._work).free
+        if free < _MIN_FREE_BYTES // 4:
+            raise HostError(
+                f"no space is left to build the image ({format_size(free)} free); the build was stopped",
+                where=str(self._work.parents[2]),
+                mend="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+            )
+
+
+def base_config(image: Image, layer_digest: str) -> dict[str, Any]:
+    """An image of the store as a Docker image's configuration. Pure."""
+    config: dict[str, Any] = {
+        "Env": [f"{name}={value}" for name, value in image.env.items()],
+        "User": "" if image.user == "root" else image.user,
+        "WorkingDir": image.workdir,
+        "Entrypoint": list(image.entrypoint) or None,
+        "Cmd": list(image.cmd) or None,
+        "Healthcheck": _health(image.healthcheck) if image.healthcheck else None,
+        "Shell": list(image.shell),
+        "StopSignal": image.stop_signal,
+        "Volumes": {path: {} for path in image.volumes},
+    }
+    return {
+        "architecture": debian_arch(),
+        "os": "linux",
+        "created": image.created or "1970-01-01T00:00:00Z",
+        "config": {name: value for name, value in config.items() if value},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+        "history": [{"created": image.created or "1970-01-01T00:00:00Z", "created_by": f"belljar {image.digest}"}],
+    }
+
+
+def _health(check: HealthCheck) -> dict[str, Any]:
+    times = {
+        "Interval": check.interval_ns,
+        "Timeout": check.timeout_ns,
+        "StartPeriod": check.start_period_ns,
+        "Retries": check.retries,
+    }
+    return {"Test": list(check.test), **{name: value for name, value in times.items() if value}}
+
+
+def _take_back(out: Path) -> None:
+    """The result is ours from now on, so that nothing changes it while it is read."""
+    if any(path.is_symlink() or not path.is_file() for path in out.iterdir()):
+        raise PolicyError("what the build made can't be read as an image", where=str(out))
+    _give(out, 0)
+
+
+__all__ = ["BuildRequest", "base_config", "build_dockerfile", "check_buildah"]

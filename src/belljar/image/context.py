@@ -1,0 +1,188 @@
+"""A build's context: the files below one directory that `.dockerignore` leaves in, their digest, and a copy of them.
+
+Only what lies below the directory is read: a link is taken as a link, never followed. Source: Docker's `.dockerignore`
+(Go's `filepath.Match` with `**`; the last line that matches decides; `!` takes back in).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import PolicyError
+from belljar.policy.regular import open_regular, read_regular
+from belljar.units import format_size, printable
+
+MAX_BYTES: Final = 8 << 30
+MAX_ENTRIES: Final = 200_000
+_MAX_IGNORE_BYTES: Final = 1 << 20
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    takes_back: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """What a `.dockerignore` leaves out. Paths are relative, with `/` between their parts."""
+
+    rules: tuple[_Rule, ...] = ()
+
+    def __contains__(self, path: str) -> bool:
+        decided = False
+        for rule in self.rules:
+            if rule.pattern.match(path):
+                decided = not rule.takes_back
+        return decided
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether something below a directory that is left out may be in."""
+        return any(rule.takes_back for rule in self.rules)
+
+
+def parse_ignore(text: str) -> Ignored:
+    """The rules of a `.dockerignore`."""
+    rules = []
+    for line in text.removeprefix("\ufeff").splitlines():
+        written = line.strip()
+        if not written or line.startswith("#"):
+            continue
+        takes_back = written.startswith("!")
+        path = os.path.normpath(written.removeprefix("!").strip()).strip("/")
+        if path not in {".", ""}:
+            rules.append(_Rule(re.compile(_expression(path) + r"(?:/|\Z)", re.DOTALL), takes_back))
+    return Ignored(tuple(rules))
+
+
+def read_ignore(context: Path, dockerfile: Path) -> Ignored:
+    """The rules for a Dockerfile: those in `NAME.dockerignore` beside it, else the context's own. Raises `PolicyError`."""
+    for directory, name in ((dockerfile.parent, f"{dockerfile.name}.dockerignore"), (context, ".dockerignore")):
+        try:
+            return parse_ignore(read_regular(directory, name, _MAX_IGNORE_BYTES).decode("utf-8", "replace"))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise PolicyError(f"it can't be read: {error}", where=printable(str(directory / name))) from error
+    return Ignored()
+
+
+def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
+    """The digest of a context (names, kinds, modes and contents, not times), copied `into` an empty directory if one is given.
+
+    Raises `PolicyError` for a file that is neither regular nor a link, and beyond `MAX_ENTRIES` or `MAX_BYTES`.
+    """
+    digest, left_bytes = hashlib.sha256(), MAX_BYTES
+    for number, path in enumerate(_paths(context, ignored)):
+        if number >= MAX_ENTRIES:
+            raise PolicyError(f"the context holds more than {MAX_ENTRIES:,} files", where=printable(str(context)))
+        name = path.relative_to(context)
+        found = path.lstat()
+        target = into / name if into else None
+        kind, content = _take(context, name, found, target, left_bytes)
+        left_bytes -= found.st_size if kind == "file" else 0
+        mode = 0 if kind == "link" else stat.S_IMODE(found.st_mode)
+        for part in (kind.encode(), os.fsencode(name), b"%o" % mode, content):
+            digest.update(b"%d:" % len(part) + part)
+    return digest.hexdigest()
+
+
+def _take(context: Path, name: Path, found: os.stat_result, target: Path | None, left_bytes: int) -> tuple[str, bytes]:
+    """The kind and the content (a digest, or a link's target) of one entry."""
+    if stat.S_ISDIR(found.st_mode):
+        if target:
+            target.mkdir(parents=True, exist_ok=True)
+            target.chmod(stat.S_IMODE(found.st_mode) | 0o700)
+        return "directory", b""
+    if target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if stat.S_ISLNK(found.st_mode):
+        to = (context / name).readlink()
+        if target:
+            target.symlink_to(to)
+        return "link", os.fsencode(to)
+    if not stat.S_ISREG(found.st_mode):
+        raise PolicyError("it is neither a file, a directory nor a link", where=printable(str(context / name)))
+    content = _copied(context, name, target, left_bytes)
+    if target:
+        target.chmod(stat.S_IMODE(found.st_mode) | 0o600)
+        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+    return "file", content
+
+
+def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with open_regular(context, str(name)) as fd, open(target or os.devnull, "wb") as into:  # noqa: PTH123
+            while chunk := os.read(fd, _CHUNK_BYTES):
+                left_bytes -= len(chunk)
+                if left_bytes < 0:
+                    raise PolicyError(
+                        f"the context is larger than {format_size(MAX_BYTES)}",
+                        where=printable(str(context)),
+                        mend="leave files out by a .dockerignore",
+                    )
+                digest.update(chunk)
+                into.write(chunk)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and target is not None and shutil.disk_usage(target.parent).free < _CHUNK_BYTES:
+            raise
+        raise PolicyError(f"it can't be read: {error}", where=printable(str(context / name))) from error
+    return digest.digest()
+
+
+def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
+    """Every entry that is in, a directory before what is in it, in a fixed order."""
+    for folder, folders, files in os.walk(context, onerror=_raise):
+        here = Path(folder)
+        names = sorted(folders)
+        folders[:] = []
+        for name in names:
+            path = here / name
+            is_out = path.relative_to(context).as_posix() in ignored
+            if path.is_symlink():
+                if not is_out:
+                    yield path
+                continue
+            if not is_out:
+                yield path
+            if not is_out or ignored.takes_back:
+                folders.append(name)
+        for name in sorted(files):
+            if (here / name).relative_to(context).as_posix() not in ignored:
+                yield here / name
+
+
+def _raise(error: OSError) -> None:
+    raise PolicyError(f"it can't be read: {error.strerror}", where=printable(str(error.filename))) from error
+
+
+def _expression(path: str) -> str:
+    return "".join(_part(part) for part in re.findall(r"\*\*/?|\*|\?|\[[^\]]*\]|\\.|.", path, re.DOTALL))
+
+
+def _part(part: str) -> str:
+    fixed: dict[str, str] = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    if part in fixed:
+        return fixed[part]
+    if part.startswith("[") and len(part) > 2:
+        return f"[{part[1:-1]}]" if _is_class(part) else re.escape(part)
+    return re.escape(part[-1] if part.startswith("\\") else part)
+
+
+def _is_class(part: str) -> bool:
+    try:
+        re.compile(part)
+    except re.error:
+        return False
+    return True

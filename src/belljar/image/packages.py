@@ -1,0 +1,116 @@
+"""Debian and Python packages on top of a base, without a Dockerfile of one's own: `belljar image build --apt … --pip …`.
+
+apt and pip run inside the build, against the mirrors, proxies and indexes that this host's own apt and pip use.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import HostError, PolicyError
+from belljar.image.apt import AptSource, debian_sources, host_acquire_options, host_sources
+from belljar.image.buildah import BuildRequest, build_dockerfile
+from belljar.image.scratch import scratch_dir
+from belljar.image.store import Image, Store
+from belljar.image.tools import run_tool
+from belljar.units import printable
+
+_APT: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?", re.ASCII)
+_PIP: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*(?:\[[A-Za-z0-9._,-]+\])?(?:[=<>!~]=?=?[A-Za-z0-9.*+!_-]+)*", re.ASCII
+)
+_PIP_OPTIONS: Final = ("index-url", "extra-index-url", "find-links", "trusted-host", "proxy", "timeout", "cert")
+_HAS_PIP: Final = "python3 -m pip --version >/dev/null 2>&1"
+
+
+def build_packages(
+    home: Path,
+    name: str,
+    *,
+    base: str,
+    apt: Sequence[str],
+    pip: Sequence[str],
+    report: Callable[[str], None] = lambda _line: None,
+) -> Image:
+    """The image `base` with packages, under `name`. Raises as `build_dockerfile`, and `PolicyError` for what is no package's name."""
+    for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
+        for word in words:
+            if pattern.fullmatch(word) is None:
+                raise PolicyError(
+                    f"{printable(word)!r} is not {kind}", mend="write NAME or NAME==VERSION (apt: NAME=VERSION)"
+                )
+    user = Store(home).find(base).user
+    options = pip_options() if pip else {}
+    with scratch_dir(home) as context:
+        sources = debian_sources(host_sources(), "bookworm")
+        (context / "belljar.sources").write_text("\n".join(source.deb822() for source in _unsigned(sources)))
+        (context / "belljar.conf").write_text(
+            "".join(f'{key} "{value}";\n' for key, value in host_acquire_options().items())
+        )
+        if cert := options.pop("cert", None):
+            shutil.copyfile(cert[0], context / "cert.pem")
+            options["cert"] = ["/run/belljar/cert.pem"]
+        (context / "Dockerfile").write_text(dockerfile_for(base, user, apt, pip, options))
+        request = BuildRequest(context=context, name=name, has_network=True, volumes=tuple(_local(options)))
+        return build_dockerfile(home, request, report=report)[0]
+
+
+def _unsigned(sources: Sequence[AptSource]) -> Iterator[AptSource]:
+    """Without the paths of this host's keyrings: the base has Debian's own."""
+    return (AptSource(uri=s.uri, suites=s.suites, components=s.components) for s in sources)
+
+
+def dockerfile_for(
+    base: str, user: str, apt: Sequence[str], pip: Sequence[str], options: Mapping[str, Sequence[str]]
+) -> str:
+    """The Dockerfile that installs packages on `base` and goes back to its user. Pure."""
+    get = (
+        "apt-get -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts=/run/belljar"
+        " -o APT::Sandbox::User=root -o APT::Install-Recommends=false -c /run/belljar/belljar.conf -q -y"
+    )
+    mount = "RUN --mount=type=bind,source=.,target=/run/belljar DEBIAN_FRONTEND=noninteractive"
+    lines = [f"FROM {base}", "USER root"]
+    if apt:
+        lines.append(f"{mount} sh -c '{get} update && {get} install {' '.join(apt)} && {get} clean'")
+    if pip:
+        lines.append(f"{mount} sh -c '{_HAS_PIP} || ({get} update && {get} install python3-pip && {get} clean)'")
+        words = [f"--{key} {value}" for key, values in options.items() for value in values]
+        command = ["python3 -m pip install --no-cache-dir", *words, *(f'"{word}"' for word in pip)]
+        lines.append(f"{mount} PIP_BREAK_SYSTEM_PACKAGES=1 PIP_ROOT_USER_ACTION=ignore {' '.join(command)}")
+    return "\n".join([*lines, f"USER {user}", ""])
+
+
+def pip_options() -> dict[str, list[str]]:
+    """How this host's pip finds packages; nothing when it has no pip."""
+    try:
+        listed = run_tool([sys.executable, "-m", "pip", "config", "list"], timeout_s=60).decode("utf-8", "replace")
+    except HostError:
+        return {}
+    found: dict[str, list[str]] = {}
+    for line in listed.splitlines():
+        key, _, value = line.partition("=")
+        option = key.rpartition(".")[2]
+        if option in _PIP_OPTIONS:
+            words = value.strip().strip("'\"").replace("\\n", " ").split()
+            found[option] = list(dict.fromkeys([*found.get(option, []), *filter(_is_plain, words)]))
+    return found
+
+
+def _is_plain(word: str) -> bool:
+    return re.fullmatch(r"[A-Za-z0-9._~:/?#@%+=,-]+", word, re.ASCII) is not None
+
+
+def _local(options: Mapping[str, Sequence[str]]) -> Iterator[Path]:
+    """Directories of this host that pip takes packages from: shown to the build, read-only."""
+    for value in (value for values in options.values() for value in values):
+        path = Path(value.removeprefix("file://"))
+        if path.is_absolute() and path.is_dir():
+            yield path
+
+
+__all__ = ["build_packages", "dockerfile_for", "pip_options"]

@@ -1,0 +1,141 @@
+"""A user namespace with 65,536 ids of its own, for tools that want to be root: what runs in it is nobody on the host.
+
+Mounts, processes, IPC and (unless asked otherwise) the network are its own too; all of it ends with the block, or with the
+process that owns the block, however that ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import HostError
+from belljar.image.tools import drained, failed, run_tool, started, tool
+from belljar.units import format_duration
+
+IDS: Final = 1 << 16
+_ROOTS_FIRST_ID: Final = 0xB000_0000
+"""Above the ids of cells (`isolation.identity`), below those of unpacked images."""
+_ROOTS_SLOTS: Final = 1 << 12
+_POLL_S: Final = 0.2
+_MAX_DATA_BYTES: Final = 8 << 30
+"""Of one process; the kernel's out-of-memory killer takes these processes first."""
+# Process 1 of the namespace: it ends, and everything in the namespace with it, when standard input is closed.
+_INIT: Final = 'exec 3<&0 </dev/null; "$@" 3<&- & tool=$!; { cat <&3 >/dev/null; kill -KILL $tool; } & wait $tool'
+
+Watch = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """A user namespace that exists. `first_uid` is what its root is on the host."""
+
+    holder_pid: int
+    first_uid: int
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        timeout_s: float,
+        has_network: bool = False,
+        max_file_bytes: int = 64 << 30,
+        on_line: Callable[[str], None] = lambda _line: None,
+        watch: Watch = lambda: None,
+    ) -> bytes:
+        """Run a tool as the namespace's root, to its end; its last words. `watch` may raise, and is called often.
+
+        Raises `HostError` when it fails or takes too long.
+        """
+        wrapped = [*self._entering(has_network=has_network, max_file_bytes=max_file_bytes), *argv]
+        with (
+            started(
+                wrapped, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=cwd
+            ) as process,
+            drained(process, on_line=on_line) as said,
+        ):
+            give_up = time.monotonic() + timeout_s
+            while (status := _ended(process)) is None:
+                watch()
+                if time.monotonic() > give_up:
+                    raise HostError(f"it took longer than {format_duration(timeout_s)} and was stopped", where=argv[0])
+        if status != 0:
+            raise failed(argv, status, bytes(said))
+        return bytes(said)
+
+    def _entering(self, *, has_network: bool, max_file_bytes: int) -> list[str]:
+        limits = [f"--fsize={max_file_bytes}", f"--data={_MAX_DATA_BYTES}", "--core=0"]
+        enter = ["nsenter", f"--user=/proc/{self.holder_pid}/ns/user", "--setuid=0", "--setgid=0"]
+        apart = ["--mount", "--pid", "--fork", "--kill-child", "--ipc", "--uts", "--mount-proc"]
+        return [
+            *(tool("choom"), "-n", "1000", "--", tool("prlimit"), *limits, "--", tool(enter[0]), *enter[1:], "--"),
+            *(tool("unshare"), *apart, *([] if has_network else ["--net"]), "--", "/bin/sh", "-c", _INIT, "init"),
+        ]
+
+
+@contextmanager
+def user_namespace() -> Iterator[Inside]:
+    """A user namespace; it lasts as long as the block. Raises `HostError` where this user can have none."""
+    first = _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
+    argv = [tool("unshare"), "--user", "--", tool("cat")]
+    with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        if holder.stdin is None or holder.stdout is None:
+            raise ValueError("the holder was started without pipes")
+        holder.stdin.write(b"\n")
+        holder.stdin.flush()
+        if holder.stdout.readline() != b"\n":
+            status = holder.wait()
+            raise failed(argv, status, holder.stderr.read(1000) if holder.stderr else b"")
+        if os.geteuid() == 0:
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{holder.pid}/{name}").write_text(f"0 {first} {IDS}\n")
+        else:
+            first = os.geteuid()
+            _map_own(holder.pid)
+        yield Inside(holder_pid=holder.pid, first_uid=first)
+        holder.stdin.close()
+
+
+def _map_own(pid: int) -> None:
+    """Root is this user, the others are the ids subordinate to it."""
+    for helper, own, file in (("newuidmap", os.geteuid(), "subuid"), ("newgidmap", os.getegid(), "subgid")):
+        first = _subordinate(Path("/etc", file))
+        if first is None:
+            raise HostError(
+                f"this user has no {IDS:,} subordinate ids",
+                where=f"/etc/{file}",
+                mend="as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER",
+            )
+        lines = (0, own, 1, 1, first, IDS - 1)
+        run_tool([tool(helper), str(pid), *map(str, lines)], timeout_s=20)
+
+
+def _subordinate(file: Path) -> int | None:
+    uid = os.geteuid()
+    try:
+        name = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        name = str(uid)
+    try:
+        lines = [line.strip().split(":") for line in file.read_text(errors="replace").splitlines()]
+    except OSError:
+        return None
+    ranges = (words for words in lines if len(words) == 3 and words[0] in {name, str(uid)})
+    return next((int(first) for _, first, count in ranges if first.isdigit() and int(count or 0) >= IDS - 1), None)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_POLL_S)
+    except subprocess.TimeoutExpired:
+        return None

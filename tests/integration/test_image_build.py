@@ -1,0 +1,166 @@
+"""`belljar image build` with a real buildah."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import PolicyError
+from belljar.image.buildah import BuildRequest, build_dockerfile
+from belljar.image.store import Image, Store
+
+pytestmark = [pytest.mark.slow]
+
+
+def context(directory: Path, text: str, **files: str) -> Path:
+    """A directory with a Dockerfile and other files."""
+    directory.mkdir()
+    (directory / "Dockerfile").write_text(text)
+    for name, content in files.items():
+        (directory / name).write_text(content)
+    return directory
+
+
+def read(image: Image, path: str) -> str:
+    """A file of an image."""
+    done = subprocess.run(["unsquashfs", "-cat", image.rootfs, path], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def left(home: Path) -> list[str]:
+    """What is left in the store's scratch space, and mounted below the store."""
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(home) in line]
+    return [path.name for path in (home / "tmp").glob("*")] + mounts
+
+
+FACTS = """
+ARG BASE=nothing
+FROM ${BASE} AS one
+USER root
+ARG WORD
+RUN id -u > /id; cp /proc/self/uid_map /map; cat /proc/net/dev > /net; echo $WORD > /word
+RUN ls -d /root/.ssh /var/lib/belljar /home/*/.ssh > /seen 2>&1; cat /proc/1/comm > /first; grep CapEff /proc/self/status > /cap
+FROM one
+COPY hello /hello
+COPY --from=one /word /copied
+WORKDIR /work
+ENV NAME=value
+ENTRYPOINT ["/bin/sh", "-c"]
+CMD ["true"]
+"""
+
+
+def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
+    """A Dockerfile with an argument, stages and copies gives an image with its provenance; its steps have no network, no
+    privilege over this host and nothing of it in view; nothing but the image is left; the same recipe is not built again.
+    """
+    request = BuildRequest(
+        context=context(tmp_path / "c", FACTS, hello="hi\n"),
+        name="tools:1",
+        args={"BASE": "default", "WORD": "word"},
+    )
+    lines: list[str] = []
+    made, is_new = build_dockerfile(home, request, report=lines.append)
+    assert is_new
+    assert (read(made, "hello"), read(made, "copied"), read(made, "id")) == ("hi\n", "word\n", "0\n")
+    inner, outer, _count = read(made, "map").split()
+    assert (inner, outer != "0") == ("0", True)
+    assert [line.split(":")[0].strip() for line in read(made, "net").splitlines()[2:]] == ["lo"]
+    assert "systemd" not in read(made, "first")
+    assert not int(read(made, "cap").split()[1], 16) & (1 << 21)  # CAP_SYS_ADMIN
+    assert (made.workdir, made.entrypoint, made.cmd) == ("/work", ("/bin/sh", "-c"), ("true",))
+    assert made.env["NAME"] == "value"
+    assert made.built["network"] is False
+    assert made.built["bases"] == {"default": f"sha256:{Store(home).find('default').digest}"}
+    assert any(line.startswith("STEP") for line in lines)
+    assert not left(home)
+    again, is_new = build_dockerfile(home, request)
+    assert (again.digest, is_new) == (made.digest, False)
+
+
+def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
+    """The end of a failing step's output is quoted, escaped; the store and the scratch space are as they were."""
+    before = [image.digest for image in Store(home).list()]
+    text = "FROM default\nRUN printf 'trouble \\033[31mhere\\n'; exit 7\n"
+    with pytest.raises(PolicyError) as caught:
+        build_dockerfile(home, BuildRequest(context=context(tmp_path / "c", text), name="broken"))
+    assert "trouble \\x1b[31mhere" in caught.value.what
+    assert [image.digest for image in Store(home).list()] == before
+    assert not left(home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_build_that_is_killed_leaves_nothing(home: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """However the command ends, its steps end with it; what is left on disk is gone at the latest with the next build."""
+    marker = f"sleep 98{int(number)}"
+    folder = context(tmp_path / "c", f"FROM default\nRUN echo begun; {marker}\n")
+    command = [sys.executable, "-m", "belljar", "image", "build", "-t", "killed", str(folder)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("begun") for line in process.stderr)
+        process.send_signal(number)
+        process.wait(60)
+    _wait_until_gone(marker)
+    if number == signal.SIGKILL:
+        done, _ = build_dockerfile(
+            home, BuildRequest(context=context(tmp_path / "d", f"FROM default\nENV X={tmp_path.name}\n"), name="after")
+        )
+        assert done.names
+    assert not left(home)
+
+
+def _wait_until_gone(marker: str) -> None:
+    give_up = time.monotonic() + 30
+    while any(marker.encode() in _cmdline(path) for path in Path("/proc").glob("[0-9]*")):
+        assert time.monotonic() < give_up, "a step outlived its build"
+        time.sleep(0.05)
+
+
+def _cmdline(path: Path) -> bytes:
+    try:
+        return (path / "cmdline").read_bytes().replace(b"\0", b" ")
+    except OSError:
+        return b""
+
+
+@pytest.mark.root
+def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
+    """A build that fills the disk is stopped with one error, and the disk is as free as before."""
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1600m,mode=755", "tmpfs", str(small)], check=True)
+    try:
+        shutil.copytree(home / "images", small / "images")
+        shutil.copy2(home / "image-names.json", small)
+        folder = context(tmp_path / "c", "FROM default\nUSER root\nRUN head -c 3000M /dev/zero > /big\n")
+        free = shutil.disk_usage(small).free
+        done = subprocess.run(
+            [sys.executable, "-m", "belljar", "image", "build", "-t", "big", str(folder)],
+            env={**os.environ, "BELLJAR_HOME": str(small)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 3, done.stderr
+        assert "no space is left" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert shutil.disk_usage(small).free > free - (1 << 20)
+        assert not left(small / "tmp")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_the_command_prints_the_image(home: Path, tmp_path: Path) -> None:
+    """With --json, standard output is the image alone; progress goes to standard error."""
+    folder = context(tmp_path / "c", f"FROM default\nENV Y={tmp_path.name}\n")
+    command = [sys.executable, "-m", "belljar", "image", "build", "-t", "cli:1", "--json", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["names"] == ["cli:1"]

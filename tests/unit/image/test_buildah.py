@@ -1,0 +1,95 @@
+"""What is decided before buildah is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import HostError, PolicyError
+from belljar.image.buildah import BuildRequest, base_config, build_dockerfile
+from belljar.image.config import HealthCheck, ImageConfig
+from belljar.image.store import Image, Store
+
+CHECK = HealthCheck(test=("CMD", "true"), retries=3)
+
+
+def add(home: Path, name: str, content: bytes = b"x") -> Image:
+    """An image of a few bytes."""
+    home.mkdir(exist_ok=True)
+    rootfs = home / "rootfs"
+    rootfs.write_bytes(content)
+    config = ImageConfig(env={"A": "1"}, user="user", workdir="/w", cmd=("sh",), healthcheck=CHECK)
+    return Store(home).add(rootfs, config, name=name, source="test", created="")
+
+
+def request_for(tmp_path: Path, text: str, name: str = "made:1") -> BuildRequest:
+    """A context with this Dockerfile."""
+    context = tmp_path / "context"
+    context.mkdir(exist_ok=True)
+    (context / "Dockerfile").write_text(text)
+    return BuildRequest(context=context, name=name)
+
+
+def test_a_base_that_is_not_in_the_store_is_named(tmp_path: Path) -> None:
+    """A missing base is one error, with the command that gets it, and nothing is left in the store."""
+    with pytest.raises(HostError) as caught:
+        build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM python:3.99"))
+    assert "python:3.99" in caught.value.what
+    assert "belljar image import docker://python:3.99" in caught.value.mend
+    assert not (tmp_path / "home").exists()
+
+
+def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without buildah is told how to get it."""
+    add(tmp_path / "home", "base")
+    monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
+    with pytest.raises(HostError) as caught:
+        build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM base"))
+    assert "belljar setup --with build" in caught.value.mend
+
+
+def test_the_same_recipe_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image with the same recipe is used, under one more name; another content, argument or base is another recipe."""
+    home = tmp_path / "home"
+    add(home, "base")
+    recipes: list[str] = []
+
+    def stop(*_args: object) -> None:
+        raise HostError("would build")
+
+    monkeypatch.setattr("belljar.image.buildah.check_buildah", stop)
+    request = request_for(tmp_path, "FROM base\nCOPY . /\n")
+    from belljar.image import buildah
+
+    def recipe() -> str:
+        recipes.append(buildah._recipe(Store(home), request).provenance["recipe"])
+        return recipes[-1]
+
+    (home / "rootfs").write_bytes(b"made")
+    built = {"recipe": recipe()}
+    made = Store(home).add(home / "rootfs", ImageConfig(), name="old", source="build", created="", built=built)
+    found, is_new = build_dockerfile(home, request)
+    assert (found.digest, is_new, found.names) == (made.digest, False, ("made:1", "old"))
+    (request.context / "file").write_text("1")
+    recipe()
+    add(home, "base", b"other")
+    recipe()
+    assert len(set(recipes)) == 3
+    with pytest.raises(HostError, match="would build"):
+        build_dockerfile(home, request)
+
+
+def test_a_base_starts_as_the_store_says(tmp_path: Path) -> None:
+    """Environment, user, directory and command of a base are those of the image in the store."""
+    config = base_config(add(tmp_path / "home", "base"), "0" * 64)["config"]
+    check = {"Healthcheck": {"Test": ["CMD", "true"], "Retries": 3}}
+    assert config == {"Env": ["A=1"], "User": "user", "WorkingDir": "/w", "Cmd": ["sh"], **check}
+
+
+@pytest.mark.parametrize("text", ["RUN true", "FROM", "\xff\xfe"])
+def test_a_file_that_is_no_dockerfile_is_an_input_error(tmp_path: Path, text: str) -> None:
+    """A broken Dockerfile is refused with its path."""
+    with pytest.raises(PolicyError) as caught:
+        build_dockerfile(tmp_path / "home", request_for(tmp_path, text))
+    assert caught.value.where.endswith("Dockerfile")

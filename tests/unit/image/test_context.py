@@ -1,0 +1,98 @@
+"""A build's context."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import PolicyError
+from belljar.image import context as module
+from belljar.image.context import Ignored, parse_ignore, read_ignore, take_context
+
+
+@pytest.mark.parametrize(
+    ("rules", "left_out", "kept"),
+    [
+        ("*.log", ["a.log"], ["d/a.log", "a.log2"]),
+        ("**/*.log\n!keep.log", ["a.log", "d/e/a.log"], ["keep.log"]),
+        ("node_modules/", ["node_modules", "node_modules/a/b"], ["src/node_modules"]),
+        ("/a/?.txt", ["a/b.txt"], ["a/bb.txt", "b.txt"]),
+        ("*\n!src", ["x", "y/z"], ["src", "src/a"]),
+        ("# comment\n\n  [ab]c  ", ["ac", "bc"], ["cc", "# comment"]),
+        ("a/../b", ["b"], ["a"]),
+        ("**", ["a", "a/b"], []),
+    ],
+)
+def test_dockerignore_says_what_is_left_out(rules: str, left_out: list[str], kept: list[str]) -> None:
+    """Patterns mean what they mean to Docker; the last one that matches decides."""
+    ignored = parse_ignore(rules)
+    assert all(path in ignored for path in left_out)
+    assert not any(path in ignored for path in kept)
+
+
+@given(st.text(alphabet="*?[]!\\/ab.#- ^\n", max_size=60))
+def test_any_dockerignore_is_read(text: str) -> None:
+    """No pattern is an error or takes long."""
+    assert ("a/b" in parse_ignore(text)) in {True, False}
+
+
+def test_the_digest_follows_names_modes_and_contents(tmp_path: Path) -> None:
+    """A context's digest changes with a name, a mode or a content, and not with a time or a file that is left out."""
+    (tmp_path / "a").write_text("1")
+    first = take_context(tmp_path, Ignored())
+    os.utime(tmp_path / "a", (1, 1))
+    (tmp_path / "out.log").write_text("x")
+    ignored = parse_ignore("*.log")
+    assert take_context(tmp_path, ignored) == first
+    (tmp_path / "a").chmod(0o755)
+    second = take_context(tmp_path, ignored)
+    (tmp_path / "a").write_text("2")
+    assert len({first, second, take_context(tmp_path, ignored)}) == 3
+
+
+def test_links_are_copied_and_never_followed(tmp_path: Path) -> None:
+    """A link that leads out stays a link: nothing outside of the context is read or copied."""
+    (tmp_path / "secret").write_text("secret")
+    context, copy = tmp_path / "context", tmp_path / "copy"
+    (context / "sub").mkdir(parents=True)
+    (context / "sub" / "file").write_text("x")
+    (context / "link").symlink_to("../secret")
+    (context / "folder").symlink_to("..")
+    copy.mkdir()
+    assert take_context(context, Ignored(), copy) == take_context(context, Ignored())
+    assert (copy / "link").readlink() == Path("../secret")
+    assert sorted(path.name for path in copy.rglob("*") if path.is_file() and not path.is_symlink()) == ["file"]
+    assert (copy / "folder").is_symlink()
+
+
+def test_a_pipe_in_a_context_is_refused(tmp_path: Path) -> None:
+    """What is neither a file, a directory nor a link is refused, and not waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PolicyError):
+        take_context(tmp_path, Ignored())
+
+
+def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files or bytes than allowed are refused, whatever their size was said to be."""
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"x" * 100)
+    monkeypatch.setattr(module, "MAX_BYTES", 250)
+    with pytest.raises(PolicyError):
+        take_context(tmp_path, Ignored())
+    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+    monkeypatch.setattr(module, "MAX_ENTRIES", 2)
+    with pytest.raises(PolicyError):
+        take_context(tmp_path, Ignored())
+
+
+def test_the_rules_beside_a_dockerfile_come_first(tmp_path: Path) -> None:
+    """`NAME.dockerignore` beside the Dockerfile is used instead of the context's."""
+    (tmp_path / ".dockerignore").write_text("a")
+    assert "a" in read_ignore(tmp_path, tmp_path / "Dockerfile")
+    (tmp_path / "Dockerfile.dockerignore").write_text("b")
+    ignored = read_ignore(tmp_path, tmp_path / "Dockerfile")
+    assert ("a" in ignored, "b" in ignored) == (False, True)
