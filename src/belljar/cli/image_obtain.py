@@ -14,7 +14,6 @@ from belljar.errors import HostError
 from belljar.units import printable
 
 if TYPE_CHECKING:
-    from belljar.harness.preview import Preview
     from belljar.image import Store
     from belljar.image.obtain import Obtained, Wanted
     from belljar.image.oci import ImportLimits
@@ -54,9 +53,11 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     one whose images are not known. Raises `PolicyError` for a task that can't be loaded; `ContainmentBreach` when another
     sandbox provider was about to be used.
     """
+    from belljar.harness.evaluate import check_tasks
+
     before = dict(os.environ)
     try:
-        previews = _previews(inspect_args)
+        previews = check_tasks(inspect_args, {})
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -70,22 +71,6 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
         elif each.error is not None:
             refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
     return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
-
-
-def _previews(inspect_args: Sequence[str]) -> list[Preview]:
-    from belljar.harness.evaluate import load_tasks
-    from belljar.harness.host_tools import hold_tools
-    from belljar.harness.operator import read_operator
-    from belljar.harness.options import read_options
-    from belljar.harness.session import Session
-    from belljar.harness.sole_provider import sole_provider
-
-    session = Session()
-    with sole_provider(session), hold_tools(session):
-        _, previews = load_tasks(read_options(inspect_args), read_operator())
-    if session.stopped is not None:
-        raise session.stopped
-    return previews
 
 
 def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, _Late]] = {
     "policy": _Late("belljar.cli.policy", "policy", "Check a policy; print the schema or a preset."),
     "plan": _Late("belljar.cli.plan", "plan", "Print a policy's blast radius on this host."),
     "image": _Late("belljar.cli.image", "image", "Build, import, list, inspect and remove images."),
+    "check": _Late("belljar.cli.check", "check", "Say what a task would run in, and what it lacks here."),
     "run": _Late("belljar.cli.run", "run", "Run an Inspect evaluation in cells."),
     "exec": _Late("belljar.cli.exec", "exec_command", "Run one command in a fresh cell."),
     "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),

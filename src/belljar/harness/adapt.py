@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,23 +25,13 @@ from belljar.errors import PolicyError
 from belljar.harness.compat import Refused, TaskRefused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
 from belljar.harness.fidelity import NO_NETWORK, TASK
+from belljar.harness.preview import SampleSandbox
 
 if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai.dataset import Sample
 
 OURS: Final = "belljar"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSandbox:
-    """What the sandbox of one sample comes to: a configuration, or the error that refuses it."""
-
-    task: str
-    sample: str
-    metadata: Mapping[str, object]
-    config: BelljarConfig
-    error: PolicyError | None = None
 
 
 def adapt_task(task: Task, *, directory: Path, may_override: bool = False) -> list[SampleSandbox]:

@@ -22,7 +22,7 @@ from belljar.harness.judge import check_ledger, own_evidence, put_on_record
 from belljar.harness.lifecycle import say, tell
 from belljar.harness.operator import read_operator
 from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
-from belljar.harness.preview import Preview, preview, summary
+from belljar.harness.preview import Preview, SampleSandbox, preview, summary
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
@@ -34,9 +34,8 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.harness.adapt import SampleSandbox
     from belljar.harness.config import BelljarConfig
-    from belljar.harness.operator import Operator
+    from belljar.harness.operator import Operator, OperatorsWord
     from belljar.ledger import RunDirectory
 
 
@@ -109,6 +108,26 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         _show_preview(previews, session)
         tell(session, [said for task in tasks if (said := check_known_tools(task, session))])
         return _run_tasks(request, options, tasks, session)
+
+
+def check_tasks(arguments: Sequence[str], word: OperatorsWord) -> list[Preview]:
+    """What the samples of tasks would run in: as far as `run_evaluation` goes before anything
+    starts. `arguments` are Inspect's. Raises as that.
+    """
+    from belljar.harness.host_tools import hold_tools
+    from belljar.harness.sole_provider import sole_provider
+
+    if walls := word.get("walls", ""):
+        _check_policy(walls, word.get("tier", ""))
+    session = Session(operators_word={**word, "walls": _absolute(walls)})
+    options = read_options(arguments)
+    with _standard_output_to_error():
+        _start_hooks()
+        with sole_provider(session), hold_tools(session):
+            _, previews = load_tasks(options, read_operator(**session.operators_word))
+    if session.stopped is not None:
+        raise session.stopped
+    return previews
 
 
 def _show_preview(previews: Sequence[Preview], session: Session) -> None:

@@ -20,7 +20,7 @@ from belljar.policy.network import Network
 from belljar.policy.resources import Resources, written_resources
 from belljar.policy.risk import demanded_tier
 from belljar.policy.stand_ins import TargetStandIn
-from belljar.units import printable
+from belljar.units import format_duration, format_size, printable
 
 NO_NETWORK: Final = "none"
 """What stands for a network in a configuration that has none, whatever its policy has."""
@@ -35,7 +35,6 @@ _EMPTY: Final[Mapping[str, Any]] = {
 _WALLS: Final = ("risk", "tier", "resources", "host_tools")
 TASK: Final = "task"
 """Where a difference is that belongs to the whole of a task's sandbox."""
-_USE_POLICYS: Final = "`--override` uses the policy's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,8 @@ def _unused(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Diff
 
 def _unheeded(key: str, detail: str) -> Difference:
     """Of the operator's policy: the task is as it was written."""
-    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=printable(detail), hint=_USE_POLICYS)
+    said = printable(f"{detail}; `--override` uses the policy's")
+    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=said)
 
 
 def _shown(value: object) -> str:
@@ -214,12 +214,15 @@ def _limited(asked: Resources, held: Resources, *, where: str, written: Mapping[
         wanted, most = getattr(asked, field.name), getattr(held, field.name)
         key = field.name.removesuffix("_bytes").removesuffix("_s")
         if wanted != most and key in written:
-            detail = f"{wanted:,} asked for, {most:,} by the policy ({_unit(field.name)})"
+            said, most_said = _written_limit(field.name, wanted), _written_limit(field.name, most)
+            detail = f"{said} asked for, {most_said} by the policy"
             yield Difference(kind=Kind.CHANGED, where=printable(where), key=f"resources.{key}", detail=detail)
 
 
-def _unit(name: str) -> str:
-    return "bytes" if name.endswith("_bytes") else "seconds" if name.endswith("_s") else "number"
+def _written_limit(name: str, value: float) -> str:
+    if name.endswith("_bytes"):
+        return format_size(int(value))
+    return format_duration(value) if name.endswith("_s") else str(value)
 
 
 def _changed(key: str, detail: str) -> Difference:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from belljar.compose.interpolate import references
-from belljar.differences import Difference, samples_named, told
+from belljar.differences import Difference, Kind, samples_named, told
 from belljar.errors import BelljarError, PolicyError
 from belljar.harness import config as configs
-from belljar.harness.adapt import SampleSandbox
 from belljar.harness.compat import TaskRefused
+from belljar.harness.fidelity import TASK
 from belljar.harness.operator import Operator
 
 if TYPE_CHECKING:
@@ -26,16 +26,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSandbox:
+    """What the sandbox of one sample comes to: a configuration, or the error that refuses it."""
+
+    task: str
+    sample: str
+    metadata: Mapping[str, object]
+    config: configs.BelljarConfig
+    error: PolicyError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """One sample: the policy of its cell and how it differs from what was written, or its error.
 
     `policy` is that of the sample's configuration: metadata in `env` is not expanded in it.
+    `kept`: what the cell takes over as it was written.
     """
 
     task: str
     sample: str
     policy: LoadedPolicy | None = None
     differences: tuple[Difference, ...] = ()
+    kept: tuple[Difference, ...] = ()
     error: BelljarError | None = None
 
 
@@ -43,24 +56,42 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
     """Each sample in turn; the error of one hides no other. Raises nothing."""
     known = _Known(operator)
     for each in sandboxes:
-        error: BelljarError | None = each.error
-        policy: LoadedPolicy | None = None
-        differences: tuple[Difference, ...] = ()
-        if error is None:
+        found = Preview(task=each.task, sample=each.sample, error=each.error)
+        if found.error is None:
             try:
-                policy, differences = known.within(each.config, each.metadata)
+                ours, policy, differences = known.within(each.config, each.metadata)
                 configs.for_sample(policy, each.metadata)
-            except BelljarError as caught:
-                error = caught
-        if isinstance(error, TaskRefused):
-            differences = error.differences
-        yield Preview(
-            task=each.task,
-            sample=each.sample,
-            policy=policy,
-            differences=differences,
-            error=error,
-        )
+                kept = tuple(_kept(ours, differences))
+                found = replace(found, policy=policy, differences=differences, kept=kept)
+            except BelljarError as error:
+                found = replace(found, error=error)
+        if isinstance(found.error, TaskRefused):
+            found = replace(found, differences=found.error.differences)
+        yield found
+
+
+def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Iterator[Difference]:
+    """What the task says that its cell takes over unchanged."""
+    changed = {fact.key.partition(".")[0] for fact in differences if fact.where == TASK}
+    asked = ours.asked()
+    said: dict[str, str] = {
+        "policy": ours.policy,
+        **{name: asked[name] for name in ("image", "user", "workdir") if name in asked},
+    }
+    if "env" in asked:
+        said["env"] = f"{len(asked['env'])} variable(s)"
+    if "resources" in asked:
+        said["resources"] = ", ".join(asked["resources"])
+    if isinstance(network := asked.get("network"), Mapping):
+        said["services"] = ", ".join(network["stand_ins"])
+    if json.loads(ours.program or "{}"):
+        said["program"] = "what its compose file runs"
+    for key, detail in said.items():
+        if detail and key not in changed and not (key == "services" and "network" in changed):
+            yield Difference(kind=Kind.KEPT, where=TASK, key=key, detail=detail)
+
+
+_Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Difference, ...]]"
 
 
 class _Known:
@@ -70,16 +101,14 @@ class _Known:
         self.operator = operator
         self._names: dict[str, frozenset[str]] = {}
         self._settled: dict[Any, configs.BelljarConfig | PolicyError] = {}
-        self._within: dict[Any, tuple[LoadedPolicy, tuple[Difference, ...]] | BelljarError] = {}
+        self._within: dict[Any, _Within | BelljarError] = {}
 
-    def within(
-        self, config: configs.BelljarConfig, metadata: Mapping[str, object]
-    ) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
-        """As `config.within` for a sample. Raises `BelljarError`."""
+    def within(self, config: configs.BelljarConfig, metadata: Mapping[str, object]) -> _Within:
+        """The settled configuration, and as `config.within`. Raises `BelljarError`."""
         ours = self._settle(config, metadata)
         if ours not in self._within:
             try:
-                self._within[ours] = configs.within(ours, self.operator)
+                self._within[ours] = (ours, *configs.within(ours, self.operator))
             except BelljarError as error:
                 self._within[ours] = error
         found = self._within[ours]
@@ -130,15 +159,14 @@ class Group:
 
 
 def grouped(previews: Iterable[Preview]) -> list[Group]:
-    """By outcome, in the order of the first sample of each. The environment of a cell is no outcome."""
+    """By outcome, in the order of the first sample of each. Environment is no outcome, and the same
+    error of another file is the same outcome."""
     groups: dict[Any, list[Preview]] = {}
     for each in previews:
-        policy = each.policy
-        if policy is not None:
-            bare = policy.policy.model_copy(update={"env": {}})
-            key: Any = (each.task, bare, policy.base, each.differences, str(each.error))
-        else:
-            key = (each.task, None, None, each.differences, str(each.error))
+        policy, error = each.policy, each.error
+        bare = policy.policy.model_copy(update={"env": {}}) if policy is not None else None
+        why = (type(error), error.what, error.mend) if error is not None else None
+        key = (each.task, bare, policy.base if policy is not None else None, each.differences, why)
         groups.setdefault(key, []).append(each)
     return [Group(first=same[0], samples=tuple(each.sample for each in same)) for same in groups.values()]
 

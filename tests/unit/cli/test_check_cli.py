@@ -1,0 +1,95 @@
+"""`belljar check` from the command line: real Inspect, no cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.main import run
+
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+@task
+def many(n: int = 3) -> Task:
+    samples = [Sample(id=i, input="x", metadata={"kind": i % 2}) for i in range(1, n + 1)]
+    bad = Sample(id=n + 1, input="x", sandbox=("docker", "bad-compose.yaml"))
+    return Task(dataset=[*samples, bad], sandbox=("docker", "compose.yaml"))
+"""
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A task in the working directory, and an empty store."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: 'team/i-${SAMPLE_METADATA_KIND}', tty: true}}")
+    (tmp_path / "bad-compose.yaml").write_text("services: {default: {image: i, gpus: all}}")
+    return tmp_path
+
+
+def checked(*arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, object]]:
+    """Exit code and JSON of a check."""
+    code = run(["check", *arguments, "--json"])
+    out = capsys.readouterr().out
+    said = json.loads(out[out.index("{") :])  # Inspect's own banner goes past pytest's capture
+    assert isinstance(said, dict)
+    return code, said
+
+
+def test_each_sample_of_a_task_has_an_outcome(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those with the same outcome together, one's refusal beside the others; nothing is made."""
+    arguments = ("task.py@many", "-T", "n=40", "--policy", "low")
+    code, said = checked(*arguments, capsys=capsys)
+    groups = said["groups"]
+    assert isinstance(groups, list)
+    assert code == said["exit_code"] == 4
+    assert [len(group["samples"]) for group in groups] == [20, 20, 1]
+    assert [group["outcome"] for group in groups][-1] == "refused"
+    assert [fact["key"] for fact in groups[2]["differences"]] == ["gpus"]
+    assert not (directory / "home" / "runs").exists()
+
+
+def test_a_limit_leaves_samples_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of a run would: the refused one is not among them."""
+    code, said = checked("task.py@many", "--limit", "2", "--policy", "low", capsys=capsys)
+    assert code == 3
+    missing = said["missing_images"]
+    assert isinstance(missing, list)
+    assert [item["image"] for item in missing] == ["team/i-1", "team/i-0"]
+
+
+def test_the_text_names_what_is_amiss(capsys: pytest.CaptureFixture[str]) -> None:
+    """Samples, keys, images and what gets them; for a compose file and a preset too."""
+    assert run(["check", "task.py@many", "--policy", "low"]) == 4
+    shown = capsys.readouterr().out
+    for word in ("samples 1, 3", "sample 4", "`gpus`", "`tty`", "team/i-0", "belljar image import"):
+        assert word in shown
+    assert run(["check", "bad-compose.yaml"]) == 4
+    assert run(["check", "low"]) == 3
+    assert "belljar setup" in capsys.readouterr().out
+
+
+def test_usage_and_files_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that makes no sense is usage; a task or policy that is not there is the author's."""
+    assert run(["check", "low", "--policy", "high"]) == 2
+    assert run(["check", "task.py", "--override"]) == 2
+    for target in ("gone.py", "gone.yaml", "task.py@gone"):
+        assert run(["check", target]) == 4
+    assert run(["check", "task.py", "--policy", "gone.yaml"]) == 4
+    assert capsys.readouterr().err
+
+
+def test_hostile_words_of_a_task_are_escaped(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a file holds: nothing of it acts on the terminal."""
+    (directory / "compose.yaml").write_text(
+        'services: {"d\\e[2J": {image: "x\\e]0;t\\a", "k\\e[1m": 1, working_dir: "/\\u202e"}}'
+    )
+    run(["check", "compose.yaml"])
+    shown = capsys.readouterr()
+    assert not set("\x1b\x07\u202e") & set(shown.out + shown.err)

@@ -1,0 +1,145 @@
+"""What `belljar check` says: decided without a host, and without Inspect where there is no task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.fakes.hosts import capable_host
+
+from belljar.differences import Kind
+from belljar.harness.check import (
+    Host,
+    Outlook,
+    as_json,
+    check_compose,
+    check_policy,
+    exit_code,
+    kind_of,
+    outlooks,
+)
+from belljar.harness.operator import OperatorsWord
+from belljar.host import HostFacts, settings
+from belljar.image import ImageConfig, Store
+
+WORD: OperatorsWord = {"walls": "", "override": False, "tier": "", "allow_upstreams": False}
+
+
+@pytest.fixture(autouse=True)
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings and no policy of this host's."""
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    monkeypatch.setattr(settings, "environment_at_start", lambda: environ)
+    monkeypatch.setattr(settings, "HOST_FILE", tmp_path / "settings.yaml")
+    monkeypatch.delenv("BELLJAR_POLICY", raising=False)
+
+
+def host(home: Path, facts: Callable[[], HostFacts] = capable_host) -> Host:
+    """A host that can run cells, with the images of `home`."""
+    return Host(home=home, facts=facts, image=lambda _name: None)
+
+
+def with_image(home: Path, *names: str) -> Path:
+    """A store that has these images."""
+    home.mkdir()
+    for name in names:
+        (home / "file").write_bytes(b"x")
+        Store(home).add(home / "file", ImageConfig(), name=name, source="test", created="now")
+    return home
+
+
+def check(directory: Path, text: str, *, home: Path, word: OperatorsWord = WORD) -> Outlook:
+    """The outlook of a compose file."""
+    (directory / "compose.yaml").write_text(text)
+    (found,) = outlooks(check_compose(str(directory / "compose.yaml"), word), host(home))
+    return found
+
+
+def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
+    """0 as written or with differences, 3 what this host lacks, 4 refused; the author's first."""
+    home = with_image(tmp_path / "home", "here")
+    runs = check(tmp_path, "services: {a: {image: here}}", home=home)
+    differs = check(tmp_path, "services: {a: {image: here, tty: true}}", home=home)
+    missing = check(tmp_path, "services: {a: {image: gone}}", home=home)
+    refused = check(tmp_path, "services: {a: {image: gone, gpus: all}}", home=home)
+    found = (runs, differs, missing, refused)
+    assert [each.outcome for each in found] == ["runs", "differs", "missing", "refused"]
+    assert [each.exit_code for each in found] == [0, 0, 3, 4]
+    assert [fact.kind for fact in refused.group.first.differences] == [Kind.REFUSED]
+    assert exit_code(found) == 4
+    assert exit_code(found[:3]) == 3
+    assert exit_code(()) == 0
+
+
+def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
+    """Both at once: they are mended apart."""
+    (tmp_path / "critical.yaml").write_text("belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n")
+    previews = check_policy(str(tmp_path / "critical.yaml"), WORD)
+    (found,) = outlooks(previews, host(tmp_path / "home"))
+    assert found.lacking is not None
+    assert [each.image for each in found.missing] == ["gone"]
+    assert found.exit_code == 3
+
+
+def test_what_is_kept_is_listed(tmp_path: Path) -> None:
+    """By the author's words; what the operator's walls change is not among it."""
+    text = "services: {a: {image: i, user: '7', environment: {A: b}, mem_limit: 8g}, b: {image: j}}"
+    walls: OperatorsWord = {**WORD, "walls": "low"}
+    first = check(tmp_path, text, home=tmp_path / "home", word=walls).group.first
+    kept = {fact.key: fact.detail for fact in first.kept}
+    assert {"image", "user", "env", "services"} <= set(kept)
+    assert (kept["image"], kept["services"]) == ("i", "b")
+    assert "resources" not in kept
+    assert [fact.key for fact in first.differences] == ["resources.memory"]
+
+
+def test_a_compose_file_that_asks_for_metadata_is_judged_without_a_sample(tmp_path: Path) -> None:
+    """By its defaults, or a value in the place of what is not known; that image is not missed."""
+    text = "services: {a: {image: 'i-${SAMPLE_METADATA_KIND}', tty: true}}"
+    found = check(tmp_path, text, home=tmp_path / "home")
+    assert (found.outcome, found.missing) == ("differs", ())
+    text = "services: {a: {image: 'i', mem_limit: '${SAMPLE_METADATA_MEMORY:-64m}', gpus: all}}"
+    assert check(tmp_path, text, home=tmp_path / "home").exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("compose.yaml", "services: {}", "compose"),
+        ("lab-compose.yml", "nonsense", "compose"),
+        ("other.yaml", "x: 1\nservices: {}\n", "compose"),
+        ("other.yaml", "belljar: 1\nrisk: low\n", "policy"),
+        ("compose.yaml", "belljar: 1\nservices: {}\n", "policy"),
+        ("other.yaml", "neither: 1\n", "policy"),
+        ("task.py", "", "task"),
+        ("gone.yaml", None, "policy"),
+    ],
+)
+def test_what_a_target_is(name: str, text: str | None, kind: str, tmp_path: Path) -> None:
+    """By its name, and what it says; a preset is a policy, and anything else a task."""
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    assert kind_of(str(tmp_path / name)) == kind
+    assert (kind_of("high"), kind_of("inspect_evals/x"), kind_of("task.py@ctf")) == (
+        "policy",
+        "task",
+        "task",
+    )
+
+
+def test_json_has_all_that_the_text_has(tmp_path: Path) -> None:
+    """With a group's plan, images, differences and error."""
+    found = check(tmp_path, "services: {a: {image: gone, tty: true}}", home=tmp_path / "home")
+    said = as_json("compose.yaml", "compose", [found])
+    (group,) = said["groups"]
+    assert (said["exit_code"], group["outcome"]) == (3, "missing")
+    assert group["images"] == [{"image": "gone", "present": False}]
+    assert [item["image"] for item in said["missing_images"]] == ["gone"]
+    assert "belljar image import" in said["missing_images"][0]["command"]
+    assert (group["plan"]["tier"], group["error"]) == ("microvm", None)
+    assert [fact["key"] for fact in group["differences"]] == ["tty"]
+    refused = check(tmp_path, "services: {a: {image: gone, gpus: all}}", home=tmp_path / "home")
+    (group,) = as_json("compose.yaml", "compose", [refused])["groups"]
+    assert group["plan"] is None
+    assert group["error"]["what"]
