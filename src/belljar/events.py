@@ -29,6 +29,8 @@ class Kind(StrEnum):
     CELL_CLONED = "cell.cloned"
     CELL_RENEWED = "cell.renewed"
     CELL_TAKEN = "cell.taken"
+    CELL_CHECKING = "cell.checking"
+    CELL_CHECKED = "cell.checked"
     CELL_FAILED = "cell.failed"
     CELL_DESTROYING = "cell.destroying"
     CELL_DESTROYED = "cell.destroyed"

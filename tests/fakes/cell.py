@@ -21,6 +21,7 @@ from typing import Any
 import anyio
 from tests.fakes.probing import PROBES, FakeProgram, dead
 
+from belljar.cell.health import Health
 from belljar.cell.output import ExecOutput
 from belljar.cell.workshop import promised
 from belljar.channel import FileTooLarge
@@ -78,6 +79,8 @@ class FakeCell:
         self.tier, self.host_pid, self.router = "microvm", None, None
         self.others: dict[str, Any] = {}
         self.questions = None
+        self.last_op = 0
+        self.healths = [Health(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
         self.image_command, self.image_entrypoint = (), ()
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
@@ -164,6 +167,12 @@ class FakeCell:
         if len(contents) > max_bytes:
             raise FileTooLarge(path, size_bytes=len(contents), max_bytes=max_bytes, head=b"")
         return contents
+
+    async def check_health(self) -> Health:
+        """As the real one: what it finds is next of `healths`, the last for ever."""
+        if self.dead:
+            return Health(died="it died")
+        return self.healths.pop(0) if len(self.healths) > 1 else self.healths[0]
 
     async def ping(self, **_: Any) -> float:
         """As the real one."""

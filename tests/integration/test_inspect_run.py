@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from inspect_ai.log import read_eval_log
 from tests.integration.processes import wait_for
 
 from belljar.events import Kind
@@ -79,6 +80,11 @@ def dies() -> Task:
 @task
 def waits() -> Task:
     return Task(dataset=[Sample(id="waits", input="x")], solver=run("sleep 300"))
+
+@task
+def breaks() -> Task:
+    wreck = "rm -rf /bin/* /usr/bin/* /sbin/* /usr/sbin/*"
+    return Task(dataset=[Sample(id="breaks", input="x", target="")], solver=run(wreck, "id"), scorer=said("id"))
 
 @task
 def prepares() -> Task:
@@ -165,6 +171,29 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
     (cell,) = [c for c in gather_cells(read_events(Path(said["run_dir"]))).values() if c.sample == "dies"]
     assert cell.failures
     assert cell.clean
+
+
+def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
+    """Inspect says success and gives a score; the run says degraded with its cause, by exit code, summary, JSON, record and score."""
+    policy = POLICY.replace("env:", "user: root\nenv:").partition("env:")[0]
+    (tasks / "root.yaml").write_text(policy)
+    code, said, errors = belljar_run(tasks, "tasks.py@breaks", "--policy", "root.yaml")
+    assert code == 1, errors
+    (sample,) = said["samples"]
+    assert (sample["verdict"], sample["error"], sample["scores"]) == ("contained", "", {"said": "1"})
+    (broken,) = sample["degraded"]
+    assert (broken["cause"], broken["phase"]) == ("shell_missing", "call")
+    run_dir = Path(said["run_dir"])
+    (log,) = (run_dir / "inspect").glob("*.eval")
+    logged = read_eval_log(str(log))
+    assert logged.status == "success"
+    assert logged.samples is not None
+    assert logged.samples[0].metadata["sandbox_degraded"][0]["op"] == broken["op"]
+    score = (logged.samples[0].scores or {})["said"]
+    assert (score.metadata or {})["sandbox_degraded"] == "shell_missing"
+    shown = subprocess.run(command("verdict", said["run_id"]), capture_output=True, text=True, timeout=60, check=False)
+    assert shown.returncode == 1
+    assert "1 degraded: shell_missing" in shown.stdout.splitlines()[-2]
 
 
 def test_bad_input(home: Path, tasks: Path) -> None:

@@ -6,7 +6,6 @@ Each operation is recorded twice: before its first byte goes to the guest, and w
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import anyio
 
 from belljar.cell import record
 from belljar.cell.capture import KEEP_BODY_BYTES, Capture, body_of
+from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.questions import Questions
 from belljar.cell.stream import RunningCommand
@@ -63,7 +63,7 @@ class Cell:
         self._live = live
         self._recorder = recorder
         self._actor = actor
-        self._ops = itertools.count(1)
+        self._last_op = 0
         self.router = router
         self.others: Mapping[str, Cell] = {}
         self.questions: Questions | None = None
@@ -296,6 +296,41 @@ class Cell:
         event = Event(kind=kind, cell_id=self.id, actor=self._actor, data=data)
         self._recorder.record(event)
 
+    async def check_health(self) -> Health:
+        """Run the check of `belljar.cell.health` as the workload's default user.
+
+        Not recorded as a command: the caller records the check. A dead cell is a fact, not an error.
+        """
+        try:
+            output = await self._check_in(self.plan.workdir)
+            in_root = await self._check_in("/") if output.stage == "cwd" else None
+        except CellError as error:
+            return Health(died=error.what)
+        return read_health(output, in_root=in_root)
+
+    async def _check_in(self, cwd: str) -> ExecOutput:
+        if self._dead is not None:
+            raise self._dead
+        request = ExecRequest(
+            argv=ARGV,
+            env=self.plan.env,
+            cwd=cwd,
+            user=self._user(None),
+            timeout_s=TIMEOUT_S,
+            max_stdout_bytes=MAX_OUTPUT_BYTES,
+            max_stderr_bytes=MAX_OUTPUT_BYTES,
+        )
+        try:
+            return output_of(await self._live.client.exec(request))
+        except BaseException as error:
+            self._end_if_dead(error)
+            raise
+
+    @property
+    def last_op(self) -> int:
+        """The number of the operation that was begun last; 0 before the first."""
+        return self._last_op
+
     @property
     def host_pid(self) -> int | None:
         """The pid on this host of the cell's outermost process, while it lives."""
@@ -344,7 +379,8 @@ class Cell:
     def _operation(self) -> record.Operation:
         if self._dead is not None:
             raise self._dead
-        return record.Operation(cell_id=self.id, op=next(self._ops), actor=self._actor)
+        self._last_op += 1
+        return record.Operation(cell_id=self.id, op=self._last_op, actor=self._actor)
 
     def _user(self, user: str | None) -> str:
         return self.plan.user if user is None else user

@@ -207,6 +207,7 @@ def _escaped(text: str) -> str:
 
 def _cells(row: Row) -> list[tuple[str, str]]:
     transcript, verdict = row.transcript, row.verdict.value
+    degraded = [f"cell {cell}: {each}" for cell, each in row.degraded]
     epoch = f" #{transcript.epoch}" if transcript.epoch > 1 else ""
     return [
         ("sample", f"{transcript.sample}{epoch}"),
@@ -219,7 +220,7 @@ def _cells(row: Row) -> list[tuple[str, str]]:
         ("out", format_size(row.bytes_out)),
         ("time", format_duration(row.lasted_s)),
         ("destroyed", "-" if not row.cells else "proven" if row.destroyed else "NOT PROVEN"),
-        ("note", "; ".join((*map(str, row.reasons), *transcript.notes))),
+        ("note", "; ".join((*map(str, row.reasons), *degraded, *transcript.notes))),
     ]
 
 

@@ -27,6 +27,7 @@ from inspect_ai.util import (
 from pydantic import BaseModel
 from typing_extensions import override
 
+from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import told
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
@@ -37,6 +38,7 @@ from belljar.harness.bridge import ModelBridge
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
 from belljar.harness.containment import Containment, bind, tell_transcript
 from belljar.harness.door import Door
+from belljar.harness.health import Degraded, HealthWatch, bind_degraded
 from belljar.harness.identity import SampleIdentity, identify, is_preparing
 from belljar.harness.operator import read_operator
 from belljar.harness.programs import start_program
@@ -233,6 +235,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._running = False
         self.is_own = True
         self.containment = Containment()
+        self.health = HealthWatch(cell, session.record)
+        self._beside: list[BelljarSandboxEnvironment] = []
+        self._beginning = anyio.Lock()
         self.door = Door.for_cell(cell, home=session.home)
 
     @override
@@ -267,7 +272,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 keep="tail",
             )
         except CellError as error:
-            raise self._unavailable(error) from None
+            raise await self._unavailable(error) from None
+        if may_be_broken(output):
+            await self.health.look("call")
         return results.to_result(
             output, cmd, limit_bytes=limit_bytes, timeout_s=timeout or self.cell.plan.limits.exec_timeout_s
         )
@@ -279,7 +286,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         try:
             await self.cell.write_file(file, contents.encode() if isinstance(contents, str) else contents)
         except CellError as error:
-            raise self._unavailable(error) from None
+            raise await self._unavailable(error) from None
+        except IsADirectoryError:
+            raise
+        except OSError:
+            await self.health.look("call")
+            raise
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...  # noqa: FBT002 - Inspect's signature
@@ -300,7 +312,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 limit_str=SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, truncated_output=None
             ) from None
         except CellError as error:
-            raise self._unavailable(error) from None
+            raise await self._unavailable(error) from None
+        except (FileNotFoundError, IsADirectoryError):
+            raise
+        except OSError:
+            await self.health.look("call")
+            raise
         return contents.decode("utf-8") if text else contents
 
     @override
@@ -322,10 +339,17 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """Refuse after a breach; record once that the sample's own work has begun; let terminals in."""
         await self._session.check_running()
         if not self._running and not is_preparing():
+            await self._begin_running()
+        self.door.open_in_sample(self.cell)
+
+    async def _begin_running(self) -> None:
+        async with self._beginning:  # no operation before the baseline
+            if self._running:
+                return
             data = self.who.data()
             self._session.record(Event(kind=Kind.SAMPLE_RUNNING, data=data, cell_id=self.cell.id, actor=Actor.HARNESS))
+            await self.health.take_baseline()
             self._running = True
-        self.door.open_in_sample(self.cell)
 
     async def probe_start(self) -> None:
         """Probe the fresh cell (the others of its range were, before their programs ran). Raises `ContainmentBreach`."""
@@ -342,6 +366,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """Another cell of this range through Inspect's interface. It is made, probed and destroyed with this one."""
         environment = type(self)(cell, session=self._session, who=self.who, stack=AsyncExitStack(), policy=self.policy)
         environment.is_own = False
+        self._beside.append(environment)
         self._stack.push_async_callback(environment.door.close)
         return environment
 
@@ -395,6 +420,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         self._closed = True
         with anyio.CancelScope(shield=True):
             try:
+                if outcome == "completed":  # an interrupted sample has no score to be doubted
+                    for environment in (self, *self._beside):  # the probes end all that runs there
+                        await environment.health.look("end")
                 self.containment.end = report = await self._probe_end()
                 tell_transcript("end", report, self._session.ensure_run().run_id)
             finally:
@@ -415,14 +443,20 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             finished = Event(kind=Kind.SAMPLE_FINISHED, data=data, cell_id=self.cell.id, actor=Actor.HARNESS)
             self._session.record(finished)
             bind(self.containment, self.who)
+            bind_degraded(self._degraded(), self.who)
+
+    def _degraded(self) -> list[Degraded]:
+        found = (environment.health.degraded for environment in (self, *self._beside))
+        return [each for each in found if each is not None]
 
     async def _forget(self) -> None:
         self._session.live.pop(self.cell.id, None)
         await self.door.close()
 
-    def _unavailable(self, error: CellError) -> SandboxUnavailableError:
+    async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
         """The cell is gone. The operator reads why in the log and the ledger; the model reads only that."""
         logger.warning("cell %s of sample %s: %s", self.cell.id, printable(self.who.sample), printable(str(error)))
+        await self.health.look("call")
         return SandboxUnavailableError(_UNAVAILABLE)
 
 

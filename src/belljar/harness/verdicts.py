@@ -24,6 +24,7 @@ from inspect_ai.log import (
 )
 from inspect_ai.scorer import CORRECT, INCORRECT, NOANSWER, ScoreEdit
 
+from belljar.harness.health import KEY as DEGRADED
 from belljar.harness.transcript import JUDGED, OWN_SCORE
 from belljar.probe.model import Verdict
 from belljar.report.samples import Row, RunFindings
@@ -59,8 +60,11 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
         known = sample.metadata.get(JUDGED)
         said = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
         sample.metadata[JUDGED] = {**(known if isinstance(known, dict) else {}), **said}
+        causes = ", ".join(dict.fromkeys(each.cause for _, each in row.degraded))
+        degraded = {DEGRADED: causes} if causes else {}
         for score in (sample.scores or {}).values():
-            score.metadata = {**(score.metadata or {}), SCORE_VERDICT: row.verdict.value}
+            said_of_score = {SCORE_VERDICT: row.verdict.value, **degraded}
+            score.metadata = {**(score.metadata or {}), **said_of_score}
         edit = ScoreEdit(
             value=_VALUES[row.verdict],
             answer=row.verdict.value,
@@ -71,6 +75,7 @@ def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
                 "cells": [cell.cell_id for cell in row.cells],
                 "probes": row.probed,
                 "destroyed": row.destroyed,
+                **degraded,
             },
             provenance=_provenance("the ledger's verdict"),
         )

@@ -182,6 +182,14 @@ class _CellTaken(_Data):
     age_ms: float
 
 
+class _CellChecking(_Data):
+    phase: Literal["baseline", "call", "end"]
+
+
+class _CellChecked(_CellChecking, _Timed, _Op):
+    cause: str
+
+
 class _CellFailed(_Reason):
     error: str
 
@@ -420,6 +428,8 @@ _DATA: Final[dict[Kind, type[_Data]]] = {
     Kind.CELL_CLONED: _Timed,
     Kind.CELL_RENEWED: _CellRenewed,
     Kind.CELL_TAKEN: _CellTaken,
+    Kind.CELL_CHECKING: _CellChecking,
+    Kind.CELL_CHECKED: _CellChecked,
     Kind.CELL_FAILED: _CellFailed,
     Kind.CELL_DESTROYING: _Reason,
     Kind.CELL_DESTROYED: _Destroyed,

@@ -58,6 +58,23 @@ class Probing:
     breaches: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degraded:
+    """The first damage that a check found in a cell: it could no longer run commands as at its sample's start.
+
+    `phase`: at a call, or at the sample's `end`; `op`: the operation begun last.
+    """
+
+    cause: str
+    detail: str
+    phase: str
+    op: int
+
+    def __str__(self) -> str:
+        when = "when the sample ended" if self.phase == "end" else f"at operation {self.op}"
+        return f"degraded: {self.cause} ({self.detail}), noticed {when}"
+
+
 @dataclass(slots=True, kw_only=True)
 class CellFindings:
     """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
@@ -83,6 +100,7 @@ class CellFindings:
     bytes_in: int = 0
     bytes_out: int = 0
     limits: list[str] = field(default_factory=list)
+    degraded: Degraded | None = None
     failures: list[str] = field(default_factory=list)
     started: datetime | None = None
     ended: datetime | None = None
@@ -255,6 +273,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.probings.append(Probing(phase=str(data["phase"])))
         case Kind.PROBE_COMPLETED:
             _add_probing(cell, data)
+        case Kind.CELL_CHECKED:
+            _add_check(cell, data)
         case Kind.LIMIT_HIT:
             cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
@@ -265,6 +285,16 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.not_checked.extend(str(missed) for missed in data.get("not_checked", []))
         case _:
             pass
+
+
+def _add_check(cell: CellFindings, data: Mapping[str, Any]) -> None:
+    if data["cause"] and cell.degraded is None:
+        cell.degraded = Degraded(
+            cause=str(data["cause"]),
+            detail=str(data.get("detail", "")),
+            phase=str(data["phase"]),
+            op=_count(data["op"]),
+        )
 
 
 def _add_probing(cell: CellFindings, data: Mapping[str, Any]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from belljar.differences import Difference as Fact
 from belljar.probe.model import Verdict, worst
-from belljar.report.cells import CellFindings, Probing
+from belljar.report.cells import CellFindings, Degraded, Probing
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.reconcile import Call, Difference
@@ -74,6 +74,11 @@ class Row:
     def bytes_out(self) -> int:
         """Bytes that came out of its cells."""
         return sum(cell.bytes_out for cell in self.cells)
+
+    @property
+    def degraded(self) -> tuple[tuple[str, Degraded], ...]:
+        """Its cells that could no longer run commands, by id. No containment verdict: the score is in doubt."""
+        return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property
     def lasted_s(self) -> float:
@@ -144,8 +149,8 @@ class RunFindings:
 
     @property
     def failed(self) -> bool:
-        """The evaluation itself had errors."""
-        return bool(self.errors) or any(row.transcript.error for row in self.rows)
+        """The evaluation itself had errors, or a score is not to be trusted."""
+        return bool(self.errors) or any(row.transcript.error or row.degraded for row in self.rows)
 
     @property
     def exit_code(self) -> int:
@@ -180,7 +185,15 @@ def headline(findings: RunFindings) -> str:
     emulated = any(cell.emulated for row in findings.rows for cell in row.cells)
     where = "; emulated: this host has no hardware virtualisation that works" if emulated else ""
     whole = f"{word}: {len(findings.rows)} sample(s), {', '.join(counts)}"
-    return f"{whole}{_not_logged(findings)}{_amiss(findings)}{reused}{where}"
+    broken = _degraded(findings)
+    return f"{whole}{broken}{_not_logged(findings)}{_amiss(findings)}{reused}{where}"
+
+
+def _degraded(findings: RunFindings) -> str:
+    """Samples whose sandbox broke, whatever Inspect calls them."""
+    broken = [row for row in findings.rows if row.degraded]
+    causes = dict.fromkeys(printable(each.cause) for row in broken for _, each in row.degraded)
+    return f"; {len(broken)} degraded: {', '.join(causes)}" if broken else ""
 
 
 def _not_logged(findings: RunFindings) -> str:
@@ -252,6 +265,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "verdict": row.verdict.value,
         "reasons": [reason.to_json() for reason in row.reasons],
         "differences": [fact.data() for fact in row.differences],
+        "degraded": [{"cell": cell, **asdict(each)} for cell, each in row.degraded],
         "cells": [cell.cell_id for cell in row.cells],
         "tier": row.cells[0].tier if row.cells else "",
         "emulated": any(cell.emulated for cell in row.cells),

@@ -103,10 +103,13 @@ async def test_a_sample_is_recorded_and_its_cell_destroyed(session: Session, cel
     recorder: Any = session.run.recorder
     events = recorder.events
     probes = [Kind.PROBE_STARTED, Kind.PROBE_COMPLETED]
+    checks = [Kind.CELL_CHECKING, Kind.CELL_CHECKED]
     assert [event.kind for event in events] == [
         Kind.SAMPLE_STARTED,
         *probes,
         Kind.SAMPLE_RUNNING,
+        *checks,
+        *checks,
         *probes,
         Kind.CELL_DESTROYED,
         Kind.SAMPLE_FINISHED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import zipfile
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from tests.fakes.cell import FakeCell, RecordedCells
 from tests.fakes.judged import RUN_PLACES, SAMPLE_PLACES, Judged, cell_verdicts
 from tests.fakes.probing import dead, read_canary
 
+from belljar.cell.health import Health
 from belljar.errors import HostError
 from belljar.events import Event, Kind
 from belljar.harness import evaluate
@@ -93,6 +95,11 @@ def silent(cell: FakeCell) -> None:
 def fallen(cell: FakeCell) -> None:
     """The cell is dead."""
     cell.run_probe_program.error = dead()
+
+
+def loses_shell(cell: FakeCell) -> None:
+    """From the second check on no command can be run."""
+    cell.healths.append(Health(stage="exec", errno=errno.ENOENT))
 
 
 def escaped(cell: FakeCell) -> None:
@@ -189,6 +196,7 @@ CAUSES: dict[str, Cause] = {
     "nothing": Cause("contained", 0, set()),
     "an error of the task": Cause("contained", 1, set(), options=("-T", "fails=true")),
     "an interrupt": Cause("contained", 130, set(), options=("-T", "interrupts=true")),
+    "a sandbox that lost its shell": Cause("contained", 1, set(), arm=at(0, loses_shell)),
     "a scorer that says void": Cause("void", 2, {Code.SCORER_VOID}, options=("-T", "says=void")),
     "a scorer that says breached": Cause("breached", 2, {Code.SCORER_BREACHED}, options=("-T", "says=breached")),
     "a void attempt before a clean one": Cause(

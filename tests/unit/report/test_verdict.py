@@ -47,6 +47,8 @@ def other_cell(uuid: str = "u1", *lines: Line, sample: str = "s", **more: bool) 
 
 WORK = line(Kind.EXEC_STARTED, "c2", op=1, argv=["true"], cwd="/", user="", env_names=[], stdin=False, timeout_s=None)
 RUNNING = line(Kind.SAMPLE_RUNNING, "c2", sample="s")
+CHECK: dict[str, Any] = {"phase": "call", "op": 3, "cause": "shell_missing", "duration_ms": 1.0}
+BROKEN = line(Kind.CELL_CHECKED, "c1", **CHECK)
 CALL = Call(action=Action.EXEC, what="never")
 HOSTED = ToolCall(name="web_search", outside=Outside.WEB_SEARCH)
 
@@ -158,6 +160,25 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.SAMPLE_NOT_IN_LOG},
     ),
+    "a degraded sandbox": (evidence(lines=story(BROKEN)), Verdict.CONTAINED, 1, set()),
+    "a degraded sandbox of an interrupted run": (
+        evidence(lines=story(BROKEN), run=replace(RUN, interrupted=True)),
+        Verdict.CONTAINED,
+        130,
+        set(),
+    ),
+    "a degraded sandbox, and evidence is missing": (
+        evidence(sampled(calls=(CALL,)), lines=story(BROKEN)),
+        Verdict.VOID,
+        2,
+        {Code.CALLS_OUTSIDE_CELL},
+    ),
+    "a sound check": (
+        evidence(lines=story(line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": ""}))),
+        Verdict.CONTAINED,
+        0,
+        set(),
+    ),
     "a bad ledger": (evidence(ledger=LedgerState.BAD), Verdict.VOID, 2, {Code.LEDGER_BAD}),
     "a crash": (evidence(ledger=LedgerState.UNFINISHED), Verdict.VOID, 2, {Code.LEDGER_UNFINISHED}),
     "no end on record": (evidence(run=replace(RUN, ended=False)), Verdict.VOID, 2, {Code.RUN_END_MISSING}),
@@ -225,6 +246,15 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     lost = {Code.SAMPLE_NOT_IN_LOG} <= {reason.code for reason in findings.problems}
     assert not lost or f"{len(findings.rows)} of {len(findings.rows) + 1} samples in the log" in headline(findings)
     assert as_json(findings)["verdict"] == verdict.value
+
+
+def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
+    """The first damage of each cell, with the operation at which it was noticed, in the summary and in the JSON."""
+    later = line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": "agent_died", "op": 9})
+    findings = judge(evidence(lines=story(BROKEN, later)))
+    assert "1 degraded: shell_missing" in headline(findings)
+    (sample,) = as_json(findings)["samples"]
+    assert [(each["cell"], each["cause"], each["op"]) for each in sample["degraded"]] == [("c1", "shell_missing", 3)]
 
 
 @pytest.mark.parametrize("name", ["a bad ledger", "a crash", "no end on record"])

@@ -1,0 +1,145 @@
+"""Whether a cell can still run commands: one cheap check, compared with a baseline. Pure.
+
+The check runs the image's own shell as the workload's user, through the guest agent, which is static
+and needs no file of the image. A cell without a shell at its baseline is not degraded by having none.
+What it prints is the guest's word: a hostile cell can hide its damage or pretend to have some.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from belljar.cell.output import ExecOutput
+
+PROGRAMS: Final = ("ls", "cat", "cp", "mv", "rm", "mkdir", "chmod", "env")
+_SCRIPT: Final = (
+    f'for p in {" ".join(PROGRAMS)}; do command -v "$p" >/dev/null 2>&1 && echo "$p"; done;'
+    " ls -d / >/dev/null 2>&1 && echo +ran; echo +end"
+)
+SHELL: Final = "/bin/sh"
+ARGV: Final = (SHELL, "-c", _SCRIPT)
+TIMEOUT_S: Final = 15.0
+"""Of a check. An ordinary one takes milliseconds; a busy host must not look like a broken cell."""
+MAX_OUTPUT_BYTES: Final = 4096
+
+
+class Cause(StrEnum):
+    """What is broken in a cell."""
+
+    AGENT_DIED = "agent_died"
+    PROCESS_TABLE_FULL = "process_table_full"
+    USER_MISSING = "user_missing"
+    ROOT_UNREADABLE = "root_unreadable"
+    WORKDIR_UNUSABLE = "workdir_unusable"
+    SHELL_MISSING = "shell_missing"
+    SHELL_BROKEN = "shell_broken"
+    COREUTILS_MISSING = "coreutils_missing"
+    COREUTILS_BROKEN = "coreutils_broken"
+    CANNOT_START = "cannot_start"
+    UNRESPONSIVE = "unresponsive"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What one check found.
+
+    Attributes:
+        stage, errno: where and why the shell could not be started; "" and 0 when it was.
+        root_errno: why `/` could not be entered either, after the working directory; else 0.
+        ended: the shell ran the script to its end.
+        ran: it could run a program. programs: those of `PROGRAMS` that it found.
+        timed_out: no answer within `TIMEOUT_S`.
+        processes_full: the guest agent met the limit of processes.
+        died: why the cell is dead, "" when it lives.
+    """
+
+    stage: str = ""
+    errno: int = 0
+    root_errno: int = 0
+    ended: bool = False
+    ran: bool = False
+    programs: frozenset[str] = frozenset()
+    timed_out: bool = False
+    processes_full: bool = False
+    died: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """What a check found broken that was not at the baseline. `detail` is for a person."""
+
+    cause: Cause
+    detail: str = ""
+
+
+def read_health(output: ExecOutput, *, in_root: ExecOutput | None = None) -> Health:
+    """The facts of one check; `in_root` is the same command with `/` as its working directory."""
+    words = output.stdout[:MAX_OUTPUT_BYTES].decode("ascii", "replace").splitlines()
+    in_root_failed = in_root is not None and in_root.stage == "cwd"
+    return Health(
+        stage=output.stage if output.not_started_errno is not None else "",
+        errno=output.not_started_errno or 0,
+        root_errno=(in_root.not_started_errno or 0) if in_root is not None and in_root_failed else 0,
+        ended="+end" in words,
+        ran="+ran" in words,
+        programs=frozenset(words) & frozenset(PROGRAMS),
+        timed_out=output.timed_out,
+        processes_full=output.processes_full,
+    )
+
+
+def damage(baseline: Health, now: Health) -> Damage | None:
+    """What broke since the baseline. None: nothing, or the baseline can't tell."""
+    if now.died:
+        return Damage(cause=Cause.AGENT_DIED, detail=now.died)
+    if baseline.died or baseline.timed_out:
+        return None
+    if now.timed_out:
+        return Damage(cause=Cause.UNRESPONSIVE, detail=f"no answer within {TIMEOUT_S:g} s")
+    if now.errno:
+        return _not_started(now) if (now.stage, now.errno) != (baseline.stage, baseline.errno) else None
+    return _shell_damage(baseline, now)
+
+
+def _not_started(now: Health) -> Damage:
+    why = os.strerror(now.errno)
+    if now.processes_full or (now.stage == "fork" and now.errno == errno.EAGAIN):
+        return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="no process can be started")
+    if now.stage == "user":
+        return Damage(cause=Cause.USER_MISSING, detail="the user's account can't be read")
+    if now.stage == "cwd" and now.root_errno:
+        return Damage(cause=Cause.ROOT_UNREADABLE, detail=f"/: {os.strerror(now.root_errno)}")
+    if now.stage == "cwd":
+        return Damage(cause=Cause.WORKDIR_UNUSABLE, detail=f"the working directory: {why}")
+    if now.stage == "exec" and now.errno in {errno.ENOENT, errno.ENOTDIR}:
+        return Damage(cause=Cause.SHELL_MISSING, detail=f"{SHELL} or its loader is missing")
+    if now.stage == "exec":
+        return Damage(cause=Cause.SHELL_BROKEN, detail=f"{SHELL}: {why}")
+    return Damage(cause=Cause.CANNOT_START, detail=f"{now.stage}: {why}")
+
+
+def _shell_damage(baseline: Health, now: Health) -> Damage | None:
+    missing = sorted(baseline.programs - now.programs)
+    no_longer = (baseline.ended and not now.ended) or (baseline.ran and not now.ran)
+    # A shell that can't fork (dash) ends at the first program that it is to start, behind the list.
+    stopped = baseline.ended and not now.ended and bool(now.programs) and not missing
+    if stopped or (no_longer and now.processes_full):
+        return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="the shell can start no process")
+    if baseline.ended and not now.ended:
+        return Damage(cause=Cause.SHELL_BROKEN, detail=f"{SHELL} starts and fails")
+    if missing:
+        return Damage(cause=Cause.COREUTILS_MISSING, detail=f"missing: {', '.join(missing)}")
+    if baseline.ran and not now.ran:
+        return Damage(cause=Cause.COREUTILS_BROKEN, detail="ls is there and can't be run")
+    return None
+
+
+def may_be_broken(output: ExecOutput) -> bool:
+    """A command ended as it would in a broken cell; it may also be the command's own fault."""
+    failed = output.returncode in {126, 127}
+    return output.not_started_errno is not None or output.timed_out or failed

@@ -1,0 +1,86 @@
+"""Ways in which a workload breaks its own sandbox, in every tier: the check finds each, and no damage where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.cell.health import PROGRAMS, Cause, Health, damage
+from belljar.policy import load_policy
+
+pytestmark = pytest.mark.anyio
+POLICY = """\
+belljar: 1
+risk: low
+tier: {tier}
+user: nobody
+workdir: /opt
+resources: {{cpus: 1, memory: 192MiB, disk: 48MiB, processes: 64, output: 64KiB, exec_timeout: 20s, lifetime: 20m}}
+"""
+DAMAGE = {
+    "programs": ("rm -rf /bin/* /usr/bin/* /sbin/* /usr/sbin/*", Cause.SHELL_MISSING),
+    "loader": ("rm -f /lib64/ld-linux* /lib/ld-* /lib/*/ld-* /usr/lib*/ld-* /usr/lib/*/ld-*", Cause.SHELL_MISSING),
+    "shell's mode": ('chmod 000 "$(readlink -f /bin/sh)"', Cause.SHELL_BROKEN),
+    "coreutils": ("rm -f /bin/ls /usr/bin/ls /bin/cat /usr/bin/cat", Cause.COREUTILS_MISSING),
+    "root's mode": ("chmod 000 /", Cause.ROOT_UNREADABLE),
+    "working directory": ("rm -rf /opt", Cause.WORKDIR_UNUSABLE),
+    "accounts": ("rm -f /etc/passwd", Cause.USER_MISSING),
+    "disk": ("cat /dev/zero > /var/tmp/full; rm -f /nothing", None),
+    "nothing": ("true", None),
+}
+"""Done by root. A full disk is a limit: commands still run."""
+HOLD = "while :; do sleep 300 >/dev/null 2>&1 & done 2>/dev/null"
+
+
+@pytest.fixture
+async def fresh(tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path) -> AsyncIterator[Cell]:
+    """A cell that a test may break."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY.format(tier=tier))
+    async with open_cell(load_policy(policy), home=vm_home) as cell:
+        yield cell
+
+
+async def baseline_of(cell: Cell) -> Health:
+    """What the check finds in a healthy cell."""
+    found = await cell.check_health()
+    assert found == Health(ended=True, ran=True, programs=frozenset(PROGRAMS))
+    return found
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+async def test_damage_is_found(fresh: Cell, what: str) -> None:
+    """Each with its cause, and only where commands no longer run as before."""
+    script, cause = DAMAGE[what]
+    baseline = await baseline_of(fresh)
+    await fresh.exec(["/bin/sh", "-c", script], user="root", cwd="/")
+    found = damage(baseline, await fresh.check_health())
+    assert (found.cause if found else None) == cause
+
+
+async def test_a_full_process_table_is_found(fresh: Cell) -> None:
+    """One command's processes leave room for the next command; those of several together do not."""
+    baseline = await baseline_of(fresh)
+    found = None
+    with anyio.move_on_after(60):
+        while found is None:
+            await fresh.exec(["/bin/sh", "-c", HOLD])
+            found = damage(baseline, await fresh.check_health())
+    assert found is not None
+    assert found.cause is Cause.PROCESS_TABLE_FULL
+
+
+async def test_a_dead_cell_is_found(fresh: Cell) -> None:
+    """The guest agent ends with the cell's outermost process."""
+    baseline = await baseline_of(fresh)
+    assert fresh.host_pid is not None
+    os.kill(fresh.host_pid, signal.SIGKILL)
+    found = damage(baseline, await fresh.check_health())
+    assert found is not None
+    assert found.cause is Cause.AGENT_DIED

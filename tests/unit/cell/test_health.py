@@ -1,0 +1,84 @@
+"""The check of a cell's health: what its answer means, and that a hostile answer means nothing else."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.cell.health import ARGV, PROGRAMS, Cause, Health, damage, may_be_broken, read_health
+from belljar.cell.output import ExecOutput
+
+SOUND = Health(ended=True, ran=True, programs=frozenset(PROGRAMS))
+NO_SHELL = Health(stage="exec", errno=errno.ENOENT)
+CASES: dict[str, tuple[Health, Health, Cause | None]] = {
+    "sound": (SOUND, SOUND, None),
+    "no shell any more": (SOUND, NO_SHELL, Cause.SHELL_MISSING),
+    "no shell from the start": (NO_SHELL, NO_SHELL, None),
+    "no shell from the start, and now no process": (
+        NO_SHELL,
+        Health(stage="fork", errno=errno.EAGAIN),
+        Cause.PROCESS_TABLE_FULL,
+    ),
+    "a shell that appeared": (NO_SHELL, SOUND, None),
+    "a shell that may not be run": (SOUND, Health(stage="exec", errno=errno.EACCES), Cause.SHELL_BROKEN),
+    "a shell that fails": (SOUND, Health(), Cause.SHELL_BROKEN),
+    "a shell that can't fork": (SOUND, Health(processes_full=True), Cause.PROCESS_TABLE_FULL),
+    "a shell that ends where it forks": (SOUND, replace(SOUND, ended=False, ran=False), Cause.PROCESS_TABLE_FULL),
+    "a program gone": (SOUND, replace(SOUND, programs=frozenset({"ls"})), Cause.COREUTILS_MISSING),
+    "a program that can't be run": (SOUND, replace(SOUND, ran=False), Cause.COREUTILS_BROKEN),
+    "programs that were never there": (replace(SOUND, programs=frozenset()), SOUND, None),
+    "a directory gone": (SOUND, Health(stage="cwd", errno=errno.ENOENT), Cause.WORKDIR_UNUSABLE),
+    "a closed root": (
+        SOUND,
+        Health(stage="cwd", errno=errno.EACCES, root_errno=errno.EACCES),
+        Cause.ROOT_UNREADABLE,
+    ),
+    "an account gone": (SOUND, Health(stage="user", errno=errno.ENOENT), Cause.USER_MISSING),
+    "another stage": (SOUND, Health(stage="credentials", errno=errno.EPERM), Cause.CANNOT_START),
+    "no answer": (SOUND, Health(timed_out=True), Cause.UNRESPONSIVE),
+    "no answer, as before": (Health(timed_out=True), Health(timed_out=True), None),
+    "dead": (SOUND, Health(died="why"), Cause.AGENT_DIED),
+    "dead, and no baseline": (Health(timed_out=True), Health(died="why"), Cause.AGENT_DIED),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_changed_since_the_baseline_is_damage(name: str) -> None:
+    """Each kind has its cause; what was so from the start is none."""
+    baseline, now, cause = CASES[name]
+    found = damage(baseline, now)
+    assert (found.cause if found else None) == cause
+
+
+def test_the_script_says_what_is_read() -> None:
+    """A real shell's answer to the real command."""
+    done = subprocess.run(ARGV, capture_output=True, check=True)
+    assert read_health(ExecOutput(returncode=0, code=0, stdout=done.stdout)) == SOUND
+
+
+@given(stdout=st.binary(max_size=9000), code=st.integers(0, 255))
+def test_no_answer_of_a_guest_is_more_than_known_words(stdout: bytes, code: int) -> None:
+    """Any bytes are read; nothing of them but known programs is kept, and none makes an error."""
+    found = read_health(ExecOutput(returncode=code, code=code, stdout=stdout))
+    assert found.programs <= frozenset(PROGRAMS)
+    assert damage(SOUND, found) is None or not (found.ended and found.ran and found.programs == SOUND.programs)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (ExecOutput(returncode=0, code=0), False),
+        (ExecOutput(returncode=1, code=1), False),
+        (ExecOutput(returncode=127, code=127), True),
+        (ExecOutput(returncode=137, code=9, timed_out=True), True),
+        (ExecOutput(returncode=126, code=11, not_started_errno=errno.EAGAIN, stage="fork"), True),
+    ],
+)
+def test_an_ordinary_result_asks_for_no_check(output: ExecOutput, expected: bool) -> None:
+    """Success and ordinary failures cost nothing."""
+    assert may_be_broken(output) is expected

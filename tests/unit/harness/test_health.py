@@ -1,0 +1,109 @@
+"""When a sample's cell is checked, and where its damage is told. Fake cells; the real ones are in `tests/contract`."""
+
+from __future__ import annotations
+
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from inspect_ai.scorer import Score
+from inspect_ai.util import SandboxUnavailableError
+from tests.fakes.cell import FakeCell, FakeCells
+from tests.unit.harness.test_provider import close, open_environment
+
+from belljar.cell.health import Health
+from belljar.events import Kind
+from belljar.harness.health import KEY
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.session import Session
+
+pytestmark = pytest.mark.anyio
+NO_SHELL = Health(stage="exec", errno=errno.ENOENT)
+
+
+def checks(session: Session) -> list[tuple[str, str]]:
+    """Phase and cause of each check on record, each begun before it was made."""
+    assert session.run is not None
+    recorder: Any = session.run.recorder
+    done = [each.data for each in recorder.events if each.kind is Kind.CELL_CHECKED]
+    assert recorder.kinds().count(Kind.CELL_CHECKING) == len(done)
+    return [(each["phase"], each["cause"]) for each in done]
+
+
+async def test_an_ordinary_sample_is_checked_at_both_ends(session: Session) -> None:
+    """Successes and ordinary failures in between ask for no check."""
+    environment = await open_environment()
+    for script in ("true", "exit 1", "true"):
+        await environment.exec(["sh", "-c", script])
+    await close(environment)
+    assert checks(session) == [("baseline", ""), ("end", "")]
+
+
+async def test_damage_is_noticed_at_the_next_call_and_kept(session: Session, cells: FakeCells) -> None:
+    """The call itself is an ordinary failure; the damage is looked for no more."""
+    environment = await open_environment()
+    await environment.exec(["true"])
+    cells.opened[0].healths[:] = [NO_SHELL]
+    for _ in range(2):
+        assert (await environment.exec(["no-such-program"])).returncode == 127
+    await close(environment)
+    assert checks(session) == [("baseline", ""), ("call", "shell_missing")]
+
+
+async def test_damage_is_noticed_at_the_end(session: Session, cells: FakeCells) -> None:
+    """Though no call ran into it; of an interrupted sample nobody asks."""
+    for interrupted, expected in ((False, [("end", "shell_missing")]), (True, [])):
+        environment = await open_environment()
+        before = checks(session)
+        await environment.exec(["true"])
+        cells.opened[-1].healths[:] = [NO_SHELL]
+        await BelljarSandboxEnvironment.sample_cleanup("task", None, {"default": environment}, interrupted=interrupted)
+        assert checks(session)[len(before) :] == [("baseline", ""), *expected]
+
+
+async def test_a_cell_that_dies_is_degraded(session: Session, cells: FakeCells) -> None:
+    """The model reads that it is unavailable, the record why."""
+    environment = await open_environment()
+    await environment.exec(["true"])
+    cells.opened[0].die()
+    with pytest.raises(SandboxUnavailableError):
+        await environment.exec(["true"])
+    await close(environment)
+    assert checks(session) == [("baseline", ""), ("call", "agent_died")]
+
+
+async def test_a_file_that_is_not_there_asks_for_no_check(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But another failure of a file operation does."""
+    environment = await open_environment()
+    with pytest.raises(FileNotFoundError):
+        await environment.read_file("nothing")
+    assert checks(session) == [("baseline", "")]
+
+    async def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "x")
+
+    monkeypatch.setattr(FakeCell, "write_file", full)
+    with pytest.raises(OSError, match="x"):
+        await environment.write_file("file", "x")
+    assert checks(session) == [("baseline", ""), ("call", "")]
+    await close(environment)
+
+
+async def test_the_sample_and_its_scores_are_marked(
+    session: Session, cells: FakeCells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Inspect's sample: cause, phase and operation; in each score's metadata the cause."""
+    state: Any = SimpleNamespace(uuid="u", metadata={}, scores={"points": Score(value=1)})
+    active = SimpleNamespace(started=1.0, epoch=1, task="t", sample_uuid="u", eval_id="e", log_location="l", tg=None)
+    monkeypatch.setattr("inspect_ai.solver._task_state.sample_state", lambda: state)
+    monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
+    environment = await open_environment()
+    await environment.exec(["true"])
+    cells.opened[0].healths[:] = [NO_SHELL]
+    await close(environment)
+    expected = {"cell": cells.opened[0].id, "cause": "shell_missing", "phase": "end", "op": 0}
+    assert state.metadata[KEY] == [expected]
+    assert state.scores["points"].metadata[KEY] == "shell_missing"
