@@ -45,8 +45,12 @@ class Registry:
         *,
         is_index: bool = False,
         is_docker: bool = False,
+        has_other: bool = False,
     ) -> tuple[str, str, str]:
-        """Serve an image, under an index or not: the digests of what the tag names, its manifest and its configuration."""
+        """Serve an image, under an index or not: the digests of what the tag names, its manifest and its configuration.
+
+        The index lists another processor's manifest too, which is there with `has_other`.
+        """
         kind = DOCKER_MANIFEST if is_docker else OCI_MANIFEST
         layer_type = "docker.image.rootfs.diff.tar.gzip" if is_docker else "oci.image.layer.v1.tar"
         config_type = "docker.container.image.v1+json" if is_docker else "oci.image.config.v1+json"
@@ -68,10 +72,15 @@ class Registry:
         inner = self._manifest(name, tag, kind, manifest)
         if not is_index:
             return inner, inner, sha256(document)
-        size = len(self.manifests[name, inner][1])
+        other = (
+            self._manifest(name, "other", kind, manifest | {"annotations": {"n": "o"}}) if has_other else sha256(b"?")
+        )
         entries = [
             {"mediaType": kind, "digest": digest, "size": size, "platform": {"os": "linux", "architecture": arch}}
-            for digest, arch in ((sha256(b"another"), "s390x"), (inner, ARCH))
+            for digest, arch, size in (
+                (other, "s390x", len(self.manifests.get((name, other), ("", b"?"))[1])),
+                (inner, ARCH, len(self.manifests[name, inner][1])),
+            )
         ]
         index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
         return self._manifest(name, tag, OCI_INDEX, index), inner, sha256(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,17 @@ def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
         assert Store(home).find(ref).digest == image.digest
     with pytest.raises(HostError, match=f"belljar image import docker://{name}@{sha256(b'?')}"):
         Store(home).find(f"{name}:1@{sha256(b'?')}")
+
+
+def test_an_archive_of_a_whole_index_keeps_its_digest(served: Registry, home: Path, tmp_path: Path) -> None:
+    """What `skopeo copy --all --preserve-digests` carries to a machine without a network is found by the digest that the registry had."""
+    top, _, _ = served.put("tool", "1", [LAYER], is_index=True, has_other=True)
+    archive = f"oci-archive:{tmp_path}/tool.tar"
+    copy = ["skopeo", "--insecure-policy", "copy", "--all", "--preserve-digests", "--src-tls-verify=false"]
+    subprocess.run([*copy, f"docker://{served.address}/tool@{top}", archive], check=True, capture_output=True)
+    image = import_image(home, archive)
+    assert top in image.origins
+    assert Store(home).find(f"whatever/name:1@{top}").digest == image.digest
 
 
 def test_a_digest_chooses_what_a_tag_no_longer_names(served: Registry, home: Path) -> None:
@@ -133,6 +145,8 @@ def test_a_daemon_is_asked_where_docker_host_says(tmp_path: Path, home: Path, mo
         there.images[f"small@{sha256(b'??')}"] = there.images["small:latest"]
         with pytest.raises(PolicyError, match="another digest"):
             import_image(home, f"docker-daemon:small@{sha256(b'??')}")
+        there.images[image_id][0]["RepoTags"] = ["<none>:<none>", "Bad Name", "small:9"]
+        assert import_image(home, f"docker-daemon:{image_id}").names == ("small", "small:9")
         with pytest.raises(HostError, match="no such image"):
             import_image(home, "docker-daemon:none")
 

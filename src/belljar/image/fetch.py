@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -25,6 +26,8 @@ from belljar.units import format_duration, format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
+_STALLS: Final = {"docker": 1, "docker-daemon": 5}
+"""How many times `stall_s` may pass without a byte more: a daemon packs a large image before it sends the first one. Files don't stall."""
 _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
@@ -45,7 +48,9 @@ def transport_of(ref: str) -> str:
     transport, colon, rest = ref.partition(":")
     if not colon or not rest or transport not in (*_FILES, *_SERVICES):
         known = " ".join(f"{name}:…" for name in (*_FILES, *_SERVICES))
-        raise PolicyError(f"{printable(ref)!r} is no image reference", mend=f"write one of {known}")
+        shown = printable(ref, max_chars=200)
+        mend = f"write docker://{shown} for a registry's image, or one of {known}"
+        raise PolicyError(f"{shown!r} does not say where the image is", mend=mend)
     return transport
 
 
@@ -68,7 +73,7 @@ def fetched(
                 else origin_of_service(transport, rest, work, limits)
             )
             argv = [*(_unprivileged() if drop else []), *_skopeo(origin, work, limits)]
-            watch = _watch(work, limits, report)
+            watch = _watch(work, limits, report, stall_s=limits.stall_s * _STALLS.get(transport, math.inf))
             run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch)
         except LayerError as error:
             raise PolicyError(f"the image is refused: {error}", where=printable(ref)) from error
@@ -210,7 +215,7 @@ def _take_back(work: Path, ref: str, *, drop: bool) -> None:
         _give(work, 0)
 
 
-def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> Callable[[], None]:
+def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float) -> Callable[[], None]:
     """A check that the copy grows, though not beyond what a bounded image can need (its blobs and skopeo's own copy)."""
     seen, changed_s = -1, monotonic()
 
@@ -222,8 +227,8 @@ def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None]) -> C
         if total != seen:
             seen, changed_s = total, monotonic()
             report(f"fetching: {format_size(total)}")
-        elif monotonic() - changed_s > limits.stall_s:
-            raise HostError(f"nothing came for {format_duration(limits.stall_s)}, so it was given up")
+        elif monotonic() - changed_s > stall_s:
+            raise HostError(f"nothing came for {format_duration(stall_s)}, so it was given up")
 
     return check
 

@@ -107,7 +107,7 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
     return Origin(
         source=f"docker-daemon:{found.image_id}",
         options=("--src-daemon-host", found.host),
-        names=asked or _only_names((found.names,)),
+        names=asked or names_of_archive([{"RepoTags": list(found.names)}])[0],
         digests=digests,
     )
 

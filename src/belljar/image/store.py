@@ -22,7 +22,7 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.image.scratch import locked, make_store_dir, remove_tree, scratch_dir
-from belljar.policy.reference import Reference, parse_reference
+from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
@@ -89,7 +89,7 @@ class Store:
         digest = self._digest_of(ref, names, origins)
         if digest is None or not (self._images / digest / "image.json").exists():
             raise self._missing(ref, names)
-        return self._read(digest, names)
+        return self._read(digest, names, origins)
 
     def _digest_of(self, ref: str, names: Mapping[str, str], origins: Mapping[str, str]) -> str | None:
         try:
@@ -103,8 +103,8 @@ class Store:
 
     def list(self) -> tuple[Image, ...]:
         """Every image, named ones first, each group in order of its first name or digest."""
-        names = self._names()
-        found = [image for digest in self._digests() if (image := self._listed(digest, names)) is not None]
+        names, origins = self._names(), self._origins()
+        found = [image for digest in self._digests() if (image := self._listed(digest, names, origins)) is not None]
         return tuple(sorted(found, key=lambda image: (not image.names, image.names[:1], image.digest)))
 
     def add(
@@ -148,7 +148,7 @@ class Store:
             if origins:
                 self._write_index(self._digests_file, {**self._origins(), **dict.fromkeys(origins, digest)})
             self._write_names(_named(self._names(), called, digest))
-            return self._read(digest, self._names())
+            return self._read(digest, self._names(), self._origins())
 
     def remove(self, ref: str, *, only_unnamed: bool = False) -> Image:
         """Remove a name, and with its last name (or when `ref` is a digest) the image. What runs on it goes on running.
@@ -264,29 +264,31 @@ class Store:
             )
         return found[0] if found else None
 
-    def _listed(self, digest: str, names: Mapping[str, str]) -> Image | None:
+    def _listed(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image | None:
         """None when it was removed since its directory was read."""
         try:
-            return self._read(digest, names)
+            return self._read(digest, names, origins)
         except HostError:
             if (self._images / digest).exists():
                 raise
             return None
 
-    def _read(self, digest: str, names: Mapping[str, str]) -> Image:
+    def _read(self, digest: str, names: Mapping[str, str], origins: Mapping[str, str]) -> Image:
         path = self._images / digest / "image.json"
         try:
             image = _image(json.loads(path.read_bytes()), path.parent, names)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._damaged(path) from error
-        return replace(image, origins=tuple(sorted(o for o, named in self._origins().items() if named == digest)))
+        return replace(image, origins=tuple(sorted(origin for origin, of in origins.items() if of == digest)))
 
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
         near = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         what = f"there is no image {printable(ref)!r}"
         if (reference := _parsed(ref)) is not None and reference.digest:
-            what, hint = f"no image in the store was imported as {printable(ref)!r}: its digest is not known here", ""
+            is_named = _name_in(names, replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)) is not None
+            here = f", and the store's {printable(reference.familiar_name)!r} is another one" if is_named else ""
+            what, hint = f"no image was imported by the digest of {printable(ref)!r}{here}", ""
         return HostError(what, where=str(self._images), mend=f"run `{command_for(ref)}`{hint}")
 
     def _damaged(self, path: Path) -> HostError:

@@ -34,4 +34,4 @@ class ImportLimits:
     answer_s: float = 60
     """Until a registry or a daemon has answered what it is asked before anything is fetched."""
     stall_s: float = 120
-    """Without a byte more, while fetching. A daemon may need that long before the first one of a large image."""
+    """Without a byte more, while fetching from a registry."""
