@@ -82,6 +82,7 @@ class FakeCell:
         self.last_op = 0
         self.healths = [Health(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
         self.image_command, self.image_entrypoint = (), ()
+        self.image_health: dict[str, Any] = {}
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
         self.plan = SimpleNamespace(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 
@@ -39,6 +39,7 @@ class Cell:
         plan: what it was made by.
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
         image_entrypoint: the first of these alone.
+        image_health: the image's own health check, as `health` of a target cell; empty where it has none.
         router: what its port leads to; None without a network device.
         others: the target cells of its range, by name; they end with it.
         questions: what its range's gateway asks; None when there is no range.
@@ -54,12 +55,14 @@ class Cell:
         actor: Actor,
         image_command: Sequence[str] = (),
         image_entrypoint: Sequence[str] = (),
+        image_health: Mapping[str, Any] | None = None,
         router: Router | None = None,
     ) -> None:
         self.id = live.cell_id
         self.plan = plan
         self.image_command = tuple(image_command)
         self.image_entrypoint = tuple(image_entrypoint)
+        self.image_health: Mapping[str, Any] = image_health or {}
         self._live = live
         self._recorder = recorder
         self._actor = actor

@@ -20,6 +20,7 @@ from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
 from belljar.host.settings import resolve_here
+from belljar.image import image_health
 from belljar.isolation.live import Live
 from belljar.isolation.microvm import open_vm
 from belljar.isolation.microvm.template import ensure_template
@@ -136,6 +137,7 @@ async def standing_cell(
             actor=actor,
             image_command=(*image.entrypoint, *image.cmd),
             image_entrypoint=image.entrypoint,
+            image_health=image_health(image.config),
             router=router,
         )
         try:

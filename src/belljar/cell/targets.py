@@ -14,6 +14,7 @@ import anyio.to_thread
 from belljar.cell.asgi import APP, SERVER, app_archive, server_archive, serving_command
 from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
+from belljar.compose.words import is_idle
 from belljar.errors import CellError, PolicyError
 from belljar.plan.network import StandInPlan
 from belljar.policy import LoadedPolicy, Policy, Tier, demanded_tier
@@ -23,12 +24,22 @@ from belljar.units import printable
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
 _OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
-_BEHIND: Final = (
-    'command -v "$1" > /dev/null || { echo "$1: not found" >&2; exit 127; }; '
-    "log=/var/log/service.log; (: > $log) 2> /dev/null || log=/tmp/service.log; "
-    '"$@" > $log 2>&1 < /dev/null & echo $log'
-)
-"""A shell's words: the program behind it, its output in a file of the cell's. Prints which. In a subshell, since a POSIX shell ends where its own `:` can't write."""
+_LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
+_BEHIND: Final = """\
+command -v "$1" > /dev/null || { echo "$1: not found" >&2; exit 127; }
+log=%s; (: > $log) 2> /dev/null || log=%s
+"$@" > $log 2>&1 < /dev/null &
+echo $log; left=%d
+while [ $left -gt 0 ] && kill -0 $! 2> /dev/null; do sleep 0.1; left=$((left - 1)); done
+kill -0 $! 2> /dev/null || wait $!"""
+"""A shell's words: the program in the background, its output in a file of the cell's, whose name is
+printed. Ends after so many tenths of a second, or with the program and its status. In a subshell,
+since a POSIX shell ends where its own `:` can't write.
+"""
+SETTLE_S: Final = 1.0
+"""A program without a health check is ready when it has run for so long, or has ended with status 0."""
+_EARLY_END_S: Final = 0.2
+"""A program with a health check that ends with another status within it is not asked for its health."""
 _START_TIMEOUT_S: Final = 30.0
 _LEAST_TIMEOUT_S: Final = 1.0
 _LOG_BYTES: Final = 2000
@@ -72,21 +83,41 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     """Start the target's program; one that `completes` has then ended.
 
-    What is returned waits until it is healthy, and raises `CellError` when it does not become so in its time. Without a health check it is taken at its word.
+    What is returned waits until it is healthy, and raises `CellError` when it does not become so in its time. Without a health check it is
+    ready when it has run for `SETTLE_S`, or ended with status 0 before.
 
-    Raises `CellError` when it can't be started, or ends otherwise than with status 0, with what it said last.
+    Raises `CellError` when it can't be started, or ends until then with another status, with what it said last; or when its image ought to have
+    a health check and has none.
     """
     if stand_in.kind == "python":
         await _copy_app(cell, stand_in)
         command: Sequence[str] = serving_command(stand_in)
     else:
         command = words_to_run(stand_in.settings, cell)
+    health = health_of(cell, stand_in, command)
     await _make_directories(cell, stand_in)
     if stand_in.settings.get("completes"):
         await _complete(cell, stand_in, command)
-        command = ()
-    log = await _start(cell, stand_in, command) if command else ""
-    return partial(_wait_healthy, cell, stand_in, stand_in.settings.get("health") or {}, log)
+        command, health = (), {}
+    log = await _start(cell, stand_in, command, _EARLY_END_S if health else SETTLE_S) if command else ""
+    return partial(_wait_healthy, cell, stand_in, health, log)
+
+
+def health_of(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> Mapping[str, Any]:
+    """How its health is asked: as it is written, else by the image's own check; {}: it is not.
+
+    A program that only waits is not asked by the image's check, which is another program's. Raises
+    `CellError` where the image ought to have a check and has none.
+    """
+    written = stand_in.settings.get("health") or {}
+    wants_image = written.get("image")
+    if wants_image and not cell.image_health:
+        raise _failed(
+            stand_in, cell, "another service waits for its health, and neither the file nor its image has a check"
+        )
+    if written and wants_image is None:
+        return dict(written)
+    return {} if wants_image is False or (is_idle(command) and not wants_image) else cell.image_health
 
 
 def words_to_run(settings: Mapping[str, Any], cell: Cell) -> Sequence[str]:
@@ -119,11 +150,17 @@ async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
         await cell.write_file(path, await anyio.to_thread.run_sync(pack), mode=0o644, user="0", owner=cell.plan.user)
 
 
-async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> str:
-    output = await cell.exec(["/bin/sh", "-c", _BEHIND, "sh", *command], timeout_s=_START_TIMEOUT_S)
-    if not output.success:
+async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str], watched_s: float) -> str:
+    """Start it; the name of the file that it writes to. Waits `watched_s` for its end."""
+    script = _BEHIND % (*_LOGS, round(watched_s * 10))
+    output = await cell.exec(["/bin/sh", "-c", script, "sh", *command], timeout_s=_START_TIMEOUT_S)
+    log = output.stdout.decode("utf-8", "replace").strip()
+    if output.success:
+        return log
+    if log not in _LOGS:
         raise _failed(stand_in, cell, f"its program can't be started: {_words(output)}")
-    return output.stdout.decode("utf-8", "replace").strip()
+    said = await _log(cell, log)
+    raise _failed(stand_in, cell, f"its program ended with status {output.returncode}{said}")
 
 
 async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
@@ -182,7 +219,9 @@ def _last_line(output: ExecOutput) -> str:
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
     return CellError(
-        f"the target cell {stand_in.id} does not serve: {what}",
-        where=f"network.stand_ins.{stand_in.id} (cell {cell.id})",
+        f"the target cell {stand_in.id} does not serve: {what}"
+        if stand_in.id
+        else f"the image's program is not ready: {what}",
+        where=f"network.stand_ins.{stand_in.id} (cell {cell.id})" if stand_in.id else f"cell {cell.id}",
         mend="mend its `command` or its `health`; `belljar exec` with its image shows what happens",
     )

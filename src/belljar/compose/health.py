@@ -13,6 +13,8 @@ from typing import Any, Final
 from belljar.compose.words import CannotKeepError, count, mapping, seconds, switch, text
 from belljar.units import printable
 
+UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
+"""`health` of a service whose file switches its check off, the image's too."""
 KEYS: Final = frozenset({"test", "interval", "timeout", "retries", "start_period", "start_interval", "disable"})
 _USUAL_S: Final = 30.0
 _USUAL_RETRIES: Final = 3
@@ -21,7 +23,7 @@ _MOST_TRIES: Final = 1000
 
 
 def read_health(check: object, *, name: str) -> dict[str, Any] | None:
-    """`health` of a target cell; None where there is nothing to ask. Raises `CannotKeepError`."""
+    """`health` of a target cell; None: whatever the image's own check is. Raises `CannotKeepError`."""
     if check is None:
         return None
     fields = mapping(check, f"healthcheck of {name}")
@@ -30,7 +32,7 @@ def read_health(check: object, *, name: str) -> dict[str, Any] | None:
         raise CannotKeepError(f"its compose service {printable(name)} has healthcheck.{printable(', '.join(extra))}")
     command = _command(fields.get("test"), name)
     if command is None or (fields.get("disable") is not None and switch(fields["disable"])):
-        return None
+        return dict(UNCHECKED)
     return {"command": command, **_times(fields)}
 
 
@@ -38,7 +40,11 @@ def _command(test: object, name: str) -> list[str] | None:
     if isinstance(test, str):
         return ["sh", "-c", test]
     if not isinstance(test, (list, tuple)) or not test:
-        why = "no test, and an image's own check is not known here" if not test else "a test that is no command"
+        why = (
+            "no test: the times alone of an image's own check are not changed"
+            if not test
+            else "a test that is no command"
+        )
         raise CannotKeepError(f"its compose service {printable(name)} has a healthcheck with {why}")
     kind, *rest = (text(word) for word in test)
     if kind == "NONE":

@@ -86,11 +86,11 @@ def completed_of(waits: tuple[Wait, ...]) -> frozenset[str]:
     return frozenset(wait.what for wait in waits if wait.condition is Condition.COMPLETED)
 
 
-def check_waits(waits: tuple[Wait, ...], *, healthy: frozenset[str], default: str, default_idles: bool) -> None:
+def check_waits(waits: tuple[Wait, ...], *, unchecked: frozenset[str], default: str, default_idles: bool) -> None:
     """Whether all that is waited for can be. Raises `CannotKeepError`.
 
     Args:
-        healthy: the services with a health check.
+        unchecked: the services whose file says that they have no health check.
         default: the service that the sample works in; it starts last.
         default_idles: nothing runs in it, so it makes no difference to others when it starts.
     """
@@ -101,10 +101,8 @@ def check_waits(waits: tuple[Wait, ...], *, healthy: frozenset[str], default: st
             raise CannotKeepError(f"{who}, the service that the sample works in, which starts last")
         if wait.condition is Condition.HEALTHY and wait.what in completed:
             raise CannotKeepError(f"{who} to be healthy, and another for its end")
-        if wait.condition is Condition.HEALTHY and wait.what not in healthy:
-            raise CannotKeepError(
-                f"{who} to be healthy, which has no healthcheck in the file (an image's own is not known here)"
-            )
+        if wait.condition is Condition.HEALTHY and wait.what in unchecked:
+            raise CannotKeepError(f"{who} to be healthy, whose healthcheck the file switches off")
 
 
 def awaited_by(name: str, waits: tuple[Wait, ...]) -> list[str]:

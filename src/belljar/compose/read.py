@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from belljar.compose.env_files import add_env_files
 from belljar.compose.extends import with_extended
-from belljar.compose.health import read_health
+from belljar.compose.health import UNCHECKED, read_health
 from belljar.compose.networks import names_of, read_networks
-from belljar.compose.order import Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
+from belljar.compose.order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
 from belljar.compose.secrets import add_granted
 from belljar.compose.service import Taken, program_of, read_service
 from belljar.compose.task_files import TaskFiles
@@ -101,8 +101,8 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
         differences += of_networks
     refused.raise_all()
     read = {name: _read_one(name, services[name], taken[name], mounts[name].directories) for name in order}
-    healthy = frozenset(name for name, service in read.items() if service.health)
-    check_waits(waits, healthy=healthy, default=default, default_idles=read[default].idles)
+    unchecked = frozenset(name for name, service in read.items() if service.health == UNCHECKED)
+    check_waits(waits, unchecked=unchecked, default=default, default_idles=read[default].idles)
     own = read[default]
     differences += restarts(services)
     differences += [fact for service in taken.values() for fact in service.differences]
@@ -207,7 +207,7 @@ def _network(
             **service.taken.words,
             **service.program,
             "awaits": awaited_by(name, waits),
-            **_end_of_start(name, service, completed),
+            **_end_of_start(name, service, completed, waits),
         }
         for name, service in read.items()
         if name != own
@@ -215,8 +215,10 @@ def _network(
     return {"stand_ins": stand_ins, "own_cell": reached(own)}
 
 
-def _end_of_start(name: str, service: _Service, completed: frozenset[str]) -> dict[str, Any]:
-    """When a target has started, for others."""
+def _end_of_start(name: str, service: _Service, completed: frozenset[str], waits: tuple[Wait, ...]) -> dict[str, Any]:
+    """When a target has started, for others. One whose health is waited for, without a check in the file, has its image's."""
     if name in completed:
         return {"completes": True}
-    return {"health": service.health} if service.health else {}
+    is_awaited = any(wait.what == name and wait.condition is Condition.HEALTHY for wait in waits)
+    health = service.health or ({"image": True} if is_awaited else None)
+    return {"health": health} if health else {}

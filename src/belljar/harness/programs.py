@@ -1,35 +1,39 @@
-"""What runs in the cell that a sample works in, when a compose file says so: as in a container, it is there before the sample's files and tools."""
+"""The program of the cell that a sample works in: as in a container, it is there before the sample's files and tools."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from belljar.compose.words import is_idle
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
 
+_OF_THE_IMAGE: Final = "{}"
 
-async def start_program(cell: Cell, service: str, program: str) -> None:
-    """Start what the service runs, behind the image's entrypoint where that stays, and wait until it is healthy.
+
+async def start_program(cell: Cell, service: str, program: str, *, has_own_image: bool) -> None:
+    """Start what the service runs, behind the image's entrypoint where that stays, and wait until it is ready.
+
+    Ready is healthy, where the service or its image has a check; else `SETTLE_S` of running, or an end with status 0.
 
     Args:
         service: the service's name, for errors.
-        program: JSON, a target cell's words; "": nothing.
+        program: JSON, a target cell's words; "": the task says nothing of it.
+        has_own_image: the cell's image is not Belljar's own: then what that says is run.
 
     Raises:
-        CellError: it can't be started, or does not become healthy in its time.
+        CellError: it can't be started, ends with another status, or does not become healthy in its time.
     """
-    if not program:
+    if not program and not has_own_image:
         return
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan
     from belljar.policy.stand_ins import CellStandIn
 
-    written = CellStandIn.model_validate(
-        {"kind": "cell", "names": ["own"], "ports": ["all"], **json.loads(program)}, strict=False
-    )
+    words = json.loads(program or _OF_THE_IMAGE)
+    written = CellStandIn.model_validate({"kind": "cell", "names": ["own"], "ports": ["all"], **words}, strict=False)
     settings = written.settings()
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)
     if settings.get("health") or settings.get("directories") or not is_idle(words_to_run(settings, cell)):

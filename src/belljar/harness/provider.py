@@ -44,6 +44,7 @@ from belljar.harness.operator import read_operator
 from belljar.harness.programs import start_program
 from belljar.harness.session import Session, current_session
 from belljar.plan.network_radius import announcements
+from belljar.policy import Policy
 from belljar.policy.network import OWN_CELL
 from belljar.probe.run import breach_of
 from belljar.units import printable
@@ -178,7 +179,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session.live[cell.id] = environment
         try:
             await environment.probe_start()
-            await start_program(cell, sample.service, sample.program)
+            has_own_image = sample.policy.policy.image != Policy.model_fields["image"].default
+            await start_program(cell, sample.service, sample.program, has_own_image=has_own_image)
         except BaseException:
             await environment.close(outcome="stopped")
             raise

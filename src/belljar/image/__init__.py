@@ -4,8 +4,18 @@ Lives here: building and importing images, the store, the kernel, packing.
 Must not: mount or run anything of an image on the host; trust a path, name or size that an archive states.
 """
 
-from belljar.image.config import HealthCheck, ImageConfig, image_differences
+from belljar.image.config import HealthCheck, ImageConfig, image_differences, image_health
 from belljar.image.kernel import Kernel, current_kernel
 from belljar.image.store import Image, Store, verify
 
-__all__ = ["HealthCheck", "Image", "ImageConfig", "Kernel", "Store", "current_kernel", "image_differences", "verify"]
+__all__ = [
+    "HealthCheck",
+    "Image",
+    "ImageConfig",
+    "Kernel",
+    "Store",
+    "current_kernel",
+    "image_differences",
+    "image_health",
+    "verify",
+]

@@ -126,16 +126,16 @@ def _health_check(value: object) -> HealthCheck | None:
 
 
 def image_health(config: ImageConfig) -> dict[str, Any] | None:
-    """The image's own check as `health` of a target cell; None where it has none."""
+    """The image's own check, as a target cell's plan has `health`: times in seconds; None where it has none."""
     check = config.healthcheck
     if check is None:
         return None
     times = ("interval", "timeout", "start_period", "start_interval")
     written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in times}
-    found = read_health({"test": check.test, "retries": check.retries, **written}, name="the image")
-    if found is not None and check.test[0] == "CMD-SHELL":
+    found = read_health({"test": check.test, "retries": check.retries, **written}, name="the image") or {}
+    if check.test[0] == "CMD-SHELL":
         found["command"] = [*(config.shell or _SHELL), check.test[1]]
-    return found
+    return found | {name: float(found[name].removesuffix("s")) for name in ("interval", "timeout", "within")}
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:

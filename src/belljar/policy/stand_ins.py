@@ -316,13 +316,17 @@ class OpenAiStandIn(StandIn):
 
 
 class Health(Strict):
-    """How it is known that a target cell serves: a command that exits with 0, or an HTTP path that answers with less than 400."""
+    """How it is known that a target cell serves: a command that exits with 0, an HTTP path that answers with less than 400, or the image's own check."""
 
     command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
         default=None, description="A command in the cell, as a list of words."
     )
     http: Annotated[str, kinds.URL_PATH] | None = Field(default=None, description="A path, asked for at `port`.")
     port: Annotated[int, NUMBER] | None = Field(default=None, description="The port of `http`.")
+    image: Switch | None = Field(
+        default=None,
+        description="`true`: the image's own check, which it must have; `false`: none, also where the image has one.",
+    )
     interval: Annotated[float, kinds.Duration(least="100ms", most="5m")] = Field(
         default=1.0, description="Between two tries.", json_schema_extra={"default": "1s"}
     )
@@ -336,8 +340,8 @@ class Health(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> Health:
-        if (self.command is None) is (self.http is None):
-            raise ValueError("either `command`, or `http` and `port`, is needed")
+        if sum(part is not None for part in (self.command, self.http, self.image)) != 1:
+            raise ValueError("either `command`, or `http` and `port`, or `image`, is needed")
         if (self.http is None) is not (self.port is None):
             raise ValueError("`http` and `port` stand together")
         return self
@@ -359,7 +363,9 @@ class TargetStandIn(StandIn):
     workdir: Annotated[str, kinds.WORKDIR] | None = Field(
         default=None, description="Where it runs. Default the image's working directory."
     )
-    health: Health | None = Field(default=None, description="How it is known that it serves.")
+    health: Health | None = Field(
+        default=None, description="How it is known that it serves. Default the image's own check, where it has one."
+    )
     tier: Annotated[Tier, kinds.Choice(words=Tier)] | None = Field(
         default=None, description="Only to raise the cell's tier above the range's."
     )

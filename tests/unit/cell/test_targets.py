@@ -85,6 +85,7 @@ class Machine:
     def __init__(self, status: int, says: bytes = b"no such table") -> None:
         self.id, self.status, self.says = "x", status, says
         self.image_entrypoint, self.image_command = ("/enter",), ("/enter", "serve")
+        self.image_health: dict[str, Any] = {}
         self.ran: list[tuple[list[str], float | None]] = []
 
     async def exec(self, argv: Sequence[str], *, timeout_s: float | None = None, **_: object) -> ExecOutput:

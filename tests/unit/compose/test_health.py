@@ -48,14 +48,15 @@ def test_the_ways_to_write_a_test(test: Any, command: list[str]) -> None:  # noq
 
 @pytest.mark.parametrize("check", [None, {"test": ["NONE"]}, {"test": "x", "disable": True}])
 def test_nothing_to_ask(check: Any) -> None:  # noqa: ANN401 - YAML
-    """The service is taken at its word."""
-    assert read_health(check, name="db") is None
+    """What the file switches off is off in the image too; a file that says nothing leaves the image's own check."""
+    assert read_health(check, name="db") == (None if check is None else {"image": False})
+    assert check is None or Health.model_validate(read_health(check, name="db"), strict=False).image is False
 
 
 @pytest.mark.parametrize(
     ("check", "named"),
     [
-        ({"interval": "1s"}, "an image's own check is not known"),
+        ({"interval": "1s"}, "the times alone"),
         ({"test": []}, "no test"),
         ({"test": ["curl", "x"]}, "none of CMD"),
         ({"test": ["CMD"]}, "none of CMD"),

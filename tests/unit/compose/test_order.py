@@ -48,28 +48,28 @@ def test_a_service_that_is_not_required_may_be_missing() -> None:
         waits_of(waiting(None, links=["gone"]))
 
 
-def check(*waits: Wait, healthy: str = "", default_idles: bool = True) -> None:
+def check(*waits: Wait, unchecked: str = "", default_idles: bool = True) -> None:
     """With a default service called so."""
-    of = frozenset(healthy.split())
-    check_waits(waits, healthy=of, default="default", default_idles=default_idles)
+    of = frozenset(unchecked.split())
+    check_waits(waits, unchecked=of, default="default", default_idles=default_idles)
 
 
 def test_who_must_end_before_others_start() -> None:
     """Those whose success is waited for; and who must be healthy: those whose health is."""
     waits = tuple(Wait("web", condition.name, condition) for condition in Condition)
-    check(*waits, healthy="HEALTHY")
+    check(*waits)
     assert completed_of(waits) == {"COMPLETED"}
     assert (awaited_by("web", waits), awaited_by("db", waits)) == (["HEALTHY"], [])
 
 
-def test_health_needs_a_check_in_the_file() -> None:
-    """An image's own is not known here: waiting for nothing would be no waiting."""
+def test_health_that_is_switched_off_is_not_waited_for() -> None:
+    """Nor that of a program that has to end; without a check in the file, the image's own is waited for."""
     healthy = Wait("web", "db", Condition.HEALTHY)
-    check(healthy, healthy="db")
-    with pytest.raises(CannotKeepError, match="no healthcheck in the file"):
-        check(healthy)
+    check(healthy)
+    with pytest.raises(CannotKeepError, match="switches off"):
+        check(healthy, unchecked="db")
     with pytest.raises(CannotKeepError, match="another for its end"):
-        check(healthy, Wait("x", "db", Condition.COMPLETED), healthy="db")
+        check(healthy, Wait("x", "db", Condition.COMPLETED))
 
 
 def test_the_default_service_starts_last() -> None:

@@ -92,6 +92,20 @@ def test_services_start_in_the_order_of_their_waits() -> None:
     assert [(name, words["awaits"]) for name, words in network["stand_ins"].items()] == [("db", []), ("web", ["db"])]
 
 
+def test_whose_health_is_waited_for_has_a_check() -> None:
+    """The file's, or its image's, which it must then have; what the file switches off is off."""
+    services: dict[str, Any] = {
+        "default": {"image": "a", "depends_on": {"db": {"condition": "service_healthy"}}},
+        "db": {"image": "d"},
+        "log": {"image": "l"},
+        "mail": {"image": "m", "healthcheck": {"disable": True, "test": "x"}},
+    }
+    network = read_compose({"services": services}).network
+    assert network is not None
+    health = {name: words.get("health") for name, words in network["stand_ins"].items()}
+    assert health == {"db": {"image": True}, "log": None, "mail": {"image": False}}
+
+
 def test_a_service_of_a_profile_is_left_out() -> None:
     """No profile is ever active: what activates one is this host's environment. It is said; who depends on it is refused."""
     found = read_compose(two(profiles=["debug"]))

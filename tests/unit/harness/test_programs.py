@@ -22,6 +22,7 @@ class Machine:
     def __init__(self, *, entrypoint: Sequence[str] = (), command: Sequence[str] = (), healthy: bool = True) -> None:
         self.id = "x"
         self.image_entrypoint, self.image_command = tuple(entrypoint), (*entrypoint, *command)
+        self.image_health: dict[str, Any] = {}
         self.plan = SimpleNamespace()
         self.healthy = healthy
         self.ran: list[list[str]] = []
@@ -35,7 +36,7 @@ class Machine:
 
 async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
     """What ran, the shell that starts it in the background left out."""
-    await start_program(machine, "agent", json.dumps(words))  # type: ignore[arg-type]
+    await start_program(machine, "agent", json.dumps(words), has_own_image=False)  # type: ignore[arg-type]
     return [argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv for argv in machine.ran]
 
 
@@ -61,8 +62,29 @@ async def test_it_is_healthy_before_the_sample_begins() -> None:
         await started(Machine(healthy=False), {"health": health})
 
 
-async def test_without_a_compose_file_nothing_runs() -> None:
-    """A policy's cell has no program."""
-    machine = Machine(command=["serve"])
-    await start_program(machine, "", "")  # type: ignore[arg-type]
-    assert machine.ran == []
+async def test_an_image_of_the_authors_runs_its_program() -> None:
+    """Also without a compose file: its entrypoint and command; of Belljar's own image, and of one that only waits, nothing runs."""
+    serving = Machine(entrypoint=["/enter"], command=["serve"])
+    await start_program(serving, "", "", has_own_image=True)  # type: ignore[arg-type]
+    assert [argv[4:] for argv in serving.ran] == [["/enter", "serve"]]
+    own, waiting = Machine(command=["serve"]), Machine(command=["tail", "-f", "/dev/null"])
+    await start_program(own, "", "", has_own_image=False)  # type: ignore[arg-type]
+    await start_program(waiting, "", "", has_own_image=True)  # type: ignore[arg-type]
+    assert own.ran == waiting.ran == []
+
+
+async def test_the_images_own_check_counts() -> None:
+    """Unless the file has one, or switches it off, or nothing runs that it could be the check of."""
+    check = {"command": ["own"], "interval": 0.1, "timeout": 1.0, "retries": 2, "within": 5.0}
+
+    async def ran(words: dict[str, Any]) -> list[list[str]]:
+        machine = Machine(command=["serve"])
+        machine.image_health = check
+        return await started(machine, words)
+
+    assert await ran({}) == [["serve"], ["own"]]
+    assert await ran({"health": {"command": ["ask"]}}) == [["serve"], ["ask"]]
+    assert await ran({"health": {"image": False}}) == [["serve"]]
+    assert await ran({"arguments": ["sleep", "infinity"]}) == []
+    with pytest.raises(CellError, match="neither the file nor its image has a check"):
+        await started(Machine(command=["serve"]), {"health": {"image": True}})

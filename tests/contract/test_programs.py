@@ -1,0 +1,62 @@
+"""An image's program in a cell of every tier: when it is ready, and what is said when it is not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from belljar.cell import Cell
+from belljar.cell.targets import SETTLE_S, serve
+from belljar.errors import CellError
+from belljar.plan.network import StandInPlan
+
+pytestmark = pytest.mark.anyio
+
+
+async def run(cell: Cell, script: str, **settings: Any) -> None:  # noqa: ANN401 - a plan's settings
+    """Have a shell's script be the cell's program."""
+    words = {"command": ["sh", "-c", script, "program-of-the-image"], **settings}
+    await serve(cell, StandInPlan(id="agent", kind="cell", names=(), ports=(), settings=words))
+
+
+async def running(cell: Cell, pattern: str) -> list[bytes]:
+    """The processes whose command line matches."""
+    return (await cell.exec(["sh", "-c", f"grep -la '{pattern}' /proc/[0-9]*/cmdline"])).stdout.split()
+
+
+async def test_it_is_ready_when_it_has_run_for_a_while(cell: Cell) -> None:
+    """Then it goes on, and nothing of what started it is left beside it."""
+    began = time.monotonic()
+    await run(cell, "echo set up > /tmp/set-up; exec sleep 54321")
+    assert time.monotonic() - began >= SETTLE_S
+    assert (await cell.exec(["cat", "/tmp/set-up"])).stdout == b"set up\n"
+    assert len(await running(cell, "[5]4321")) == 1
+    assert await running(cell, "[k]ill -0") == []
+
+
+async def test_it_may_end_well(cell: Cell) -> None:
+    """What only sets something up has then done so."""
+    await run(cell, "sleep 0.3; echo done > /tmp/done")
+    assert (await cell.exec(["cat", "/tmp/done"])).stdout == b"done\n"
+
+
+@pytest.mark.parametrize("health", [{}, {"command": ["true"], "interval": 0.1, "timeout": 1, "retries": 2}])
+async def test_another_end_is_an_error_that_quotes_it(cell: Cell, health: dict[str, Any]) -> None:
+    """With its status, whether it has a health check or not."""
+    with pytest.raises(CellError, match=r"ended with status 3; its output ends with: no such \\x1b table"):
+        await run(cell, "printf 'no such \\033 table' >&2; exit 3", **({"health": health} if health else {}))
+
+
+async def test_it_can_not_be_started(cell: Cell) -> None:
+    """A program that is not in the image is named."""
+    with pytest.raises(CellError, match="can't be started: no-such-program: not found"):
+        await run(cell, "", command=["no-such-program"])
+
+
+async def test_it_is_ready_when_it_is_healthy(cell: Cell) -> None:
+    """With a check, that alone counts: it may take longer than a while to become so."""
+    health = {"command": ["test", "-e", "/tmp/healthy"], "interval": 0.1, "timeout": 5, "retries": 100}
+    await run(cell, "sleep 1.5; touch /tmp/healthy; exec sleep 4321", health=health)
+    assert (await cell.exec(["test", "-e", "/tmp/healthy"])).success
