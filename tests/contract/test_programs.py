@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from belljar.cell import Cell
-from belljar.cell.targets import SETTLE_S, serve
+from belljar.cell.targets import serve
+from belljar.compose.health import SETTLE_S
 from belljar.errors import CellError
 from belljar.plan.network import StandInPlan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Pa
         user=image.user,
         workdir=image.workdir,
         env=dict(image.env),
+        program=shlex.join(image.config.program),
+        has_check=image.healthcheck is not None,
     )
     # What no plan of this policy needs isn't proven: a proof can take seconds.
     machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM

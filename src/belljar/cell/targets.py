@@ -14,6 +14,7 @@ import anyio.to_thread
 from belljar.cell.asgi import APP, SERVER, app_archive, server_archive, serving_command
 from belljar.cell.cell import Cell
 from belljar.cell.output import ExecOutput
+from belljar.compose.health import SETTLE_S
 from belljar.compose.words import is_idle
 from belljar.errors import CellError, PolicyError
 from belljar.plan.network import StandInPlan
@@ -36,8 +37,6 @@ kill -0 $! 2> /dev/null || wait $!"""
 printed. Ends after so many tenths of a second, or with the program and its status. In a subshell,
 since a POSIX shell ends where its own `:` can't write.
 """
-SETTLE_S: Final = 1.0
-"""A program without a health check is ready when it has run for so long, or has ended with status 0."""
 _EARLY_END_S: Final = 0.2
 """A program with a health check that ends with another status within it is not asked for its health."""
 _START_TIMEOUT_S: Final = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,4 +51,12 @@ def image_facts(home: Path, ref: str) -> ImageFacts | None:
         image = Store(home).find(ref)
     except HostError:
         return None
-    return ImageFacts(digest=image.digest, name=ref, user=image.user, workdir=image.workdir, env=dict(image.env))
+    return ImageFacts(
+        digest=image.digest,
+        name=ref,
+        user=image.user,
+        workdir=image.workdir,
+        env=dict(image.env),
+        program=shlex.join(image.config.program),
+        has_check=image.healthcheck is not None,
+    )

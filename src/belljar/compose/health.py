@@ -13,6 +13,8 @@ from typing import Any, Final
 from belljar.compose.words import CannotKeepError, count, mapping, seconds, switch, text
 from belljar.units import printable
 
+SETTLE_S: Final = 1.0
+"""A program without a health check is ready when it has run for so long, or has ended with status 0."""
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 """`health` of a service whose file switches its check off, the image's too."""
 KEYS: Final = frozenset({"test", "interval", "timeout", "retries", "start_period", "start_interval", "disable"})

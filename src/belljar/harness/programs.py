@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from belljar.compose.words import is_idle
 
 if TYPE_CHECKING:
     from belljar.cell import Cell
 
-_OF_THE_IMAGE: Final = "{}"
 
-
-async def start_program(cell: Cell, service: str, program: str, *, has_own_image: bool) -> None:
+async def start_program(cell: Cell, service: str, program: str) -> None:
     """Start what the service runs, behind the image's entrypoint where that stays, and wait until it is ready.
 
-    Ready is healthy, where the service or its image has a check; else `SETTLE_S` of running, or an end with status 0.
+    Nothing is started where that only waits or is a shell alone. Ready is healthy, where the service or its image has a check;
+    else `SETTLE_S` of running, or an end with status 0.
 
     Args:
         service: the service's name, for errors.
-        program: JSON, a target cell's words; "": the task says nothing of it.
-        has_own_image: the cell's image is not Belljar's own: then what that says is run.
+        program: JSON, a target cell's words; "": what the image says (Belljar's own has a shell only).
 
     Raises:
         CellError: it can't be started, ends with another status, or does not become healthy in its time.
     """
-    if not program and not has_own_image:
-        return
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan
     from belljar.policy.stand_ins import CellStandIn
 
-    words = json.loads(program or _OF_THE_IMAGE)
+    words = json.loads(program or "{}")
     written = CellStandIn.model_validate({"kind": "cell", "names": ["own"], "ports": ["all"], **words}, strict=False)
     settings = written.settings()
     plan = StandInPlan(id=service, kind="cell", names=(), ports=(), settings=settings)

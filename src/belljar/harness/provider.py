@@ -44,7 +44,6 @@ from belljar.harness.operator import read_operator
 from belljar.harness.programs import start_program
 from belljar.harness.session import Session, current_session
 from belljar.plan.network_radius import announcements
-from belljar.policy import Policy
 from belljar.policy.network import OWN_CELL
 from belljar.probe.run import breach_of
 from belljar.units import printable
@@ -179,8 +178,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session.live[cell.id] = environment
         try:
             await environment.probe_start()
-            has_own_image = sample.policy.policy.image != Policy.model_fields["image"].default
-            await start_program(cell, sample.service, sample.program, has_own_image=has_own_image)
+            await start_program(cell, sample.service, sample.program)
         except BaseException:
             await environment.close(outcome="stopped")
             raise

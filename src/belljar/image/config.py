@@ -57,6 +57,12 @@ class ImageConfig:
     volumes: tuple[str, ...] = ()
     stop_signal: str = ""
 
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What `docker run` would start; empty where that only waits, or is a shell alone."""
+        whole = (*self.entrypoint, *self.cmd)
+        return () if is_idle(whole) else whole
+
     def later_fields(self) -> dict[str, Any]:
         """As JSON values what images of earlier stores don't have, where it is given."""
         found = {
@@ -150,7 +156,7 @@ _IDLE: Final = "only waits, so it is not started"
 
 
 def _facts(config: ImageConfig) -> Iterator[tuple[Kind, str, str]]:
-    runs = _IDLE if is_idle((*config.entrypoint, *config.cmd)) else _ON_DEMAND
+    runs = _ON_DEMAND if config.program else _IDLE
     if config.entrypoint:
         yield Kind.KEPT, "ENTRYPOINT", runs
     if config.cmd:

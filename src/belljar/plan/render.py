@@ -5,13 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
-from belljar.plan.model import Plan
+from belljar.compose.health import SETTLE_S
+from belljar.plan.model import ImageFacts, Plan
 from belljar.plan.network_radius import REAL
 from belljar.policy import Tier
 from belljar.units import printable
 
 _WIDTH = 110
 _LABEL = 10
+_PROGRAM_CHARS = 200
 
 
 def render_plan(plan: Plan, *, width: int = _WIDTH, real: Callable[[str], str] = str) -> tuple[str, ...]:
@@ -35,6 +37,8 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
         "image",
         f"{plan.image.name} sha256:{plan.image.digest}" if plan.image else f"{plan.policy.image} (not built)",
     )
+    if plan.image and plan.image.program:
+        yield ("runs", _program(plan.image))
     yield ("as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}")
     yield ("", "")
     yield ("", "The cell can, at its worst,")
@@ -51,6 +55,13 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.warnings:
         yield ("", "")
         yield from _labelled("note", plan.warnings)
+
+
+def _program(image: ImageFacts) -> str:
+    settled = f"it has run for {SETTLE_S:g} s, or ended with status 0"
+    ready = "the image's health check passes" if image.has_check else settled
+    shown = printable(image.program, max_chars=_PROGRAM_CHARS)
+    return f"{shown} — before a sample starts, until {ready}, unless the task runs another program"
 
 
 def _how(plan: Plan) -> str:

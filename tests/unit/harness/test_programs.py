@@ -36,7 +36,7 @@ class Machine:
 
 async def started(machine: Machine, words: dict[str, Any]) -> list[list[str]]:
     """What ran, the shell that starts it in the background left out."""
-    await start_program(machine, "agent", json.dumps(words), has_own_image=False)  # type: ignore[arg-type]
+    await start_program(machine, "agent", json.dumps(words))  # type: ignore[arg-type]
     return [argv[4:] if argv[:2] == ["/bin/sh", "-c"] else argv for argv in machine.ran]
 
 
@@ -63,13 +63,13 @@ async def test_it_is_healthy_before_the_sample_begins() -> None:
 
 
 async def test_an_image_of_the_authors_runs_its_program() -> None:
-    """Also without a compose file: its entrypoint and command; of Belljar's own image, and of one that only waits, nothing runs."""
+    """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a shell only, and of one that only waits, nothing runs."""
     serving = Machine(entrypoint=["/enter"], command=["serve"])
-    await start_program(serving, "", "", has_own_image=True)  # type: ignore[arg-type]
+    await start_program(serving, "", "")  # type: ignore[arg-type]
     assert [argv[4:] for argv in serving.ran] == [["/enter", "serve"]]
-    own, waiting = Machine(command=["serve"]), Machine(command=["tail", "-f", "/dev/null"])
-    await start_program(own, "", "", has_own_image=False)  # type: ignore[arg-type]
-    await start_program(waiting, "", "", has_own_image=True)  # type: ignore[arg-type]
+    own, waiting = Machine(command=["/bin/bash"]), Machine(command=["tail", "-f", "/dev/null"])
+    await start_program(own, "", "")  # type: ignore[arg-type]
+    await start_program(waiting, "", "")  # type: ignore[arg-type]
     assert own.ran == waiting.ran == []
 
 

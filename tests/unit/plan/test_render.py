@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from belljar.compose.health import SETTLE_S
 from belljar.host import HostFacts
 from belljar.plan import ImageFacts, make_plan, render_plan
 from belljar.policy import Policy, load_preset
@@ -30,6 +33,19 @@ def test_everything_a_person_asks_is_answered(facts: HostFacts, image: ImageFact
         "held by",
     ):
         assert word in text
+
+
+def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFacts) -> None:
+    """What runs before a sample starts, and what is waited for; nothing of an image that has no program."""
+
+    def text(image: ImageFacts) -> str:
+        return " ".join(" ".join(render_plan(make_plan(load_preset("high").policy, facts, image))).split())
+
+    assert "runs " not in text(image)
+    assert f"runs /enter serve — before a sample starts, until it has run for {SETTLE_S:g} s" in text(
+        replace(image, program="/enter serve")
+    )
+    assert "until the image's health check passes" in text(replace(image, program="/enter serve", has_check=True))
 
 
 def test_what_is_real_can_be_shown_apart(facts: HostFacts, image: ImageFacts) -> None:
