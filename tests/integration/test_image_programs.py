@@ -1,0 +1,99 @@
+"""Images with programs of their own under Inspect: what they set up is there before a sample starts, or the sample does not start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from inspect_ai.log import EvalSample, read_eval_log
+
+from belljar.image import HealthCheck, ImageConfig, Store
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def look():
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        said = await sandbox().exec(["sh", "-c", "cat /tmp/state; id -un; pwd; echo $SEEN"])
+        state.output.completion = "|".join(said.stdout.split())
+        return state
+    return solve
+
+@task
+def programs(config: str):
+    return Task(dataset=[Sample(id="one", input="x", target="ready|user|/var/tmp|yes")], solver=look(), scorer=includes(), sandbox=("belljar", config))
+"""
+POLICY = "belljar: 1\nrisk: low\nimage: {image}\nresources: {{cpus: 1, memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 10m}}\n"
+COMPOSE = "services:\n  default:\n    image: settled\n    network_mode: none\n    command: tail -f /dev/null\n"
+SET_UP = 'echo starting > /tmp/state; sleep {wait}; echo ready > /tmp/state; exec "$@"'
+
+
+def derived(home: Path, name: str, script: str, *, cmd: tuple[str, ...], check: HealthCheck | None = None) -> None:
+    """The default image's files with another configuration."""
+    store = Store(home)
+    (home / "tmp").mkdir(exist_ok=True)
+    copy = home / "tmp" / f"{name}.sqfs"
+    shutil.copyfile(store.find("default").rootfs, copy)
+    config = ImageConfig(
+        env={"SEEN": "yes", "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        user="user",
+        workdir="/var/tmp",
+        entrypoint=("/bin/sh", "-c", script, "entry"),
+        cmd=cmd,
+        healthcheck=check,
+    )
+    store.add(copy, config, name=name, source="a test", created="")
+
+
+def ran(folder: Path, config: str) -> EvalSample:
+    """The one sample of `belljar run` with this configuration."""
+    (folder / "task.py").write_text(TASK)
+    ours = [sys.executable, "-m", "belljar", "run", "--json", "--model", "mockllm/model"]
+    done = subprocess.run(
+        [*ours, "task.py", "-T", f"config={config}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    (log,) = (Path(json.loads(done.stdout)["run_dir"]) / "inspect").glob("*.eval")
+    (sample,) = read_eval_log(str(log)).samples or []
+    return sample
+
+
+def test_the_images_own_check_is_waited_for(home: Path, tmp_path: Path) -> None:
+    """What the entrypoint sets up late is there, as the image's user, in its directory, with its variables."""
+    check = HealthCheck(test=("CMD-SHELL", "grep -q ready /tmp/state"), interval_ns=10**9)
+    derived(home, "checked", SET_UP.format(wait=2), cmd=("sleep", "infinity"), check=check)
+    (tmp_path / "policy.yaml").write_text(POLICY.format(image="checked"))
+    sample = ran(tmp_path, "policy.yaml")
+    assert sample.output.completion == sample.target, sample.error
+
+
+def test_a_compose_files_command_stands_behind_the_entrypoint(home: Path, tmp_path: Path) -> None:
+    """Also where the command only waits: the entrypoint sets up before."""
+    derived(home, "settled", SET_UP.format(wait=0), cmd=("no-such-program",))
+    (tmp_path / "compose.yaml").write_text(COMPOSE)
+    sample = ran(tmp_path, "compose.yaml")
+    assert sample.output.completion == sample.target, sample.error
+
+
+def test_a_program_that_fails_is_an_error_of_the_sample(home: Path, tmp_path: Path) -> None:
+    """With its status and its last words; the sample itself does not begin."""
+    derived(home, "broken", "echo no such licence >&2; exit 7", cmd=())
+    (tmp_path / "policy.yaml").write_text(POLICY.format(image="broken"))
+    sample = ran(tmp_path, "policy.yaml")
+    assert sample.error is not None
+    assert "ended with status 7" in sample.error.message
+    assert "no such licence" in sample.error.message
