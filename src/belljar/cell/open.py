@@ -202,11 +202,11 @@ def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
 
 
 async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
-    """Copy the policy's files, and what a task's compose file names, into the cell; a host path is
+    """Copy what a task's compose file names, then the policy's files, into the cell; a host path is
     never shared.
     """
+    if loaded.data is not None:
+        await put_in(cell, loaded.data)
     for copy in loaded.policy.files:
         contents = await anyio.to_thread.run_sync(loaded.read_file, copy)
         await cell.write_file(copy.target, contents, mode=copy.mode, user="0", owner=copy.owner or cell.plan.user)
-    if loaded.data is not None:
-        await put_in(cell, loaded.data)

@@ -25,6 +25,7 @@ from belljar.cell.parts import Parts
 from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
+from belljar.cell.task_data import bring_volumes
 from belljar.cell.trust import ENVIRONMENT, trust
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
@@ -211,6 +212,8 @@ async def _open(
         await _wait_for(waits, stand_ins.get(member.name))
         cell = cells[member.name] = await stack.enter_async_context(_at_port(stand, member, network, plan))
         await _settle(cell, network, plan, welcome if member.name in stand_ins else None)
+        if member.policy.data is not None:
+            await bring_volumes(cell, member.policy.data, cells)
         if member.name in stand_ins:
             waits[member.name] = await start_serving(cell, stand_ins[member.name])
     own_cell = cells[OWN_CELL]

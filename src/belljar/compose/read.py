@@ -92,7 +92,7 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
             taken[name] = read_service(name, service)
             add_env_files(taken[name], service.get("env_file"), files)
     with refused.collected():
-        mounts = mounts_of(services, compose.get("volumes"), files)
+        mounts = mounts_of(services, compose.get("volumes"), files, waits=waits, default=default)
         for name, service in services.items():
             with refused.collected():
                 add_granted(mounts[name], service, compose, files)
@@ -130,6 +130,7 @@ def _data(
     held = {
         OWN_CELL if name == own else name: CellData(
             files=tuple(sorted(mounts[name].files, key=lambda file: file.target)),
+            volumes=tuple(mounts[name].volumes),
             hosts=tuple(dict.fromkeys(taken[name].hosts)),
         )
         for name in taken

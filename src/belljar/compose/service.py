@@ -232,7 +232,7 @@ def _deploy(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
 
 def _read_only(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     if switch(value):
-        taken.dropped("read_only", "a cell's root file system is its own, can be written, and ends with the cell")
+        taken.changed("read_only", "the cell's root file system can be written, and ends with the cell")
     return True
 
 

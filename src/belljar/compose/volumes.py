@@ -2,22 +2,24 @@
 
 A volume that one service alone has is a directory of its cell: it is empty or the image's at first,
 and ends with the sample, as Inspect's ends. A file or directory below the task's own directory is
-copied into the cell before its program starts. Any other path of this host is refused, and so is a
-volume of two services: cells share nothing that either can write.
+copied into the cell before its program starts. Any other path of this host is refused.
+Cells share nothing that either can write, so a volume of several services is refused too, but where
+one service fills it and ends before the others start: they get a copy.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.compose.order import Condition, Wait
 from belljar.compose.task_files import TaskFiles, reason
 from belljar.compose.words import CannotKeepError, Refusals, mapping, refusal, switch, text
 from belljar.differences import Difference, Kind
 from belljar.policy.directories import Tree
-from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TaskFile
+from belljar.policy.task_data import MAX_BYTES, MAX_ENTRIES, TakenVolume, TaskFile
 from belljar.units import format_size, printable
 
 _HOST: Final = "nothing of this host is shown in a cell but files below the task's own directory"
@@ -28,6 +30,7 @@ _LONG: Final = frozenset({"type", "source", "target", "read_only", "volume", "bi
 _LONG_BIND: Final = frozenset({"create_host_path", "selinux"})
 _OPTIONS: Final = frozenset({"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"})
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
+_HINT_SHARED: Final = "let one service fill it and end (`service_completed_successfully`) before the others start"
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Mounts:
     service: str
     directories: list[str] = field(default_factory=list)
     files: list[TaskFile] = field(default_factory=list)
+    volumes: list[TakenVolume] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
     entries: int = 0
     total_bytes: int = 0
@@ -67,8 +71,36 @@ class _Mount:
     must_exist: bool = False
 
 
-def mounts_of(services: Mapping[str, Mapping[str, Any]], volumes: object, files: TaskFiles | None) -> dict[str, Mounts]:
-    """What each service's volumes are in its cell. `files`: the task's; None: it has none.
+@dataclass(slots=True)
+class _Volumes:
+    """The declared volumes, and who has each: services, and the places of each in their cells."""
+
+    declared: Mapping[str, Any]
+    used: dict[str, list[_Use]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One service's place for a volume."""
+
+    mounts: Mounts
+    place: str
+    read_only: bool
+
+
+def mounts_of(
+    services: Mapping[str, Mapping[str, Any]],
+    volumes: object,
+    files: TaskFiles | None,
+    *,
+    waits: Sequence[Wait] = (),
+    default: str = "",
+) -> dict[str, Mounts]:
+    """What each service's volumes are in its cell.
+
+    Args:
+        files: the task's; None: it has none.
+        waits: what the services wait for; `default`, the one that the sample works in, waits for all.
 
     Raises `CannotKeepError` for any other kind of volume, by the service's name.
     """
@@ -77,13 +109,41 @@ def mounts_of(services: Mapping[str, Mapping[str, Any]], volumes: object, files:
     for name, settings in declared.items():
         with refused.collected():
             _check_plain(name, settings)
-    owner: dict[str, str] = {}
+    together = _Volumes(declared)
     found = {name: Mounts(name) for name in services}
     for name, service in services.items():
         with refused.collected():
-            _read_all(found[name], service.get("volumes"), declared, owner, files)
+            _read_all(found[name], service.get("volumes"), together, files)
+    for name, used in together.used.items():
+        with refused.collected():
+            _share(name, used, waits, default)
     refused.raise_all()
     return found
+
+
+def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
+    """Copy a volume that one service fills before the others start. Raises `CannotKeepError` for one
+    that several have in another way, and for one that nobody can write.
+    """
+    if len(used) == 1 and not used[0].read_only:
+        return
+    ends = [(wait.who, wait.what) for wait in waits if wait.condition is Condition.COMPLETED]
+    for first in used:
+        others = [use for use in used if use is not first]
+        writer = first.mounts.service
+        ended = not first.read_only and any(what == writer for _, what in ends)
+        later = {*(who for who, what in ends if what == writer), default}
+        is_seen = len(others) == 1 or all(use.read_only for use in others)
+        if ended and is_seen and all(use.mounts.service in later - {writer} for use in others):
+            for use in others:
+                taken = TakenVolume(name=name, writer=writer, source=first.place, target=use.place)
+                use.mounts.volumes.append(taken)
+                use.mounts.changed("volumes", f"{use.place} is a copy of {name} as {writer} leaves it")
+            return
+    names = ", ".join(dict.fromkeys(use.mounts.service for use in used))
+    shared = len(used) > 1
+    why = f"{names} have it: {_SHARED}" if shared else "its service can't write to it, so it stays empty"
+    raise _refused(used[-1].mounts.service, name, why, hint=_HINT_SHARED if shared else "")
 
 
 def tmpfs_of(tmpfs: object) -> list[str]:
@@ -113,8 +173,7 @@ def _check_plain(name: str, settings: Mapping[str, Any]) -> None:
 def _read_all(
     mounts: Mounts,
     written: object,
-    declared: Mapping[str, Any],
-    owner: dict[str, str],
+    volumes: _Volumes,
     files: TaskFiles | None,
 ) -> None:
     if written is None:
@@ -129,7 +188,7 @@ def _read_all(
                 if mount.is_bind:
                     _copy(mounts, mount, files)
                 else:
-                    _volume(mounts, mount, declared, owner)
+                    _volume(mounts, mount, volumes)
             except CannotKeepError:
                 raise
             except (OSError, TypeError, ValueError) as error:
@@ -139,17 +198,16 @@ def _read_all(
     refused.raise_all()
 
 
-def _volume(mounts: Mounts, mount: _Mount, declared: Mapping[str, Any], owner: dict[str, str]) -> None:
+def _volume(mounts: Mounts, mount: _Mount, volumes: _Volumes) -> None:
     """A directory of the cell's own."""
-    if mount.read_only:
-        raise ValueError("a volume of one service that it can't write to stays empty")
-    if mount.source and mount.source not in declared:
+    if not mount.source and mount.read_only:
+        raise ValueError("its service can't write to it, so it stays empty")
+    if mount.source and mount.source not in volumes.declared:
         raise ValueError(f"there is no volume {mount.source} in the file")
-    if mount.source in owner:
-        raise ValueError(f"{mount.source} is {owner[mount.source]}'s already: {_SHARED}")
-    mounts.directories.append(place_of(mount.target))
+    place = place_of(mount.target)
+    mounts.directories.append(place)
     if mount.source:
-        owner[mount.source] = mounts.service
+        volumes.used.setdefault(mount.source, []).append(_Use(mounts, place, mount.read_only))
 
 
 def _copy(mounts: Mounts, mount: _Mount, files: TaskFiles | None) -> None:
@@ -189,7 +247,7 @@ def _short(item: object) -> _Mount:
         return _Mount("", parts[0], is_bind=False)
     options = set(parts[2].split(",")) if len(parts) == 3 else set()
     is_bind = parts[0].startswith((".", "/", "~", "\\"))
-    if len(parts) > 3 or (len(parts[0]) == 1 and parts[1].startswith(("\\", "/")) and len(parts) == 3):
+    if len(parts) > 3 or parts[1].startswith("\\"):
         raise ValueError(_HOST)
     if options - _OPTIONS:
         raise ValueError(f"the options {', '.join(sorted(options - _OPTIONS))} are not read")

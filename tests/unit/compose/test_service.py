@@ -140,7 +140,7 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind"),
     [
-        ("read_only", True, Kind.DROPPED),
+        ("read_only", True, Kind.CHANGED),
         ("tmpfs", "/run:size=64m", Kind.CHANGED),
         ("shm_size", "2gb", Kind.DROPPED),
         ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, Kind.DROPPED),

@@ -10,11 +10,12 @@ import pytest
 from tests.unit.compose.test_read import two
 
 from belljar.compose import volumes
+from belljar.compose.order import waits_of
 from belljar.compose.read import CannotKeepError, Composed, read_compose
 from belljar.compose.task_files import TaskFiles
-from belljar.compose.volumes import mounts_of
+from belljar.compose.volumes import Mounts, mounts_of
 from belljar.differences import Kind
-from belljar.policy.task_data import TaskFile
+from belljar.policy.task_data import TakenVolume, TaskFile
 
 
 def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
@@ -65,8 +66,45 @@ def test_any_other_is_refused_by_the_services_name(mount: Any) -> None:  # noqa:
 def test_two_services_share_no_directory() -> None:
     """Nor has one service a volume twice."""
     for services in ({"a": {"volumes": ["v:/a"]}, "b": {"volumes": ["v:/b"]}}, {"a": {"volumes": ["v:/a", "v:/b"]}}):
-        with pytest.raises(CannotKeepError, match="v is a's already"):
+        with pytest.raises(CannotKeepError, match="cells share no directory"):
             mounts_of(services, {"v": None}, None)
+
+
+def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Mounts]:
+    """What becomes of a volume that `fill` has, and readers of it; `waits`: what each reader waits for in it."""
+    needs = {name: {"fill": {"condition": waits.get(name, "service_completed_successfully")}} for name in "ab"}
+    services: dict[str, Any] = {"fill": {"volumes": [fill]}}
+    services |= {name: {"volumes": [line]} for name, line in zip("ab", readers, strict=False)}
+    services |= {name: {**services[name], "depends_on": needs[name]} for name in services if name in needs}
+    services["last"] = {"volumes": [readers[2]]} if len(readers) > 2 else {}
+    return mounts_of(services, {"v": None}, None, waits=waits_of(services), default="last")
+
+
+def test_what_one_service_fills_first_is_copied_to_the_others() -> None:
+    """Where all of them start after its end; the one that the sample works in starts last anyway."""
+    found = filled("v:/in:ro", "v:/there:ro", "v:/last:ro")
+    copies = {name: mounts.volumes for name, mounts in found.items() if mounts.volumes}
+    assert copies == {
+        name: [TakenVolume(name="v", writer="fill", source="/out", target=place)]
+        for name, place in (("a", "/in"), ("b", "/there"), ("last", "/last"))
+    }
+    assert [fact.kind for fact in found["a"].differences] == [Kind.CHANGED]
+    assert filled("v:/in")["a"].volumes  # nobody is left who would see what it writes
+
+
+@pytest.mark.parametrize(
+    ("readers", "more"),
+    [
+        (("v:/in:ro",), {"a": "service_started"}),
+        (("v:/in:ro", "v:/in:ro"), {"b": "service_started"}),
+        (("v:/in", "v:/in:ro"), {}),
+        (("v:/in",), {"fill": "v:/out:ro"}),
+    ],
+)
+def test_any_other_volume_of_several_is_refused(readers: tuple[str, ...], more: dict[str, str]) -> None:
+    """Where one would wait for what another writes, a copy of its own would be another task."""
+    with pytest.raises(CannotKeepError, match="cells share no directory"):
+        filled(*readers, **more)
 
 
 @pytest.mark.parametrize(
