@@ -25,6 +25,7 @@ from belljar.cell.health import Health
 from belljar.cell.output import ExecOutput
 from belljar.cell.workshop import promised
 from belljar.channel import FileTooLarge
+from belljar.differences import Difference
 from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
@@ -216,6 +217,7 @@ class FakeCells:
         self.opened: list[FakeCell] = []
         self.prepare_error: Exception | None = None
         self.images_error: Exception | None = None
+        self.of_images: tuple[Difference, ...] = ()
         self.destroy_error: Exception | None = None
         self.on_probe: Callable[[FakeCell, str], None] = lambda _cell, _phase: None
 
@@ -238,6 +240,10 @@ class FakeCells:
         """Of a fake cell nothing is missing, unless a test says so."""
         if self.images_error is not None:
             raise self.images_error
+
+    def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
+        """As a test says."""
+        return self.of_images
 
     async def prepare(self, policy: LoadedPolicy, *, run: Any, home: Path | None) -> None:
         """As the real one."""

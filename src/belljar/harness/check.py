@@ -23,9 +23,11 @@ from belljar.harness.preview import (
     Group,
     Preview,
     SampleSandbox,
+    differences_of_images,
     grouped,
     missing_images,
     preview,
+    with_images,
 )
 from belljar.policy.regular import read_regular
 from belljar.units import printable
@@ -149,7 +151,8 @@ class Host:
 def outlooks(previews: Sequence[Preview], host: Host) -> list[Outlook]:
     """Each group with its images and its plan."""
     known = replace(host, facts=cache(host.facts))
-    return [_outlook(group, known) for group in grouped(previews)]
+    whole = with_images(previews, lambda policy: differences_of_images(policy, host.home))
+    return [_outlook(group, known) for group in grouped(whole)]
 
 
 def _outlook(group: Group, host: Host) -> Outlook:

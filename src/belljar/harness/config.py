@@ -234,6 +234,7 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     Raises `PolicyError`.
     """
     from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.network import OWN_CELL
     from belljar.policy.task_data import TaskData
 
     if operator.walls:
@@ -245,7 +246,12 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     is_named = bool(operator.walls or operator.policy)
     done = permitted(with_tier(made, operator.tier), operator, is_named=is_named)
     if ours.data:
-        done = replace(done, data=TaskData.model_validate_json(ours.data))
+        data = TaskData.model_validate_json(ours.data)
+        if any(fact.kind is Kind.OVERRIDDEN and fact.key == "network" for fact in found):
+            # an operator's own cell may have the name of a service, and is not the task's
+            left = {name: cell for name, cell in data.cells.items() if name == OWN_CELL}
+            data = data.model_copy(update={"cells": left})
+        done = replace(done, data=data)
     return done, (*ours.differences, *found, *_raised(made, operator.settings))
 
 

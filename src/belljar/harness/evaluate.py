@@ -22,7 +22,7 @@ from belljar.harness.judge import check_ledger, own_evidence, put_on_record
 from belljar.harness.lifecycle import say, tell
 from belljar.harness.operator import read_operator
 from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
-from belljar.harness.preview import Preview, SampleSandbox, preview, summary
+from belljar.harness.preview import Preview, SampleSandbox, preview, summary, with_images
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
@@ -139,7 +139,8 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
             raise each.error
     policies = {each.policy: None for each in previews if each.policy is not None}
     session.source.check_images(list(policies), home=session.home)
-    tell(session, summary(previews))
+    whole = with_images(previews, lambda policy: session.source.image_differences(policy, home=session.home))
+    tell(session, summary(whole))
     session.is_previewed = True
 
 

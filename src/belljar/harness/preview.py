@@ -6,15 +6,17 @@ task usually share one.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from belljar.compose.interpolate import references
 from belljar.differences import Difference, Kind, samples_named, told
-from belljar.errors import BelljarError, PolicyError
+from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
 from belljar.harness.fidelity import TASK
@@ -148,6 +150,30 @@ def check_images(policies: Iterable[LoadedPolicy], home: Path) -> None:
     from belljar.image.missing import refuse_missing
 
     refuse_missing(missing_images(policies, home))
+
+
+def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference, ...]:
+    """What becomes of the configuration of each image of these cells that the store has."""
+    from belljar.image import Store, image_differences
+
+    store, found = Store(home), list[Difference]()
+    for name in policy.policy.images:
+        with contextlib.suppress(HostError):
+            config = store.find(name).config
+            found += [replace(fact, where=f"image {name}") for fact in image_differences(config)]
+    return tuple(found)
+
+
+def with_images(previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]) -> list[Preview]:
+    """The same, with what becomes of the configuration of their images, each looked at once."""
+    known = cache(look)
+    made: list[Preview] = []
+    for each in previews:
+        facts = known(each.policy) if each.policy is not None else ()
+        kept = tuple(fact for fact in facts if fact.kind is Kind.KEPT)
+        more = tuple(fact for fact in facts if fact.kind is not Kind.KEPT)
+        made.append(replace(each, kept=(*each.kept, *kept), differences=(*each.differences, *more)))
+    return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         await session.check_running()
         sample = configs.sample_policy(config, metadata, **session.operators_word)
         lifecycle.tell(session, announcements(sample.policy))
+        of_images = session.source.image_differences(sample.policy, home=session.home)
+        differences = (*sample.differences, *of_images)
         who = identify(task_name, metadata)
         stack = AsyncExitStack()
         try:
@@ -152,7 +154,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
             )
             environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
-            environment.containment.differences = sample.differences
+            environment.containment.differences = differences
             stack.push_async_callback(environment._forget)
             if cell.questions is not None:
                 bridge = ModelBridge()
@@ -162,7 +164,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                     Event(
                         kind=Kind.SAMPLE_STARTED,
                         data={
-                            **who.started(sample.policy, sample.differences),
+                            **who.started(sample.policy, differences),
                             "preparing": True,
                         },
                         cell_id=each.id,

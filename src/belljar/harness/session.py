@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
 import anyio
 
+from belljar.differences import Difference
 from belljar.errors import BelljarError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.operator import OperatorsWord
@@ -46,6 +47,9 @@ class CellSource(Protocol):
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Raises `HostError` that names every image that is missing."""
+
+    def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
+        """What becomes of the configuration of the images of a cell and the others of its range."""
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan and make the template."""
@@ -78,6 +82,13 @@ class RealCells:
         from belljar.host.home import belljar_home
 
         check_images(policies, home or belljar_home())
+
+    def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
+        """As the store has it."""
+        from belljar.harness.preview import differences_of_images
+        from belljar.host.home import belljar_home
+
+        return differences_of_images(policy, home or belljar_home())
 
     async def prepare(self, policy: LoadedPolicy, *, run: RunDirectory, home: Path | None) -> None:
         """Plan on this host and make the template. Which tiers were passed over is told."""

@@ -28,6 +28,8 @@ from belljar.harness.operator import Operator
 from belljar.host.settings import Settings
 from belljar.policy.floor import looser_fields
 from belljar.policy.load import with_changes
+from belljar.policy.network import OWN_CELL
+from belljar.policy.task_data import CellData, TaskData, TaskFile
 
 POLICY = 'belljar: 1\nrisk: high\nenv:\n  FLAG: "${SAMPLE_METADATA_FLAG}"\n  PLAIN: "$HOME"\n'
 
@@ -176,6 +178,24 @@ def test_the_operators_walls_are_never_widened(tmp_path: Path) -> None:
         assert looser_fields(made, alone) == ()
         assert made.network is not None
         assert list(made.network.stand_ins) == ["web"]
+
+
+def test_an_operators_cell_gets_nothing_of_a_tasks_service(tmp_path: Path) -> None:
+    """Of two cells of one name: where the operator's network replaces the services, the files of a
+    service are nobody's; those of the sample's own cell stay.
+    """
+    cell = "web: {kind: cell, names: [web], ports: [all], command: [x]}"
+    (tmp_path / "lab.yaml").write_text(f"belljar: 1\nrisk: low\nnetwork: {{stand_ins: {{{cell}}}}}\n")
+    given = CellData(files=(TaskFile(key="configs", target="/f", content="x"),))
+    ours = BelljarConfig(
+        network='{"stand_ins": {"web": {"kind": "cell", "names": ["web"], "ports": ["all"]}}}',
+        data=TaskData(cells={"web": given, OWN_CELL: given}).model_dump_json(),
+    )
+    walls = str(tmp_path / "lab.yaml")
+    for override, cells in ((False, {"web", OWN_CELL}), (True, {OWN_CELL})):
+        made = sample_policy(ours, {}, walls=walls, override=override).policy
+        assert made.data is not None
+        assert set(made.data.cells) == cells
 
 
 def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) -> None:

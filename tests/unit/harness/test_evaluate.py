@@ -13,7 +13,7 @@ from inspect_ai.log import list_eval_logs, read_eval_log
 from tests.fakes.cell import FakeCell, RecordedCells
 
 from belljar.cli.run import differing
-from belljar.differences import Kind
+from belljar.differences import Difference, Kind
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.ledger import verify
@@ -252,22 +252,27 @@ def test_how_a_cell_differs_from_its_task_is_on_record(
     (tmp_path / "compose.yaml").write_text("services: {default: {image: default}}")
     (tmp_path / "own-compose.yaml").write_text("services: {default: {image: default, labels: {a: b}, mem_limit: 8g}}")
     arguments = [f"{task_file}@differs", "--model", "mockllm/model"]
-    outcome = run(arguments, tmp_path, policy="low")
+    cells = RecordedCells()
+    cells.of_images = (
+        Difference(kind=Kind.DROPPED, where="image default", key="STOPSIGNAL", detail="why"),
+        Difference(kind=Kind.KEPT, where="image default", key="USER"),
+    )
+    outcome = run(arguments, tmp_path, cells, policy="low")
     said = [line for line in capsys.readouterr().err.splitlines() if "labels" in line]
     assert len(said) == 1
     assert "sample 3" in said[0]
     rows = {row.transcript.sample: row for row in outcome.findings.rows}
-    assert [fact.key for fact in rows["3"].differences] == ["labels", "resources.memory"]
-    assert rows["1"].differences == ()
+    image = "STOPSIGNAL"
+    assert [fact.key for fact in rows["3"].differences] == ["labels", "resources.memory", image]
+    assert [fact.key for fact in rows["1"].differences] == [image]
     found = json.loads((outcome.path / "findings.json").read_text())["samples"]
-    assert [len(each["differences"]) for each in found] == [0, 0, 2]
+    assert [len(each["differences"]) for each in found] == [1, 1, 3]
     (log,) = list_eval_logs(str(outcome.path / "inspect"))
     logged = {sample.id: sample for sample in read_eval_log(log).samples or []}
-    assert len(logged[3].metadata["containment"]["differences"]) == 2
-    assert logged[1].metadata["containment"]["differences"] == []
-    shown = differing(outcome.findings)
-    assert len(shown) == 3
-    assert all("sample 3" in line for line in shown[1:])
+    assert len(logged[3].metadata["containment"]["differences"]) == 3
+    assert len(logged[1].metadata["containment"]["differences"]) == 1
+    shown = [line for line in differing(outcome.findings) if "sample 3" in line]
+    assert len(shown) == 2
 
 
 def test_images_that_are_missing_are_named_before_the_run(task_file: str, tmp_path: Path) -> None:

@@ -8,13 +8,24 @@ import pytest
 from inspect_ai import Task
 from inspect_ai.dataset import Sample
 
-from belljar.differences import Kind
+from belljar.differences import Difference, Kind
 from belljar.errors import HostError
 from belljar.harness import config as configs
 from belljar.harness.adapt import adapt_task
 from belljar.harness.operator import Operator
-from belljar.harness.preview import Preview, check_images, grouped, missing_images, preview, summary
+from belljar.harness.preview import (
+    Preview,
+    check_images,
+    differences_of_images,
+    grouped,
+    missing_images,
+    preview,
+    summary,
+    with_images,
+)
 from belljar.host.settings import Settings
+from belljar.image import ImageConfig, Store
+from belljar.policy import LoadedPolicy
 
 OPERATOR = Operator(settings=Settings(), walls="low")
 
@@ -86,3 +97,24 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(HostError) as raised:
         check_images(policies, tmp_path / "home")
     assert all(each.image in raised.value.what and each.command in raised.value.what for each in missing)
+
+
+def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> None:
+    """Of the images that are there, by their names; what is kept apart from what differs."""
+    (home := tmp_path / "home").mkdir()
+    (home / "file").write_bytes(b"x")
+    config = ImageConfig(user="7", stop_signal="SIGINT")
+    Store(home).add(home / "file", config, name="here", source="test", created="now")
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: here}, web: {image: gone}}")
+    found = previews(tmp_path, Sample(id=1, input="x"), Sample(id=2, input="x"))
+    looked: list[object] = []
+
+    def look(policy: LoadedPolicy) -> tuple[Difference, ...]:
+        looked.append(policy)
+        return differences_of_images(policy, home)
+
+    one, other = with_images(found, look)
+    assert len(looked) == 1
+    assert one.differences == other.differences
+    assert [(fact.where, fact.key) for fact in one.differences] == [("image here", "STOPSIGNAL")]
+    assert "USER" in [fact.key for fact in one.kept]
