@@ -10,12 +10,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.real_tasks import CASES, Case, Workshop
+from inspect_ai.log import read_eval_log
+from tests.integration.real_tasks import CASES, Case, Workshop, write_task
 
 from belljar.ledger import verify
 
@@ -23,10 +23,9 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.thorough, pytest.mar
 
 
 @pytest.fixture(scope="module")
-def workshop(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def workshop(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """Where bases and tasks' images are built, each once."""
-    with Workshop(vm_home, tmp_path_factory.mktemp("workshop")) as made:
-        yield made
+    return Workshop(vm_home, tmp_path_factory.mktemp("workshop"))
 
 
 def belljar_run(directory: Path, home: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -48,21 +47,33 @@ def belljar_run(directory: Path, home: Path, *arguments: str) -> tuple[int, dict
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
-def check_run(case: Case, workshop: Workshop, directory: Path, tier: str, *, steps: str, solved: bool) -> None:
-    """Run the case's samples with the scripted steps: contained, and scored as `solved` says."""
-    workshop.prepare(case, directory, steps=steps)
-    code, found, errors = belljar_run(
-        directory, workshop.home, f"tasks.py@{case.name}", "--tier", tier, *case.options
-    )
+def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool = False) -> None:
+    """Each sample is contained; it is solved by its steps, and not by a wrong answer."""
+    write_task(case, directory, wrong=wrong)
+    code, found, errors = belljar_run(directory, home, f"tasks.py@{case.name}", "--tier", tier, *case.options)
     assert code == 0, errors
-    verdicts = {sample["id"]: sample["verdict"] for sample in found["samples"]}
-    assert verdicts == dict.fromkeys(case.samples, "contained"), errors
-    scores = {sample["id"]: case.passed(sample["scores"]) for sample in found["samples"]}
-    assert scores == dict.fromkeys(case.samples, solved), json.dumps(found["samples"], indent=1)
-    assert verify(Path(found["run_dir"])).ok(strict=True)
+    assert {sample["verdict"] for sample in found["samples"]} == {"contained"}, errors
+    run_dir = Path(found["run_dir"])
+    (log,) = (run_dir / "inspect").glob("*.eval")
+    samples = read_eval_log(str(log)).samples or []
+    solved = {str(sample.id): bool(sample.scores and case.solved(sample.scores)) for sample in samples}
+    unsolved = set(solved) if wrong else case.unsolved
+    assert solved == {name: name not in unsolved for name in case.chosen(solved)}, errors
+    assert verify(run_dir).ok(strict=True)
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-def test_a_scripted_agent_solves_it(case: Case, workshop: Workshop, tmp_path: Path) -> None:
-    """Each sample of the real task is contained, and solved by what its author meant to solve it."""
-    check_run(case, workshop, tmp_path, case.tier, steps="solve", solved=True)
+@pytest.mark.parametrize(
+    ("case", "tier"),
+    [pytest.param(case, tier, id=f"{case.name}-{tier}") for case in CASES for tier in case.tiers],
+)
+def test_a_scripted_agent_solves_a_real_task(case: Case, tier: str, workshop: Workshop, tmp_path: Path) -> None:
+    """Each sample of the real task is contained, and solved by its author's intended steps."""
+    workshop.images(case.builds)
+    check_run(case, workshop.home, tmp_path, tier)
+
+
+def test_a_wrong_answer_is_no_solution(workshop: Workshop, tmp_path: Path) -> None:
+    """The real scorer says so: what counts as solved above is no accident."""
+    case = next(case for case in CASES if case.name == "gdm_in_house_ctf")
+    workshop.images(case.builds)
+    check_run(case, workshop.home, tmp_path, "container", wrong=True)
