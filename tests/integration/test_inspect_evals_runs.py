@@ -10,22 +10,29 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inspect_ai.log import read_eval_log
+from tests.conftest import copy_store
 from tests.integration.real_tasks import CASES, Case, Workshop, write_task
 
+from belljar.host.home import belljar_home
 from belljar.ledger import verify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.thorough, pytest.mark.root]
 
 
 @pytest.fixture(scope="module")
-def workshop(vm_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    """Where bases and tasks' images are built, each once."""
-    return Workshop(vm_home, tmp_path_factory.mktemp("workshop"))
+def workshop() -> Iterator[Workshop]:
+    """Where bases and tasks' images are built, each once: a store that the builds' own ids can reach."""
+    prepared = belljar_home()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
+        Path(scratch).chmod(0o711)
+        yield Workshop(copy_store(prepared, Path(scratch, "store")), Path(scratch))
 
 
 def belljar_run(directory: Path, home: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
