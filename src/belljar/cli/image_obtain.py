@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +38,40 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
         wanted += [
             Wanted(
                 image=each.image or f"{file}, service {each.service}",
-                is_built=each.is_built,
-                command=f"belljar image build -t {each.image or 'NAME'} CONTEXT",
+                is_built=bool(each.build),
+                bases=_bases(Path(file).parent, each.build),
+                command=_build_command(Path(file).parent, each.build),
                 why=each.why,
             )
             for each in found
         ]
     return wanted
+
+
+def _build_command(directory: Path, words: Sequence[str]) -> str:
+    """As it is typed from here: the Dockerfile and the context stand relative to the compose file."""
+    if not words:
+        return ""
+    placed = [str(directory / word) if before == "-f" else word for before, word in pairwise(("", *words))]
+    return shlex.join(["belljar", "image", "build", *placed[:-1], str(directory / words[-1])])
+
+
+def _bases(directory: Path, words: Sequence[str]) -> tuple[str, ...]:
+    """The images that a service's Dockerfile starts from; none where there is no Dockerfile below the compose file's directory."""
+    from belljar.image.dockerfile import MAX_BYTES, DockerfileError, base_images
+    from belljar.policy.reference import parse_reference
+    from belljar.policy.regular import read_regular
+
+    said = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
+    if not words:
+        return ()
+    try:
+        content = read_regular(directory, said.get("-f") or str(Path(words[-1]) / "Dockerfile"), MAX_BYTES)
+        args = [word.partition("=") for before, word in pairwise(words) if before == "--build-arg"]
+        found = base_images(content.decode(), {name: value for name, _, value in args}, target=said.get("--target", ""))
+        return tuple(parse_reference(image).familiar for image in found.images)
+    except (OSError, ValueError, DockerfileError):  # the build says what is wrong with it
+        return ()
 
 
 def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:

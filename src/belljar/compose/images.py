@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,11 +19,14 @@ _DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceImage:
-    """What a service runs: `image` in its normal form, and whether the file builds it; or why that is not known."""
+    """What a service runs: `image` in its normal form, or why that is not known.
+
+    `build`: of one that the file builds, the words for `belljar image build` (its context last, relative to the file).
+    """
 
     service: str
     image: str = ""
-    is_built: bool = False
+    build: tuple[str, ...] = ()
     why: str = ""
 
 
@@ -43,15 +47,37 @@ def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
 
 
 def _image(name: str, service: Mapping[str, Any]) -> ServiceImage:
-    is_built = service.get("build") is not None
-    only = {key: service[key] for key in ("image",) if key in service}
+    build: tuple[str, ...] = ()
+    only = {key: service[key] for key in ("image", "build") if service.get(key) is not None}
     try:
         settled = interpolate({"services": {name: only}}, {}, blanks=True).document["services"][name]
         image = text(settled.get("image") or "")
         if image and IMAGE_ID.fullmatch(image) is None:
             image = parse_reference(image).familiar
-        if is_built and image in STAND_INS:
-            raise CannotKeepError("it is built, and nothing names what is built")
-    except (TypeError, ValueError, RecursionError) as error:
-        return ServiceImage(service=name, is_built=is_built, why=printable(str(error), max_chars=300))
-    return ServiceImage(service=name, image=_DEFAULT if image in STAND_INS else image, is_built=is_built)
+        if "build" in settled:
+            build = _build_words(settled["build"], image)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        return ServiceImage(service=name, build=build, why=printable(str(error), max_chars=300))
+    return ServiceImage(service=name, image=_DEFAULT if image in STAND_INS else image, build=build)
+
+
+def _build_words(build: object, image: str) -> tuple[str, ...]:
+    """The words that say to `belljar image build` what the file says to `docker compose build`. Raises `CannotKeepError`."""
+    if image in STAND_INS:
+        raise CannotKeepError("it is built, and nothing names what is built")
+    fields = {"context": build} if isinstance(build, str) else mapping(build, "build")
+    context = posixpath.normpath(text(fields.get("context") or "."))
+    words = ["-t", image]
+    if dockerfile := fields.get("dockerfile"):
+        words += ["-f", posixpath.normpath(posixpath.join(context, text(dockerfile)))]
+    if target := fields.get("target"):
+        words += ["--target", text(target)]
+    for argument in _arguments(fields.get("args")):
+        words += ["--build-arg", argument]
+    return (*words, context)
+
+
+def _arguments(args: object) -> list[str]:
+    if isinstance(args, Mapping):
+        return [f"{name}={text(value)}" for name, value in args.items() if value is not None]
+    return [text(each) for each in names_in(args)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,18 @@ from belljar.policy.reference import IMAGE_ID
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """An image to get. `is_built`: it is built, so no registry has it; `command` then says what builds it.
+    """An image to get.
 
-    `why`: it can't even be named, for this reason.
+    Attributes:
+        is_built: a Dockerfile makes it, so no registry has it.
+        bases: what that Dockerfile starts from; got when the image itself is nowhere.
+        command: what builds it.
+        why: it can't even be named, for this reason.
     """
 
     image: str
     is_built: bool = False
+    bases: tuple[str, ...] = ()
     command: str = ""
     why: str = ""
 
@@ -47,11 +53,17 @@ def obtain(
 ) -> Iterator[Obtained]:
     """Get each image that the store does not have; the failure of one hides no other. Raises nothing of ours."""
     asks_daemon = any(daemon_answers(host) for host in _hosts(environ))
-    for each in dict.fromkeys(wanted):
+    left, seen = deque(wanted), set[Wanted]()
+    while left:
+        each = left.popleft()
+        if each in seen:
+            continue
+        seen.add(each)
         try:
             yield _obtain(home, each, limits, report, asks_daemon=asks_daemon)
         except BelljarError as error:
             yield Obtained(wanted=each, error=error)
+            left.extend(Wanted(image=base) for base in each.bases)
 
 
 def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -38,11 +38,26 @@ def test_a_file_that_is_no_compose_file_is_the_authors(tmp_path: Path) -> None:
 
 def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     """What is built has the name that Docker would give it; what has none says which service of which file it is."""
-    (tmp_path / "a.yaml").write_text("name: p\nservices: {x: {build: .}, y: {image: debian}}")
+    (tmp_path / "my files").mkdir()
+    (tmp_path / "my files/a.yaml").write_text("name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}")
     (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")
-    first, second, third = wanted_by_files(["a.yaml", "b.yaml"])
+    first, second, third = wanted_by_files(["my files/a.yaml", "b.yaml"])
     assert (first.image, first.is_built, second.image, third.image) == ("p-x", True, "debian", "b.yaml, service z")
+    assert first.command == "belljar image build -t p-x -f 'my files/D' 'my files'"
     assert third.why
+
+
+def test_what_a_dockerfile_starts_from_is_needed_for_it(tmp_path: Path) -> None:
+    """Stages of its own are not; a Dockerfile above the compose file is not read."""
+    (tmp_path / "web").mkdir()
+    dockerfile = "ARG V=1\nFROM docker.io/library/python:$V AS a\nFROM a\nCOPY --from=team/tool /x /x\n"
+    (tmp_path / "web/Dockerfile").write_text(dockerfile)
+    (tmp_path / "Dockerfile").write_text("FROM secret")
+    (tmp_path / "web/compose.yaml").write_text(
+        "services: {a: {build: {context: ., args: {V: 3}}}, b: {build: {context: ..}}, c: {build: none}}"
+    )
+    found = wanted_by_files([str(tmp_path / "web/compose.yaml")])
+    assert [each.bases for each in found] == [("python:3", "team/tool"), (), ()]
 
 
 def test_a_task_that_changes_the_environment_changes_it_for_itself(tmp_path: Path) -> None:

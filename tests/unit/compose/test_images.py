@@ -37,7 +37,7 @@ def test_the_images_of_a_file() -> None:
         ("e", "p-e"),
         ("f", "default"),
     ]
-    assert found[4].is_built
+    assert found[4].build == ("-t", "p-e", ".")
     assert [each.service for each in found if each.why] == ["g", "h", "j"]
     assert "SAMPLE_METADATA_TAG" in found[6].why
 
@@ -61,6 +61,18 @@ def test_any_document_has_images_or_is_refused(document: object) -> None:
     except CannotKeepError:
         return
     assert all(bool(each.image) != bool(each.why) for each in found)
+
+
+def test_what_is_built_says_how() -> None:
+    """The words of `belljar image build`; Compose reads a Dockerfile's path from its context."""
+    build = {
+        "context": "./web",
+        "dockerfile": "../Dockerfile.web",
+        "target": "run",
+        "args": {"A": 1, "FROM_HOST": None},
+    }
+    (found,) = service_images({"services": {"a": {"image": "web", "build": build}}})
+    assert found.build == ("-t", "web", "-f", "Dockerfile.web", "--target", "run", "--build-arg", "A=1", "web")
 
 
 def test_a_file_without_services_is_refused() -> None:
