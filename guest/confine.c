@@ -17,6 +17,16 @@ static const uint64_t ROOT_CAPABILITIES = CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE)
 /* What the workload's root may have, and what is left in the bounding set. Contained, both are what the runtime gave of the list. */
 static uint64_t of_root = ROOT_CAPABILITIES, bounded = UINT64_MAX;
 
+/* Which capabilities CONFIG can add, whatever it says: only in the machine, where the agent's memory belongs to a user namespace in which the workload has none.
+ * Contained, the agent shares the workload's. */
+static const uint64_t GRANTABLE = CAP(CAP_SYS_PTRACE);
+
+void confine_grant(uint64_t capabilities)
+{
+    if (in_machine())
+        of_root = ROOT_CAPABILITIES | (capabilities & GRANTABLE);
+}
+
 static int set_capabilities(uint64_t set)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};

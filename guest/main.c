@@ -46,6 +46,8 @@ static void on_config(uint8_t *p, uint32_t n)
     struct reader r = {p, p + n, false};
     struct config c = {.memory_max_bytes = take_int(&r, 8), .disk_bytes = take_int(&r, 8), .disk_inodes = take_int(&r, 8)};
     c.processes = (uint32_t)take_int(&r, 4);
+    uint64_t capabilities = take_int(&r, 8);
+    bool debuggers = take_int(&r, 4) & 1;
     c.hostname = take_str(&r, NULL);
     uint32_t count = (uint32_t)take_int(&r, 4);
     const char *stage = "";
@@ -54,6 +56,10 @@ static void on_config(uint8_t *p, uint32_t n)
         fatal("the host sent a malformed CONFIG", 0);
     container.processes = c.processes;
     int error = container.built ? EALREADY : !in_machine() ? 0 : container_build(&c, &stage);
+    if (error == 0) { /* before anything below is made, which inherits both */
+        confine_grant(capabilities);
+        seccomp_for_debuggers(debuggers);
+    }
     if (error == 0 && in_machine()) {
         container_warm(&r, count);
         renew_prepare(c.hostname);

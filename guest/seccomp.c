@@ -34,8 +34,6 @@ static const uint16_t refused[] = {
     SYS_init_module, SYS_finit_module, SYS_delete_module, SYS_kexec_load, SYS_bpf, SYS_perf_event_open, SYS_userfaultfd,
     SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_fanotify_init, SYS_lookup_dcookie,
     SYS_move_pages, SYS_migrate_pages, SYS_vhangup,
-    /* other processes' memory, descriptors and kernel objects, but for tracers' own calls */
-    SYS_kcmp, NR_PIDFD_GETFD, NR_PROCESS_MADVISE,
     /* the machine */
     SYS_reboot, SYS_swapon, SYS_swapoff, SYS_acct, SYS_quotactl, NR_QUOTACTL_FD, SYS_syslog, SYS_nfsservctl, SYS_open_by_handle_at,
     SYS_settimeofday, SYS_clock_settime, SYS_clock_adjtime, SYS_adjtimex, SYS_sethostname, SYS_setdomainname,
@@ -51,6 +49,12 @@ static const uint32_t refused_ioctls[] = {0x5412 /* TIOCSTI */, 0x541C /* TIOCLI
     0x8901 /* FIOSETOWN */, 0x8902 /* SIOCSPGRP: see owner_rules */};
 static const uint32_t allowed_families[] = {AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_NETLINK, AF_PACKET};
 static const uint32_t allowed_personalities[] = {0, 0x0008, 0x20000, 0x20008, 0xFFFFFFFF};
+
+/* The last of those refused, and any personality: for debuggers, where CONFIG says so. Each needs the right to trace its target. */
+static const uint16_t of_debuggers[] = {SYS_kcmp, NR_PIDFD_GETFD, NR_PROCESS_MADVISE};
+static bool for_debuggers;
+
+void seccomp_for_debuggers(bool open) { for_debuggers = open; }
 
 enum { MAX_CODE = 320 };
 static struct sock_filter code[MAX_CODE];
@@ -194,7 +198,13 @@ static void build(void)
     device_rules(SYS_mknodat, 2);
     by_argument(SYS_ioctl, 1, refused_ioctls, sizeof refused_ioctls / sizeof *refused_ioctls, false, EPERM);
     by_argument(SYS_socket, 0, allowed_families, sizeof allowed_families / sizeof *allowed_families, true, EAFNOSUPPORT);
-    by_argument(SYS_personality, 0, allowed_personalities, sizeof allowed_personalities / sizeof *allowed_personalities, true, EPERM);
+    if (!for_debuggers) {
+        by_argument(SYS_personality, 0, allowed_personalities, sizeof allowed_personalities / sizeof *allowed_personalities, true, EPERM);
+        for (size_t i = 0; i < sizeof of_debuggers / sizeof *of_debuggers; i++) {
+            emit(BPF_JMP | BPF_JEQ | BPF_K, of_debuggers[i], 0, 1);
+            answer_errno(EPERM);
+        }
+    }
     const uint8_t n = sizeof refused / sizeof *refused;
     for (uint8_t i = 0; i < n; i++)
         emit(BPF_JMP | BPF_JEQ | BPF_K, refused[i], (uint8_t)(n - i), 0);

@@ -116,10 +116,13 @@ static uint64_t field_of(const char *status, const char *name)
     return line == NULL ? 0 : strtoull(line + strlen(name), NULL, 16); /* not every kernel has all of them */
 }
 
-/* More than a container's root usually has. */
+/* More than a container's root usually has, and than the plan grants. */
 static void capabilities(struct finding *f)
 {
-    const uint64_t usual = CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE) | CAP(CAP_FSETID) | CAP(CAP_FOWNER) | CAP(CAP_MKNOD) | CAP(CAP_NET_RAW) | CAP(CAP_SETGID) |
+    const char *told = needed(f, "capabilities");
+    if (told == NULL)
+        return;
+    const uint64_t usual = strtoull(told, NULL, 16) | CAP(CAP_CHOWN) | CAP(CAP_DAC_OVERRIDE) | CAP(CAP_FSETID) | CAP(CAP_FOWNER) | CAP(CAP_MKNOD) | CAP(CAP_NET_RAW) | CAP(CAP_SETGID) |
         CAP(CAP_SETUID) | CAP(CAP_SETFCAP) | CAP(CAP_SETPCAP) | CAP(CAP_NET_BIND_SERVICE) | CAP(CAP_SYS_CHROOT) | CAP(CAP_KILL) | CAP(CAP_AUDIT_WRITE);
     static const char *const SETS[] = {"CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"};
     char status[8192];

@@ -29,7 +29,8 @@ from belljar.differences import Difference
 from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
-from belljar.policy import LoadedPolicy
+from belljar.policy import LoadedPolicy, Tier
+from belljar.policy.rights import NO_RIGHTS, granted
 from belljar.probe.model import ProbeReport
 from belljar.probe.run import probe_cell
 
@@ -87,7 +88,11 @@ class FakeCell:
         self.run_probe_program = FakeProgram()
         resources = policy.policy.resources
         self.plan = SimpleNamespace(
-            limits=resources, oci=None, workdir=str(directory), user=policy.policy.user or "root"
+            limits=resources,
+            oci=None,
+            workdir=str(directory),
+            user=policy.policy.user or "root",
+            rights=granted(policy.policy.rights or NO_RIGHTS, Tier.MICROVM),
         )
 
     async def exec(

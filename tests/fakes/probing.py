@@ -13,6 +13,7 @@ from typing import Any
 from belljar.cell.output import ExecOutput
 from belljar.errors import CellError
 from belljar.policy import Resources
+from belljar.policy.rights import NOTHING_GRANTED
 from belljar.probe.model import Outcome, Probe, Side, Witness
 
 PROBES: tuple[Probe, ...] = (
@@ -110,7 +111,7 @@ class FakeProbed:
 
     def __init__(self, *, tier: str = "microvm", host_pid: int | None = None) -> None:
         self.id, self.tier, self.host_pid = "c-000000000000", tier, host_pid
-        self.plan: Any = SimpleNamespace(limits=Resources(), oci=None)
+        self.plan: Any = SimpleNamespace(limits=Resources(), oci=None, rights=NOTHING_GRANTED)
         self.router = None
         self.run_probe_program = FakeProgram()
 

@@ -324,7 +324,8 @@ def test_a_compose_task_under_inspects_own_command(home: Path, tasks: Path) -> N
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("privileged: true", "privileged"),
+        ("pid: host", "pid"),
+        ("cap_add: [SYS_ADMIN]", "cap_add"),
         ("network_mode: host", "network_mode"),
         ("volumes: ['/var/run/docker.sock:/var/run/docker.sock']", "volumes"),
         ("devices: [/dev/kvm]", "devices"),

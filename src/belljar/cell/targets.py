@@ -24,7 +24,7 @@ from belljar.units import printable
 
 Wait: TypeAlias = Callable[[], Awaitable[None]]
 _INHERITED: Final = ("belljar", "risk")
-_OWN: Final = ("image", "user", "workdir", "env", "files", "resources")
+_OWN: Final = ("image", "user", "workdir", "env", "files", "resources", "rights")
 _LOGS: Final = ("/var/log/service.log", "/tmp/service.log")  # noqa: S108 - in the cell
 _BEHIND: Final = """\
 command -v "$1" > /dev/null || { echo "$1: not found" >&2; exit 127; }

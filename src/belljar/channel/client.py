@@ -134,6 +134,8 @@ class GuestClient:
         processes: int,
         hostname: str,
         warm_paths: Sequence[str] = (),
+        capabilities: int = 0,
+        debugger_calls: bool = False,
         timeout_s: float = 60.0,
     ) -> Configured:
         """Have the workload's container built, for a template. Raises `CellError` when the guest says that it can't, or doesn't answer in time."""
@@ -144,6 +146,8 @@ class GuestClient:
             processes=processes,
             hostname=hostname,
             warm_paths=warm_paths,
+            capabilities=capabilities,
+            debugger_calls=debugger_calls,
         )
         self._connection.answers.pop(Configured, None)
         await self._pump.send(lambda: self._pump.wire.send_config(payload))

@@ -28,7 +28,8 @@ NONCE_BYTES: Final = 16
 HEADER: Final = struct.Struct("<IBBHI")
 _U32: Final = struct.Struct("<I")
 _EXEC_HEAD: Final = struct.Struct("<IQQQHH")
-_CONFIG_HEAD: Final = struct.Struct("<QQQI")
+_CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
+_DEBUGGER_CALLS: Final = 1
 _MAC: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 _LEAST_MTU: Final = 68
 _MOST_MTU: Final = 65_535
@@ -214,9 +215,13 @@ def config_payload(
     processes: int,
     hostname: str,
     warm_paths: Sequence[str],
+    capabilities: int = 0,
+    debugger_calls: bool = False,
 ) -> bytes:
-    """The payload of CONFIG."""
-    head = _pack(_CONFIG_HEAD, memory_max_bytes, disk_bytes, disk_inodes, processes)
+    """The payload of CONFIG; the last two are what the workload may do beyond an ordinary container's."""
+    flags = _DEBUGGER_CALLS if debugger_calls else 0
+    limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
+    head = _pack(_CONFIG_HEAD, *limits, capabilities, flags)
     paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)
     return head + counted(text_bytes(hostname, "hostname")) + paths
 

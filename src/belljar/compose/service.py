@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final
 
+from belljar.compose.rights import read_cap_add, read_privileged, read_security_opt
 from belljar.compose.volumes import tmpfs_of
 from belljar.compose.words import (
     CannotKeepError,
@@ -47,8 +48,6 @@ _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
 _USUAL_PERIOD_US: Final = 100_000
 _NOT_RESTARTED: Final = "a program that ends is not started again"
-_PROFILES: Final = frozenset({"label", "apparmor", "seccomp"})
-REFUSED_OPTION: Final = "it would open a cell's own walls"
 _HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
 
 
@@ -70,6 +69,11 @@ class Taken:
     def changed(self, key: str, detail: str) -> None:
         """It is there in another form."""
         self.differs(Kind.CHANGED, key, detail)
+
+    def granted(self, key: str, detail: str, **rights: object) -> None:
+        """A right in a policy's words."""
+        self.words["rights"] = {**self.words.get("rights", {}), **rights}
+        self.differs(Kind.GRANTED, key, detail)
 
     def dropped(self, key: str, detail: str) -> None:
         """It is not there, and the model can do the same without it."""
@@ -324,20 +328,6 @@ def _one(value: Any) -> bool:  # noqa: ANN401 - YAML
     return text(value) == "1"
 
 
-def _security_opt(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    """Labels and profiles of a host's security modules narrow a container; a cell has its own filter."""
-    if not isinstance(value, list):
-        return False
-    for option in map(text, value):
-        name, _, rest = option.replace("=", ":", 1).partition(":")
-        if name == "no-new-privileges" and rest in ("", "true"):
-            continue  # true of every cell
-        if name not in _PROFILES or (name == "seccomp" and rest == "unconfined"):
-            raise refusal(f"service {taken.service}", "security_opt", f"{option}: {REFUSED_OPTION}")
-        taken.dropped("security_opt", f"{option}: a cell's programs have its own filter")
-    return True
-
-
 def _is(*allowed: object) -> Callable[[Any], bool]:
     return lambda value: value in allowed
 
@@ -362,7 +352,9 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "cpu_count": _cpus,
     "cpu_quota": _cpu_quota,
     "cpu_period": _cpu_quota,
-    "security_opt": _security_opt,
+    "security_opt": read_security_opt,
+    "cap_add": read_cap_add,
+    "privileged": read_privileged,
     "mem_limit": _resource("memory", size),
     "pids_limit": _resource("processes", count),
     "deploy": _deploy,
@@ -386,12 +378,11 @@ TRUE_ANYWAY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "init": lambda value: switch(value) in (True, False),
     "expose": lambda value: isinstance(value, Sequence),
     "network_mode": _is("none"),
-    "privileged": _off,
     "use_api_socket": _off,
     "scale": _one,
     "ipc": _is("private", "shareable", "none"),
     "cgroup": _is("private"),
-    **dict.fromkeys(("cap_add", "devices"), _empty),
+    "devices": _empty,
 }
 """Which values are true of a cell; with any other the key is refused."""
 _NO_USE: Final = "nothing in a cell depends on it"
@@ -421,9 +412,9 @@ _OTHER: Final = "it would share with another container"
 _LIMIT: Final = "a cell has no such limit"
 _ADDRESS: Final = "names and addresses of a range are drawn anew for each"
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("privileged", "devices", "device_cgroup_rules", "gpus", "pid", "uts", "cgroup"), _HOST),
+    **dict.fromkeys(("devices", "device_cgroup_rules", "gpus", "pid", "uts", "cgroup"), _HOST),
     **dict.fromkeys(("use_api_socket", "credential_spec"), _HOST),
-    **dict.fromkeys(("cap_add", "sysctls"), "the walls of a cell are the policy's alone"),
+    "sysctls": "the settings of a cell's kernel are its own",
     **dict.fromkeys(("ipc", "volumes_from", "external_links"), _OTHER),
     "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
     "group_add": "put the groups into the image",
@@ -433,7 +424,6 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 """Why, for the operator. Keys that are in `TRUE_ANYWAY` too are refused for other values."""
 _OTHERWISE: Final[Mapping[str, str]] = {
-    "security_opt": "its value can't be read",
     "deploy": "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not to be had",
     "runtime": _HOST,
 }

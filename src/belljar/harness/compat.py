@@ -130,11 +130,13 @@ def _refused(error: Exception) -> Refused:
 
 
 def _changes(found: Composed) -> dict[str, Any]:
-    changes = {name: value for name, value in found.changes.items() if name != "resources"}
+    changes = {name: value for name, value in found.changes.items() if name not in ("resources", "rights")}
     if "env" in changes:
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
         changes["resources"] = tuple(sorted(resources.items()))
+    if rights := found.changes.get("rights"):
+        changes["rights"] = json.dumps(rights, sort_keys=True)
     if found.network is not None:
         changes["network"] = json.dumps(_with_literals(found.network))
     elif found.is_apart:

@@ -76,6 +76,7 @@ class BelljarConfig(BaseModel):
     user: str | None = None
     workdir: str | None = None
     tier: str | None = None
+    rights: str = ""
     env: tuple[tuple[str, str], ...] = ()
     differences: tuple[Difference, ...] = ()
     """How it differs from what the task's author wrote."""
@@ -87,6 +88,8 @@ class BelljarConfig(BaseModel):
         if self.network:
             is_none = self.network == NO_NETWORK
             asked["network"] = self.network if is_none else json.loads(self.network)
+        if self.rights:
+            asked["rights"] = json.loads(self.rights)
         if self.resources:
             asked["resources"] = dict(self.resources)
         return asked | ({"env": dict(self.env)} if self.env else {})

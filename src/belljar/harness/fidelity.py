@@ -18,6 +18,7 @@ from belljar.policy.load import LoadedPolicy, with_changes
 from belljar.policy.model import Policy
 from belljar.policy.network import Network
 from belljar.policy.resources import Resources, written_resources
+from belljar.policy.rights import Rights, common_rights
 from belljar.policy.risk import demanded_tier
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import format_duration, format_size, printable
@@ -63,13 +64,16 @@ def under_policy(
     """
     content = _content(walls, own, asked, override=override)
     network = _network(walls, own, asked, override=override)
-    made = with_changes(walls, {**_EMPTY, **content.changes, **network.changes})
+    rights, fewer = _rights(walls, own, asked)
+    changes = {**_EMPTY, **content.changes, **network.changes, "rights": rights}
+    made = with_changes(walls, changes)
     made, limits = _within_limits(made, walls, asked.get("resources", {}))
     made = replace(made, base=_base(made.policy, content.base_of, network.base_of))
     return made, (
         *_replaced_walls(walls.policy, own.policy if own is not None else None),
         *content.differences,
         *limits,
+        *fewer,
         *network.differences,
     )
 
@@ -94,6 +98,20 @@ def _content(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, 
         changes["env"] = {**first.get("env", {}), **last.get("env", {})}
     is_ours = own is not None and "files" in ours and (last is ours or "files" not in last)
     return _Chosen(changes, own if own is not None and is_ours else walls, said)
+
+
+def _rights(
+    walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any]
+) -> tuple[Rights | None, tuple[Difference, ...]]:
+    """What the task asks for, as far as a policy that says something of rights has it."""
+    written = asked.get("rights")
+    wanted = own.policy.rights if own is not None else None
+    wanted = Rights.model_validate(written) if written is not None else wanted
+    if wanted is None:
+        return walls.policy.rights, ()
+    kept = common_rights(wanted, walls.policy.rights)
+    detail = "the policy grants fewer rights than the task asks for"
+    return kept, () if kept == wanted else (_changed("rights", detail),)
 
 
 def _written(policy: Policy) -> dict[str, Any]:
@@ -154,7 +172,7 @@ def _network(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, 
         changed = mine is not None and mine != theirs
         said = (_changed("network", "the policy's network instead of the task's own"),)
         return _Chosen({"network": theirs}, walls, said if changed else ())
-    held = held_cells(services, walls.policy.resources, demanded_tier(walls.policy.risk, walls.policy.tier))
+    held = held_cells(services, walls.policy, demanded_tier(walls.policy.risk, walls.policy.tier))
     if theirs is not None:
         held = held.model_copy(update={"record": larger_record(services.record, theirs.record)})
     names = ", ".join(services.stand_ins)

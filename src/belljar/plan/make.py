@@ -10,9 +10,17 @@ from belljar.host import HostFacts
 from belljar.plan import network_radius, radius
 from belljar.plan.model import ImageFacts, Plan
 from belljar.plan.network import plan_network
-from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, size_obstacles, tier_obstacles
+from belljar.plan.obstacles import (
+    Obstacle,
+    hardware_obstacle,
+    network_obstacles,
+    rights_obstacles,
+    size_obstacles,
+    tier_obstacles,
+)
 from belljar.plan.walls import Walls, walls_of
 from belljar.policy import Policy, Tier, demanded_tier, needs_hardware
+from belljar.policy.rights import NO_RIGHTS
 from belljar.units import printable
 
 NO_IMAGE_USER: Final = "root"
@@ -70,6 +78,7 @@ def make_plan(
             *(network_radius.warnings(network, facts) if network is not None else ()),
         ),
         network=network,
+        rights=walls.rights,
         passed_over=tuple(printable(sentence) for sentence in passed_over),
     )
 
@@ -79,10 +88,10 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool)
     candidates = [tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)]
     refused: dict[Tier, Obstacle] = {}
     for tier in candidates:
-        if found := tier_obstacles(tier, facts):
+        if found := (*rights_obstacles(policy.rights or NO_RIGHTS, tier), *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
-        walls = walls_of(tier, policy.resources, facts, has_port=has_port)
+        walls = walls_of(tier, policy.resources, facts, has_port=has_port, rights=policy.rights or NO_RIGHTS)
         if found := _too_much(policy, facts, walls):
             refused[tier] = found[0]
             continue

@@ -13,6 +13,7 @@ from belljar.plan.network import NetworkPlan
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Policy, Resources, Risk, Tier
+from belljar.policy.rights import NOTHING_GRANTED, Granted
 
 PLAN_FORMAT: Final = 1
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
@@ -99,6 +100,8 @@ class Plan:
     """Of the warnings, those that say which tiers that the risk allows were not taken, and why."""
     network: NetworkPlan | None = None
     """None: the cell has no network device at all."""
+    rights: Granted = NOTHING_GRANTED
+    """What the workload may do inside beyond an ordinary container's."""
 
     @property
     def machine(self) -> VmShape:

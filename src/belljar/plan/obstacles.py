@@ -12,6 +12,7 @@ from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolF
 from belljar.plan.network import GATEWAY_OTHER_FILES
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
+from belljar.policy.rights import Rights, refusals
 from belljar.units import format_size
 
 LEAST_KERNEL: Final = (6, 6)
@@ -42,6 +43,31 @@ class Obstacle:
 def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
     """Why no cell at all, or none on a range's network (`has_port`), can run in the tier here; empty when one can."""
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
+
+
+def rights_obstacles(rights: Rights, tier: Tier) -> tuple[Obstacle, ...]:
+    """Why the tier can't grant the rights that a policy asks for; empty when it grants all of them."""
+    refused = ", ".join(refusals(rights, tier))
+    if not refused:
+        return ()
+    able = [each for each in Tier if not any(refusals(rights, each))]
+    reason = _RIGHTS_REFUSED[tier]
+    return (
+        Obstacle(
+            what=f"a {tier.value} cell does not grant {refused}: {reason}",
+            where="rights",
+            mend=f"run it in tier {' or '.join(tier.value for tier in able)}"
+            if able
+            else "leave out what no tier grants",
+        ),
+    )
+
+
+_RIGHTS_REFUSED: Final = {
+    Tier.CONTAINER: "its kernel is this host's",
+    Tier.GVISOR: "the guest agent shares the users of its workload",
+    Tier.MICROVM: "it could reach the guest agent, whose word counts in verdicts, or open more of the guest's kernel",
+}
 
 
 def _microvm(facts: HostFacts) -> Iterator[Obstacle]:

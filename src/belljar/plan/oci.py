@@ -117,6 +117,7 @@ class OciShape:
     disk_bytes: int
     disk_inodes: int
     processes: int
+    debugger_calls: bool = False
     config: Mapping[str, Any]
 
 
@@ -136,11 +137,20 @@ class OciCell:
     has_port: bool = False
 
 
-def oci_shape(tier: Tier, runtime: OciRuntime, resources: Resources, *, arch: str, open_files_max: int) -> OciShape:
+def oci_shape(
+    tier: Tier,
+    runtime: OciRuntime,
+    resources: Resources,
+    *,
+    arch: str,
+    open_files_max: int,
+    calls: tuple[str, ...] = (),
+) -> OciShape:
     """The container for these resources. Raises `ValueError` for the microvm tier, which is none.
 
     Args:
         open_files_max: the most open files that this host lets a process have; the workload's bound is never above.
+        calls: system calls that the plan's rights open beside those of the profile.
     """
     if tier is Tier.MICROVM:
         raise ValueError("the microvm tier has no OCI runtime")
@@ -151,7 +161,8 @@ def oci_shape(tier: Tier, runtime: OciRuntime, resources: Resources, *, arch: st
         disk_bytes=resources.disk_bytes,
         disk_inodes=min(max(resources.disk_bytes // _BYTES_PER_INODE, _LEAST_INODES), _MOST_INODES),
         processes=resources.processes,
-        config=_config(tier, arch, resources, open_files_max=open_files_max),
+        debugger_calls=bool(calls),
+        config=_config(tier, arch, resources, open_files_max=open_files_max, calls=calls),
     )
 
 
@@ -208,7 +219,9 @@ _RUNSC_FLAGS: Final = (
 )
 
 
-def _config(tier: Tier, arch: str, resources: Resources, *, open_files_max: int) -> dict[str, Any]:
+def _config(
+    tier: Tier, arch: str, resources: Resources, *, open_files_max: int, calls: tuple[str, ...]
+) -> dict[str, Any]:
     gvisor = tier is Tier.GVISOR
     shm_bytes = (resources.memory_bytes + resources.disk_bytes) // SHM_SHARE
     own = _own_of_gvisor(resources.disk_bytes) if gvisor else _SYS_OF_HOST
@@ -224,7 +237,7 @@ def _config(tier: Tier, arch: str, resources: Resources, *, open_files_max: int)
             "namespaces": [{"type": kind} for kind in ("user", "pid", "network", "ipc", "uts", "mount", "cgroup")],
             "maskedPaths": [] if gvisor else list(MASKED_PROC),
             "readonlyPaths": [] if gvisor else list(READ_ONLY_PROC),
-            "seccomp": seccomp_profile(arch, gvisor=gvisor),
+            "seccomp": seccomp_profile(arch, gvisor=gvisor, calls=calls),
         },
     }
 

@@ -73,6 +73,9 @@ class GuestLimits:
     disk_bytes: int
     disk_inodes: int
     processes: int
+    capabilities: int = 0
+    """Beside a container's usual ones, as the kernel writes them: the workload's root has them."""
+    debugger_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,8 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     if plan.image and plan.image.program:
         yield ("runs", _program(plan.image))
+    if rights := str(plan.rights):
+        yield ("rights", f"inside the cell, beyond an ordinary container's: {rights}")
     yield ("as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}")
     yield ("", "")
     yield ("", "The cell can, at its worst,")

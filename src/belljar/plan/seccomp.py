@@ -57,12 +57,18 @@ class Rules:
         return frozenset(call for group in (*self.allow, *self.agent) for call in group.calls)
 
 
-def seccomp_profile(arch: str, *, gvisor: bool) -> dict[str, Any]:
-    """`linux.seccomp` for this machine; `gvisor`: as runsc's kernel shall apply it. Raises `ValueError` for an architecture without one."""
+def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> dict[str, Any]:
+    """`linux.seccomp` for this machine; `gvisor`: as runsc's kernel shall apply it; `calls`: opened by the plan's rights.
+
+    Raises `ValueError` for an architecture without one.
+    """
     if arch not in ARCHITECTURES:
         raise ValueError(f"no system call profile for {arch}")
     rules = load_rules()
     groups = _for_gvisor(rules) if gvisor else (*rules.allow, *rules.agent, *rules.pretend, *rules.refuse)
+    if calls:
+        opened = Group(why="rights of the plan", calls=calls)
+        groups = (opened, *(_without(group, set(calls)) for group in groups))
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,

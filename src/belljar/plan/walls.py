@@ -13,6 +13,7 @@ from belljar.plan.model import Bound, Layer
 from belljar.plan.oci import OciRuntime, OciShape, RuntimeKind, oci_shape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Tier
+from belljar.policy.rights import NO_RIGHTS, NOTHING_GRANTED, Granted, Rights, granted
 from belljar.units import format_size, printable
 
 _MIB: Final = 1 << 20
@@ -51,23 +52,33 @@ class Walls:
     besides: str
     emulated: bool = False
     memory_by_rlimit: bool = False
+    rights: Granted = NOTHING_GRANTED
     vm: VmShape | None = None
     guest: GuestLimits | None = None
     oci: OciShape | None = None
 
 
-def walls_of(tier: Tier, resources: Resources, facts: HostFacts, *, has_port: bool = False) -> Walls:
+def walls_of(
+    tier: Tier,
+    resources: Resources,
+    facts: HostFacts,
+    *,
+    has_port: bool = False,
+    rights: Rights = NO_RIGHTS,
+) -> Walls:
     """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does.
 
     Args:
         has_port: the cell is on its range's network.
+        rights: what the workload may do inside; the tier's `refusals` are the caller's.
     """
+    allowed = granted(rights, tier)
     if tier is Tier.MICROVM:
-        return _microvm(resources, facts, has_port=has_port)
-    return _oci(tier, resources, facts, has_port=has_port)
+        return _microvm(resources, facts, allowed, has_port=has_port)
+    return _oci(tier, resources, facts, allowed, has_port=has_port)
 
 
-def _microvm(resources: Resources, facts: HostFacts, *, has_port: bool) -> Walls:
+def _microvm(resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool) -> Walls:
     emulated = facts.kvm.state is not KvmState.PROVEN
     shape, controllers = vm_shape(resources, emulated=emulated, has_port=has_port), facts.cgroup.controllers
     jail = jail_limits(resources, shape, controllers)
@@ -81,7 +92,8 @@ def _microvm(resources: Resources, facts: HostFacts, *, has_port: bool) -> Walls
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
         vm=shape,
-        guest=guest_limits(resources),
+        guest=guest_limits(resources, rights),
+        rights=rights,
     )
 
 
@@ -99,7 +111,7 @@ def vm_shape(resources: Resources, *, emulated: bool, has_port: bool = False) ->
     )
 
 
-def guest_limits(resources: Resources) -> GuestLimits:
+def guest_limits(resources: Resources, rights: Granted) -> GuestLimits:
     """What the guest enforces on the workload. Files are memory of the workload too, so that its memory bound is both together."""
     inodes = min(max(resources.disk_bytes // _BYTES_PER_INODE, _LEAST_INODES), _MOST_INODES)
     return GuestLimits(
@@ -107,6 +119,8 @@ def guest_limits(resources: Resources) -> GuestLimits:
         disk_bytes=resources.disk_bytes,
         disk_inodes=inodes,
         processes=resources.processes,
+        capabilities=rights.mask,
+        debugger_calls=bool(rights.calls),
     )
 
 
@@ -152,7 +166,7 @@ def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer,
     )
 
 
-def _oci(tier: Tier, resources: Resources, facts: HostFacts, *, has_port: bool) -> Walls:
+def _oci(tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *, has_port: bool) -> Walls:
     runtime = facts.runtime(tier.value) or RuntimeFact(tier=tier.value, name="none", kind="runc")
     shape = oci_shape(
         tier,
@@ -160,6 +174,7 @@ def _oci(tier: Tier, resources: Resources, facts: HostFacts, *, has_port: bool) 
         resources,
         arch=facts.arch,
         open_files_max=facts.open_files_max,
+        calls=rights.calls,
     )
     jail = oci_limits(tier, resources)
     return Walls(
@@ -170,6 +185,7 @@ def _oci(tier: Tier, resources: Resources, facts: HostFacts, *, has_port: bool) 
         warnings=_oci_warnings(tier, runtime, jail, facts),
         besides=f"{oci_overhead_mib(tier, resources)} MiB for what holds the cell",
         oci=shape,
+        rights=rights,
     )
 
 

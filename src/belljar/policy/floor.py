@@ -6,6 +6,7 @@ field, and the tighter of both. Pure.
 | `risk`, and the tier that risk and `tier` demand together | higher |
 | each of `resources` | smaller |
 | `host_tools` | fewer tools that may act outside of a cell |
+| `rights` | fewer rights inside the cell; a policy that says nothing of them bounds none |
 | `network` | none, or cells of the sample's own range alone; else the operator's own |
 | `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
 | each of `network.record`, where both have a network | larger: it keeps more evidence |
@@ -26,6 +27,7 @@ from belljar.policy.load import LoadedPolicy, with_changes
 from belljar.policy.model import Policy
 from belljar.policy.network import Default, Network, Record, Upstream
 from belljar.policy.resources import Resources
+from belljar.policy.rights import common_rights, is_within
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier
 from belljar.policy.stand_ins import TargetStandIn
 from belljar.units import printable
@@ -46,6 +48,8 @@ def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
             yield f"resources.{field.name.removesuffix('_bytes').removesuffix('_s')}"
     if policy.host_tools_rule != _fewer_tools(policy.host_tools_rule, floor.host_tools_rule):
         yield "host_tools"
+    if not is_within(policy.rights, floor.rights):
+        yield "rights"
     if policy.network is not None:
         yield from _looser_network(policy.network, floor)
 
@@ -83,6 +87,8 @@ def is_closed(network: Network) -> bool:
 
 def _looser_cells(network: Network, floor: Policy) -> Iterator[str]:
     for name, item in network.stand_ins.items():
+        if isinstance(item, TargetStandIn) and not is_within(item.rights, floor.rights):
+            yield f"network.stand_ins.{name}.rights"
         if isinstance(item, TargetStandIn) and smaller_resources(item.resources, floor.resources) != item.resources:
             yield f"network.stand_ins.{name}.resources"
 
@@ -107,7 +113,7 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     is_operators = ours.network is not None and _is_the_same(ours.network, theirs.network)
     if ours.network is None or (is_closed(ours.network) and not is_operators):
         least = demanded_tier(risk, tier)
-        network = None if ours.network is None else held_cells(ours.network, theirs.resources, least)
+        network = None if ours.network is None else held_cells(ours.network, theirs, least)
         base = loaded.base
     else:
         network = _both_networks(ours.network, theirs.network)
@@ -126,6 +132,7 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
         "risk": risk,
         "tier": tier,
         "network": network,
+        "rights": common_rights(ours.rights, theirs.rights),
         "host_tools": _fewer_tools(ours.host_tools_rule, theirs.host_tools_rule),
     }
     made = with_changes(loaded, changes).policy
@@ -176,12 +183,13 @@ def _fewer_tools(ours: HostTools, theirs: HostTools) -> HostTools:
     return ours if ANY in theirs.allow else HostTools(allow=tuple(name for name in ours.allow if name in theirs.allow))
 
 
-def held_cells(network: Network, most: Resources, least: Tier) -> Network:
-    """The same cells, each with no more resources than that, and in no lesser tier."""
+def held_cells(network: Network, floor: Policy, least: Tier) -> Network:
+    """The same cells, each with no more resources and rights than that, and in no lesser tier."""
     held = {
         name: item.model_copy(
             update={
-                "resources": smaller_resources(item.resources, most),
+                "resources": smaller_resources(item.resources, floor.resources),
+                "rights": common_rights(item.rights, floor.rights),
                 "tier": None if item.tier is not None and item.tier < least else item.tier,
             }
         )

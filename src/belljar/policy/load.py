@@ -25,6 +25,7 @@ from belljar.policy.model import Policy
 from belljar.policy.network import Network, locate
 from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
 from belljar.policy.resources import ResourcesText
+from belljar.policy.rights import Rights
 from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, CellStandIn, StandIn
 from belljar.policy.task_data import TaskData
@@ -40,6 +41,7 @@ _MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
     ("resources",): ResourcesText,
     ("files",): FileCopy,
     ("host_tools",): HostTools,
+    ("rights",): Rights,
 }
 
 

@@ -16,6 +16,7 @@ from belljar.policy.files import FileCopy, FilesField
 from belljar.policy.host_tools import HostTools, HostToolsField, default_host_tools
 from belljar.policy.network import Network, read_network
 from belljar.policy.resources import Resources, ResourcesField, Strict
+from belljar.policy.rights import Rights
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, TargetStandIn
 
@@ -68,6 +69,11 @@ class Policy(Strict):
         default=None,
         description="What the cell reaches, all of it simulated. none: it has no network device at all.",
         json_schema_extra={"default": "none"},
+    )
+    rights: Rights | None = Field(
+        default=None,
+        description="What the workload may do inside its cell beyond an ordinary container's. Granted by a tier whose "
+        "kernel is the cell's own, refused in a container.",
     )
     host_tools: HostToolsField = Field(
         default=None,

@@ -16,6 +16,7 @@ from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.files import FilesField
 from belljar.policy.resources import Resources, ResourcesField, Strict
+from belljar.policy.rights import Rights
 from belljar.policy.risk import Tier
 
 MAX_PORTS: Final = 64
@@ -378,6 +379,10 @@ class TargetStandIn(StandIn):
     )
     resources: ResourcesField = Field(
         default=Resources(), description="What the cell may consume at most.", json_schema_extra={"default": {}}
+    )
+    rights: Rights | None = Field(
+        default=None,
+        description="What it may do inside its cell beyond an ordinary container's workload.",
     )
 
 

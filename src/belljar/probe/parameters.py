@@ -24,6 +24,8 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
         "open_files": str(_open_files(plan)),
         "terminals": str(MAX_TERMINALS),
         "fresh": "1" if fresh else "0",
+        "capabilities": f"{plan.rights.mask:x}",
+        "debugger_calls": "1" if plan.rights.calls else "0",
     }
 
 

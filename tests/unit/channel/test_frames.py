@@ -123,10 +123,18 @@ def test_connection_payloads() -> None:
     """CONFIG and RENEW."""
     reader = Reader(
         frames.config_payload(
-            memory_max_bytes=1, disk_bytes=2, disk_inodes=3, processes=4, hostname="h", warm_paths=["/a", "/b"]
+            memory_max_bytes=1,
+            disk_bytes=2,
+            disk_inodes=3,
+            processes=4,
+            hostname="h",
+            warm_paths=["/a", "/b"],
+            capabilities=5,
+            debugger_calls=True,
         )
     )
     assert [reader.number(8) for _ in range(3)] + [reader.number(4)] == [1, 2, 3, 4]
+    assert (reader.number(8), reader.number(4)) == (5, 1)
     assert (reader.text(), reader.texts(), reader.raw) == (b"h", [b"/a", b"/b"], b"")
     reader = Reader(
         frames.renew_payload(realtime_ns=5, seed=b"s" * 32, machine_id="m" * 32, boot_id="b" * 36, hostname="h")

@@ -74,8 +74,9 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("privileged", True),
-        ("privileged", "true"),
+        ("privileged", "perhaps"),
+        ("cap_add", {"SYS_PTRACE": 1}),
+        ("cap_add", ["SYS_PTRACE", "NET_ADMIN"]),
         ("volumes", ["/:/host"]),
         ("volumes", ["/var/run/docker.sock:/var/run/docker.sock"]),
         ("volumes", ["data:/data"]),
@@ -85,7 +86,6 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("network_mode", "service:default"),
         ("devices", ["/dev/kvm"]),
         ("cap_add", ["SYS_ADMIN"]),
-        ("security_opt", ["seccomp:unconfined"]),
         ("security_opt", ["systempaths=unconfined"]),
         ("security_opt", [7]),
         ("security_opt", ["no-new-privileges:false"]),
@@ -310,6 +310,11 @@ _SAID: dict[str, Any] = {
     "extra_hosts": ["x:host-gateway"],
     "runtime": "runsc",
 }
+_GRANTED: dict[str, Any] = {
+    "cap_add": ["SYS_PTRACE"],
+    "privileged": True,
+    "security_opt": ["seccomp=unconfined"],
+}
 _WIDER: dict[str, dict[str, Any]] = {"build": {"build": ".", "image": None}, "deploy": {"deploy": {"replicas": 2}}}
 
 
@@ -342,7 +347,10 @@ def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
     assert sorted(page) == sorted(COMPOSE.split())
     for key, said in page.items():
         found = {
-            fate({key: value}, tmp_path) for values in (_KEPT, _SAID) for name, value in values.items() if name == key
+            fate({key: value}, tmp_path)
+            for values in (_KEPT, _SAID, _GRANTED)
+            for name, value in values.items()
+            if name == key
         }
         if "refused" in said:
             found.add(fate(_WIDER.get(key, {key: "anything"}), tmp_path))

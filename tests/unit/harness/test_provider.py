@@ -77,8 +77,8 @@ async def test_a_compose_file_that_a_cell_can_not_keep_ends_the_task(session: Se
     from inspect_ai._util.error import PrerequisiteError
 
     file = tmp_path / "compose.yaml"
-    file.write_text("services: {default: {image: x, privileged: true}}")
-    for config, named in ((file, "default: `privileged` is refused"), (tmp_path / "Dockerfile", "image import")):
+    file.write_text("services: {default: {image: x, pid: host}}")
+    for config, named in ((file, "default: `pid` is refused"), (tmp_path / "Dockerfile", "image import")):
         assert await BelljarSandboxEnvironment.task_init_environment(str(config), {}) == {}
         with pytest.raises(PrerequisiteError) as caught:
             await BelljarSandboxEnvironment.task_init("startup", str(config))

@@ -26,6 +26,7 @@ from belljar.host import (
 from belljar.plan import GUEST_OVERHEAD_MIB, ImageFacts, make_plan, render_plan
 from belljar.plan.jail import vmm_memory_max_bytes
 from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
+from belljar.policy.rights import Rights, granted
 
 RICH: dict[str, Any] = {
     "belljar": 1,
@@ -386,3 +387,32 @@ def test_stand_ins_files_need_the_policys_directory(facts: HostFacts, image: Ima
     """Without it the policy is refused."""
     with pytest.raises(PolicyError, match="no directory of its own"):
         make_plan(Policy.model_validate(RANGE), facts, image)
+
+
+@pytest.mark.parametrize(
+    ("rights", "tier"),
+    [
+        ({"seccomp": "unconfined"}, Tier.GVISOR),
+        ({"privileged": True}, Tier.GVISOR),
+        ({"capabilities": ["SYS_PTRACE"]}, Tier.MICROVM),
+    ],
+)
+def test_rights_are_granted_by_the_least_tier_that_has_them(
+    rights: dict[str, Any], tier: Tier, facts: HostFacts, image: ImageFacts
+) -> None:
+    """What was passed over is said; in a tier of the author's choice that has them not, the plan is refused."""
+    words = {"belljar": 1, "risk": "low", "rights": rights}
+    plan = make_plan(Policy.model_validate(words, strict=False), facts, image)
+    assert plan.tier is tier
+    assert plan.rights == granted(Rights.model_validate(rights), tier)
+    assert plan.passed_over
+    assert any(line.lstrip().startswith("rights") for line in render_plan(plan))
+    with pytest.raises(HostError, match="does not grant"):
+        make_plan(Policy.model_validate(words | {"tier": "container"}, strict=False), facts, image)
+
+
+def test_a_right_that_no_tier_grants_is_refused(facts: HostFacts, image: ImageFacts) -> None:
+    """In every tier, with what it is."""
+    words = {"belljar": 1, "risk": "high", "rights": {"capabilities": ["SYS_ADMIN"]}}
+    with pytest.raises(HostError, match="CAP_SYS_ADMIN"):
+        make_plan(Policy.model_validate(words, strict=False), facts, image)

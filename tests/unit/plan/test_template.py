@@ -35,9 +35,10 @@ CHANGES: list[dict[str, Any]] = [
         for change in ({"vcpus": 2}, {"ram_mib": 514}, {"accel": "kvm"}, {"cpu_model": "host"}, {"nic": True})
     ),
     *(
-        {"guest": replace(INPUTS.guest, **{name: 7})}
-        for name in ("memory_max_bytes", "disk_bytes", "disk_inodes", "processes")
+        {"guest": replace(INPUTS.guest, **{name: 7})}  # type: ignore[arg-type]
+        for name in ("memory_max_bytes", "disk_bytes", "disk_inodes", "processes", "capabilities")
     ),
+    {"guest": replace(INPUTS.guest, debugger_calls=True)},
 ]
 
 

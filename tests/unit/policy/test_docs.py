@@ -61,7 +61,7 @@ def test_the_yaml_of_every_page_is_looked_at() -> None:
     """No page's example is left out by a change of how blocks are written."""
     assert {page.name: len(blocks(page)) for page in pages() if blocks(page)} == {
         "README.md": 2,
-        "policy.md": 6,
+        "policy.md": 7,
         "ranges.md": 1,
         "stand-ins-registries.md": 1,
         SITE: 1,

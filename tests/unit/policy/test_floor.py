@@ -67,6 +67,10 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     (upstreams(ONE), upstreams(LESS), ("network.upstreams (a.example)",)),
     (upstreams(OTHER), upstreams(ONE), ("network.upstreams (b.example)",)),
     ("host_tools: report\n", "host_tools: refuse\n", ("host_tools",)),
+    ("rights: {capabilities: [SYS_PTRACE]}\n", "", ()),
+    ("rights: {capabilities: [SYS_PTRACE]}\n", "rights: {seccomp: unconfined}\n", ("rights",)),
+    ("rights: {capabilities: [SYS_PTRACE]}\n", "rights: {privileged: true}\n", ()),
+    ("rights: {privileged: true}\n", "rights: {capabilities: [SYS_PTRACE]}\n", ("rights",)),
     ("host_tools: refuse\n", "host_tools: report\n", ()),
     ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, c]}\n", ("host_tools",)),
     ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, a, c]}\n", ()),
@@ -229,6 +233,6 @@ def test_never_looser_than_the_floor(task: str, operator: str) -> None:
 
 def test_every_field_of_a_policy_has_an_order_or_none() -> None:
     """A new field is decided here: whether an operator's word on it is a floor, or it is what a cell holds."""
-    ordered = {"risk", "tier", "resources", "network", "host_tools"}
+    ordered = {"risk", "tier", "resources", "network", "host_tools", "rights"}
     held = {"belljar", "name", "image", "user", "workdir", "env", "files"}
     assert set(Policy.model_fields) == ordered | held

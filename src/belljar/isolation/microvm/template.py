@@ -334,6 +334,8 @@ async def _bring_guest_up(guest: GuestClient, plan: Plan) -> None:
         disk_bytes=plan.guest_limits.disk_bytes,
         disk_inodes=plan.guest_limits.disk_inodes,
         processes=plan.guest_limits.processes,
+        capabilities=plan.guest_limits.capabilities,
+        debugger_calls=plan.guest_limits.debugger_calls,
         hostname="localhost",
         warm_paths=PRELOADED,
         timeout_s=_CONFIGURE_DEADLINE_S,

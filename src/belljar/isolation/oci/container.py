@@ -242,6 +242,7 @@ class JailedContainer:
             disk_bytes=shape.disk_bytes,
             disk_inodes=shape.disk_inodes,
             processes=shape.processes,
+            debugger_calls=shape.debugger_calls,
             hostname=renewal.hostname,
         )
         renewed = await client.renew(

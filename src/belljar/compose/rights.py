@@ -1,0 +1,72 @@
+"""Keys of a service that ask for rights inside its machine: `cap_add`, `privileged`, `security_opt`. Pure.
+
+Each reads a value into a policy's `rights`; False (or `ValueError`) when it can't be read. Raises
+`CannotKeepError` for a right that no tier grants. Which tier a cell gets is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from belljar.compose.words import Refusals, names_in, refusal, switch, text
+from belljar.policy.rights import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
+
+if TYPE_CHECKING:
+    from belljar.compose.service import Taken
+
+_REFUSED_OPTION: Final = "it would open a cell's own walls"
+_PROFILES: Final = frozenset({"label", "apparmor", "seccomp"})
+_GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
+_GRANTING: Final = "granted by a cell with a kernel of its own, refused in a container"
+_NO_TIER: Final = "no tier grants it: it reaches past what a cell's program may touch"
+_DEBUGGERS: Final = f"the calls by which debuggers work ({', '.join(DEBUGGER_CALLS)}) are {_GRANTING}"
+_PRIVILEGED: Final = (
+    f"all rights on Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {', '.join(DEBUGGER_CALLS)}) "
+    f"are {_GRANTING}; devices, mounts, namespaces and modules stay closed"
+)
+
+
+def read_security_opt(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """Labels and profiles of a host's security modules narrow a container; a cell has its own filter."""
+    if not isinstance(value, list):
+        return False
+    for option in map(text, value):
+        name, _, rest = option.replace("=", ":", 1).partition(":")
+        if name == "no-new-privileges" and rest in ("", "true"):
+            continue  # true of every cell
+        if (name, rest) == ("seccomp", "unconfined"):
+            taken.granted("security_opt", _DEBUGGERS, seccomp="unconfined")
+            continue
+        if name not in _PROFILES:
+            raise refusal(f"service {taken.service}", "security_opt", f"{option}: {_REFUSED_OPTION}")
+        taken.dropped("security_opt", f"{option}: a cell's programs have its own filter")
+    return True
+
+
+def read_cap_add(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """The usual capabilities are root's anyway; one that no tier grants is refused by its name."""
+    names = {name.upper().removeprefix("CAP_") for name in map(text, names_in(value))}
+    if isinstance(value, Mapping):
+        return False
+    if "ALL" in names:
+        return read_privileged("true", taken, key="cap_add")
+    more = sorted(names - USUAL_CAPABILITIES)
+    refused = Refusals()
+    for name in more:
+        with refused.collected():
+            if name not in _GRANTED:
+                raise refusal(f"service {taken.service}", "cap_add", f"{name}: {_NO_TIER}")
+    refused.raise_all()
+    if "MKNOD" in names:
+        taken.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
+    for name in more:
+        taken.granted("cap_add", f"{name}: {_GRANTING}", capabilities=more)
+    return True
+
+
+def read_privileged(value: Any, taken: Taken, *, key: str = "privileged") -> bool:  # noqa: ANN401 - YAML
+    """All that the cell's tier grants: how much that is, and what not, is said."""
+    if switch(value):
+        taken.granted(key, _PRIVILEGED, privileged=True)
+    return True

@@ -1,0 +1,178 @@
+"""Rights that a plan grants inside a cell: they work there, and reach neither the guest agent nor this host."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.events import MemoryRecorder
+from belljar.policy import Tier, load_policy
+from belljar.policy.rights import NOTHING_GRANTED
+from belljar.probe.model import Verdict
+from belljar.probe.run import probe_cell
+
+pytestmark = [pytest.mark.anyio, pytest.mark.vm]
+
+POLICY: Final = """\
+belljar: 1
+risk: {risk}
+tier: {tier}
+user: root
+rights: {{privileged: true}}
+resources: {{memory: 256MiB, disk: 128MiB, processes: 64, exec_timeout: 120s}}
+"""
+_CAP_SYS_PTRACE: Final = 1 << 19
+_USUAL: Final = 0xA80425FB
+_TRACE: Final = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+PTRACE_SEIZE = 0x4206
+def seize(pid):
+    ctypes.set_errno(0)
+    return ctypes.get_errno() if libc.ptrace(PTRACE_SEIZE, pid, None, None) else 0
+"""
+"""Python's part of each attempt."""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The walls do not depend on the host's event loop: one is enough here."""
+    return "asyncio"
+
+
+@pytest.fixture(
+    scope="module",
+    params=["microvm", "gvisor"],
+)
+async def cell(
+    request: pytest.FixtureRequest,
+    anyio_backend: str,
+    vm_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[Cell]:
+    """A cell with all that its tier grants."""
+    policy = tmp_path_factory.mktemp("rights") / "policy.yaml"
+    risk = "high" if request.param == "microvm" else "medium"
+    policy.write_text(POLICY.format(risk=risk, tier=request.param))
+    async with open_cell(load_policy(policy), home=vm_home) as opened:
+        yield opened
+
+
+async def python(cell: Cell, script: str, *, user: str) -> str:
+    """What a program in the cell prints; it must not fail."""
+    found = await cell.exec(["python3", "-c", _TRACE + script], user=user)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.decode().strip()
+
+
+async def status(cell: Cell) -> dict[str, str]:
+    """Of a process of root's."""
+    text = (await cell.exec(["cat", "/proc/self/status"], user="0")).stdout.decode()
+    return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
+
+
+async def test_root_has_what_the_plan_grants_and_no_more(cell: Cell) -> None:
+    """In all its sets; the filter is still on, and no new privileges come by exec."""
+    found = await status(cell)
+    held = int(found["CapEff"], 16)
+    granted = cell.plan.rights.mask
+    assert granted == (_CAP_SYS_PTRACE if cell.plan.tier is Tier.MICROVM else 0)
+    assert held & granted == granted
+    assert held & ~(_USUAL | granted) == 0
+    assert int(found["CapBnd"], 16) & ~(_USUAL | granted) == 0
+    if cell.plan.tier is Tier.MICROVM:  # gVisor's kernel says neither
+        assert (found["NoNewPrivs"].strip(), found["Seccomp"].strip()) == ("1", "2")
+
+
+async def test_another_user_has_nothing_of_it(cell: Cell) -> None:
+    """Capabilities are root's."""
+    script = "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('Cap')])"
+    assert set(eval(await python(cell, script, user="65534"))) == {"0" * 16}  # noqa: S307 - ours
+
+
+async def test_a_debugger_works(cell: Cell) -> None:
+    """Root traces another user's process, and starts one whose addresses don't move."""
+    if cell.plan.tier is not Tier.MICROVM:
+        pytest.skip("gVisor's kernel has no such personality, and grants no CAP_SYS_PTRACE")
+    script = """
+import subprocess, time
+child = subprocess.Popen(["sleep", "60"], user=65534)
+while open(f"/proc/{child.pid}/comm").read().strip() != "sleep":
+    time.sleep(0.01)
+first = seize(child.pid)
+child.kill()
+print(first, libc.personality(0x40000) != -1, libc.personality(0xFFFFFFFF) & 0x40000)
+"""
+    assert await python(cell, script, user="0") == f"0 True {0x40000}"
+
+
+async def test_the_guest_agent_is_out_of_reach(cell: Cell) -> None:
+    """Nobody traces, reads or takes a descriptor of process 1, nor of any process that is not the workload's.
+
+    gVisor shows everybody the names of everybody's descriptors and mappings, with rights or without.
+    """
+    paths = ("mem", "environ", "maps", "fd") if cell.plan.tier is Tier.MICROVM else ("mem",)
+    script = """
+own = os.getpid()
+for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]:
+    traced = seize(pid)
+    for path in PATHS:
+        try:
+            found = os.listdir(f"/proc/{pid}/fd") if path == "fd" else open(f"/proc/{pid}/{path}", "rb").read(1)
+        except OSError:
+            found = None
+        if found:
+            print(pid, path, found)
+    if traced == 0:
+        print("traced", pid, open(f"/proc/{pid}/comm").read())
+    pidfd = libc.syscall(434, pid, 0)
+    if pidfd >= 0 and libc.syscall(438, pidfd, 0, 0) >= 0:
+        print("descriptor of", pid)
+"""
+    assert await python(cell, f"PATHS = {paths!r}\n" + script, user="0") == ""
+    assert (await cell.exec(["true"])).success
+
+
+async def test_what_else_a_privileged_container_has_stays_closed(cell: Cell) -> None:
+    """Mounts, namespaces, devices, modules, keys: each call is refused as without any right."""
+    numbers = {
+        "mount": 165,
+        "unshare": 272,
+        "setns": 308,
+        "init_module": 175,
+        "bpf": 321,
+        "add_key": 248,
+        "open_by_handle_at": 304,
+        "io_uring_setup": 425,
+        "perf_event_open": 298,
+    }
+    script = f"""
+for name, number in {numbers!r}.items():
+    ctypes.set_errno(0)
+    if libc.syscall(number, 0, 0, 0, 0, 0) != -1 or ctypes.get_errno() not in (1, 38):
+        print(name, ctypes.get_errno())
+import stat
+try:
+    os.mknod("/tmp/mem", stat.S_IFCHR | 0o600, os.makedev(1, 1))
+    print("made a device")
+except OSError:
+    pass
+"""
+    assert await python(cell, script, user="0") == ""
+
+
+async def test_the_probes_know_what_the_plan_grants(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With it the cell is contained; by a plan that grants nothing the same cell is breached."""
+    which = ["namespaces", "channel", "processes", "kernel.other_processes"]
+    report = await probe_cell(cell, which=which, recorder=MemoryRecorder(), user="0")
+    assert report.verdict is Verdict.CONTAINED, report.of(Verdict.BREACHED)
+    if cell.plan.tier is not Tier.MICROVM:
+        return  # gVisor's kernel has none of the calls, so that nothing is beyond a plan without them
+    monkeypatch.setattr(cell, "plan", replace(cell.plan, rights=NOTHING_GRANTED))
+    report = await probe_cell(cell, which=which, recorder=MemoryRecorder(), user="0")
+    assert report.verdict is Verdict.BREACHED

@@ -1,0 +1,47 @@
+"""Which keys of a compose file are rights inside a machine, and which rights no tier grants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.compose.test_read import shop, two
+from tests.unit.compose.test_service import facts
+
+from belljar.compose.read import CannotKeepError, read_compose
+from belljar.differences import Kind
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rights"),
+    [
+        ("cap_add", ["cap_sys_ptrace", "CHOWN"], {"capabilities": ["SYS_PTRACE"]}),
+        ("cap_add", ["ALL"], {"privileged": True}),
+        ("privileged", True, {"privileged": True}),
+        ("privileged", "true", {"privileged": True}),
+        ("security_opt", ["seccomp=unconfined"], {"seccomp": "unconfined"}),
+        ("security_opt", ["seccomp:unconfined"], {"seccomp": "unconfined"}),
+    ],
+)
+def test_rights_inside_the_machine_are_granted(
+    key: str,
+    value: Any,  # noqa: ANN401 - YAML
+    rights: dict[str, Any],
+) -> None:
+    """In a policy's words, of the service alone, and reported as granted."""
+    assert shop(**{key: value})["rights"] == rights
+    assert facts(**{key: value}) == {(Kind.GRANTED, key)}
+
+
+def test_what_root_has_anyway_is_no_right() -> None:
+    """The usual capabilities are not asked for again; no device is made, whoever may."""
+    assert facts(cap_add=["CHOWN", "NET_RAW"], privileged=False) == set()
+    assert facts(cap_add=["MKNOD"]) == {(Kind.DROPPED, "cap_add")}
+    assert "rights" not in shop(cap_add=["CHOWN", "MKNOD"])
+
+
+def test_each_capability_that_no_tier_grants_is_named() -> None:
+    """Of several, all of them."""
+    with pytest.raises(CannotKeepError) as caught:
+        read_compose(two(cap_add=["SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE"]))
+    assert [fact.detail.split(":")[0] for fact in caught.value.differences] == ["NET_ADMIN", "SYS_ADMIN"]
