@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 from tests.fakes.images import docker_archive, entry, layer, oci_archive, sha256
 from tests.fakes.registry import Registry, daemon, registry, silent_socket
 
+from belljar.cli.main import run
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.image import Store
 from belljar.image.oci import ImportLimits, import_image
@@ -216,3 +219,32 @@ def test_an_archive_with_a_wrong_digest_is_refused(tmp_path: Path, home: Path) -
     with pytest.raises(PolicyError):
         import_image(home, f"oci-archive:{archive}")
     assert Store(home).list() == ()
+
+
+def host_program(name: str) -> bytes:
+    """A layer with a program of this host and the libraries that it loads."""
+    path = Path(shutil.which(name) or "").resolve()
+    loaded = re.findall(r"(/\S+)", subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout)
+    files = {f"bin/{name}": path, **{file.lstrip("/"): Path(file) for file in loaded}}
+    return layer(*(entry(target, source.read_bytes(), mode=0o755) for target, source in files.items()))
+
+
+@pytest.mark.root
+def test_a_pinned_image_of_a_registry_runs_in_a_cell(
+    served: Registry, vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From the registry to the cell: a policy that pins a digest gets that image, and with another digest nothing runs."""
+    monkeypatch.setenv("BELLJAR_HOME", str(vm_home))
+    pinned, _, _ = served.put("echo", "1", [host_program("echo")], is_index=True)
+    name = f"{served.address}/echo"
+    assert run(["image", "import", f"docker://{name}:1@{pinned}"]) == 0
+    policy = tmp_path / "policy.yaml"
+    try:
+        policy.write_text(f"belljar: 1\nrisk: low\ntier: container\nuser: 0\nworkdir: /\nimage: '{name}:1@{pinned}'\n")
+        assert run(["exec", str(policy), "--", "/bin/echo", "it", "runs"]) == 0
+        assert "it runs\n" in capfd.readouterr().out
+        policy.write_text(policy.read_text().replace(pinned, sha256(b"another")))
+        assert run(["exec", str(policy), "--", "/bin/echo", "it", "runs"]) == 3
+        assert f"belljar image import docker://{name}@{sha256(b'another')}" in capfd.readouterr().err
+    finally:
+        Store(vm_home).remove(pinned)
