@@ -98,7 +98,7 @@ TASKS_PY: Final = """
 import json, re
 from pathlib import Path
 
-from inspect_ai import Task, task, task_with
+from inspect_ai import Epochs, Task, task, task_with
 from inspect_ai.model import ChatMessageTool, ModelOutput, ModelUsage, get_model
 from inspect_ai.solver._task_state import sample_state
 
@@ -136,7 +136,7 @@ def without_digest(config):
 @task
 def NAME() -> Task:
     MADE
-    return task_with(made, model=get_model("mockllm/model", custom_outputs=answer), epochs=1)
+    return task_with(made, model=get_model("mockllm/model", custom_outputs=answer), epochs=Epochs(1, made.epochs_reducer))
 """
 
 
