@@ -33,7 +33,14 @@ class World:
     """What the program is told and how it is started."""
 
     def __init__(self) -> None:
-        self.told = {"nonce": "ab", "token": "cafe", "btime": boot_time(), "fresh": "1"}
+        self.told = {
+            "nonce": "ab",
+            "token": "cafe",
+            "btime": boot_time(),
+            "fresh": "1",
+            "capabilities": "0",
+            "debugger_calls": "0",
+        }
         self.environment: dict[str, str] = {}
         self.kept: list[int] = []
         self.through: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Keys of a service that ask for rights inside its machine: `cap_add`, `privileged`, `security_opt`. Pure.
+"""Keys of a service that ask for rights inside its machine: `cap_add`, `cap_drop`, `privileged`, `security_opt`. Pure.
 
 Each reads a value into a policy's `rights`; False (or `ValueError`) when it can't be read. Raises
 `CannotKeepError` for a right that no tier grants. Which tier a cell gets is not known here.
@@ -62,6 +62,16 @@ def read_cap_add(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
         taken.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
     for name in more:
         taken.granted("cap_add", f"{name}: {_GRANTING}", capabilities=more)
+    return True
+
+
+def read_cap_drop(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """What works in a cell for its owner (files that are written as root) needs the usual ones."""
+    if isinstance(value, Mapping):
+        return False
+    if names_in(value):
+        why = "it is not narrowed: root keeps a container's usual capabilities, over its cell alone"
+        taken.changed("cap_drop", why)
     return True
 
 

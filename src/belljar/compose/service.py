@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final
 
-from belljar.compose.rights import read_cap_add, read_privileged, read_security_opt
+from belljar.compose.rights import read_cap_add, read_cap_drop, read_privileged, read_security_opt
 from belljar.compose.volumes import tmpfs_of
 from belljar.compose.words import (
     CannotKeepError,
@@ -353,6 +353,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "cpu_quota": _cpu_quota,
     "cpu_period": _cpu_quota,
     "security_opt": read_security_opt,
+    "cap_drop": read_cap_drop,
     "cap_add": read_cap_add,
     "privileged": read_privileged,
     "mem_limit": _resource("memory", size),
@@ -394,7 +395,6 @@ DROPPED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("develop", "pull_policy", "pull_refresh_after"), _NO_USE),
     **dict.fromkeys(("stdin_open", "tty"), "nobody types into a cell's program"),
     **dict.fromkeys(("stop_signal", "stop_grace_period", "pre_stop"), "a cell is destroyed, not stopped"),
-    "cap_drop": "root in a cell keeps the usual capabilities, all of them over the cell alone",
     "cpuset": "a cell's processors are its own",
     **dict.fromkeys(("mem_reservation", "memswap_limit", "mem_swappiness"), _TUNES_HOST),
     **dict.fromkeys(("cpu_shares", "cpu_percent", "blkio_config"), _TUNES_HOST),
