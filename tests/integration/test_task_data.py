@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from belljar.events import Kind
 from belljar.harness.config import as_config, load
 from belljar.ledger import read_events, verify
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.anyio]
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
 POLICY = """\
 belljar: 1
@@ -83,6 +86,7 @@ async def said(cell: Cell, command: str) -> str:
     return output.stdout.decode().strip()
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("tier", ["container", "gvisor"])
 async def test_a_tasks_files_and_names_are_in_its_cells(
     home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
@@ -121,3 +125,52 @@ async def test_a_tasks_files_and_names_are_in_its_cells(
     written = [line for line in read_events(run.path) if line.kind is Kind.FILE_WRITE_STARTED]
     (secret,) = [line for line in written if line.data["path"] == "/run/secrets/key"]
     assert [(body.kept_bytes, body.total_bytes) for body in secret.bodies] == [(0, len(SECRET))]
+
+
+OF_SAMPLE = """
+services:
+  default:
+    image: default
+    volumes: ["./challenges/${SAMPLE_METADATA_NAME}:/challenge:ro"]
+    command: sleep infinity
+"""
+TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+
+@solver
+def look() -> Solver:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        state.output.completion = (await sandbox().exec(["cat", "/challenge/flag"])).stdout
+        return state
+    return solve
+
+@task
+def challenges() -> Task:
+    names = ["first", "second"]
+    samples = [Sample(id=name, input="x", target=f"flag of {name}", metadata={"name": name}) for name in names]
+    return Task(dataset=samples, solver=look(), scorer=includes(), sandbox="docker")
+"""
+
+
+def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
+    """Under `belljar run` each sample has its own directory; a name that leads out is refused before any begins."""
+    (tmp_path / "compose.yaml").write_text(OF_SAMPLE)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "low.yaml").write_text(POLICY.format(tier="container"))
+    for name in ("first", "second"):
+        (tmp_path / "challenges" / name).mkdir(parents=True)
+        (tmp_path / "challenges" / name / "flag").write_text(f"flag of {name}")
+    argv = [sys.executable, "-m", "belljar", "run", "--json", "--policy", "low.yaml", "--model", "mockllm/model"]
+    done = subprocess.run([*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    said = json.loads(done.stdout)
+    assert [sample["verdict"] for sample in said["samples"]] == ["contained", "contained"]
+    assert [sample["scores"]["includes"] for sample in said["samples"]] == ["C", "C"]
+    (tmp_path / "task.py").write_text(TASK.replace('["first", "second"]', '["first", "../../.."]'))
+    done = subprocess.run([*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode != 0
+    assert "volumes" in done.stderr

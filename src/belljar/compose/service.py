@@ -246,6 +246,13 @@ def _tmpfs(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     return True
 
 
+def _hostname(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+    """`networks.names_of` makes it one of the service's names."""
+    if text(value):
+        taken.changed("hostname", "others reach the cell by it; inside, a cell's host name is drawn anew")
+    return True
+
+
 def _extra_hosts(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     """Lines of the hosts file: text, which opens no way to any address."""
     for name, address in _host_pairs(value):
@@ -362,6 +369,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
     "ports": _ports,
     "restart": _restart,
     "platform": _platform,
+    "hostname": _hostname,
     "extra_hosts": _extra_hosts,
     "read_only": _read_only,
     "tmpfs": _tmpfs,
@@ -371,7 +379,7 @@ TAKEN: Final[Mapping[str, _Take]] = {
 }
 ELSEWHERE: Final = frozenset(
     {
-        *("extends", "depends_on", "healthcheck", "networks", "volumes", "links", "hostname"),
+        *("extends", "depends_on", "healthcheck", "networks", "volumes", "links"),
         *("container_name", "profiles", "env_file", "secrets", "configs"),
     }
 )

@@ -26,7 +26,7 @@ _HOST: Final = "nothing of this host is shown in a cell but files below the task
 _HINT_HOST: Final = "put the files beside the compose file, or into the image"
 _NO_DIRECTORY: Final = "the compose configuration is not a file, so the task's directory is not known"
 _PLAIN: Final = frozenset({"name", "labels"})
-_LONG: Final = frozenset({"type", "source", "target", "read_only", "volume", "bind", "consistency"})
+_LONG: Final = frozenset({"type", "source", "target", "read_only", "volume", "bind", "tmpfs", "consistency"})
 _LONG_BIND: Final = frozenset({"create_host_path", "selinux"})
 _OPTIONS: Final = frozenset({"rw", "ro", "z", "Z", "cached", "delegated", "consistent", "nocopy"})
 _SHARED: Final = "cells share no directory, so one service would not see what another writes"
@@ -69,6 +69,7 @@ class _Mount:
     is_bind: bool
     read_only: bool = False
     must_exist: bool = False
+    is_tmpfs: bool = False
 
 
 @dataclass(slots=True)
@@ -206,6 +207,8 @@ def _volume(mounts: Mounts, mount: _Mount, volumes: _Volumes) -> None:
         raise ValueError(f"there is no volume {mount.source} in the file")
     place = place_of(mount.target)
     mounts.directories.append(place)
+    if mount.is_tmpfs:
+        mounts.changed("volumes", f"{place} is a directory of the cell; the options of a tmpfs are not kept")
     if mount.source:
         volumes.used.setdefault(mount.source, []).append(_Use(mounts, place, mount.read_only))
 
@@ -257,7 +260,7 @@ def _short(item: object) -> _Mount:
 def _long(mount: Mapping[str, Any]) -> _Mount:
     kind = mount.get("type")
     extra = sorted(str(key) for key in mount if key not in _LONG and not str(key).startswith("x-"))
-    if kind not in ("volume", "bind") or extra:
+    if kind not in ("volume", "bind", "tmpfs") or extra:
         raise ValueError("only volumes and files of the task can be directories of a cell")
     source, target = text(mount.get("source") or ""), text(mount.get("target") or "")
     read_only = switch(mount.get("read_only") or False)
@@ -267,7 +270,11 @@ def _long(mount: Mapping[str, Any]) -> _Mount:
             raise ValueError("a copy of a file has no such options")
         must_exist = not switch(bind.get("create_host_path", True))
         return _Mount(source, target, is_bind=True, read_only=read_only, must_exist=must_exist)
-    if set(mapping(mount.get("volume"), "volumes")) - {"nocopy", "labels"} or mount.get("bind"):
+    if kind == "tmpfs":
+        if source or mount.get("volume") or mount.get("bind"):
+            raise ValueError("a tmpfs has no source")
+        return _Mount("", target, is_bind=False, is_tmpfs=True)
+    if mount.get("tmpfs") or set(mapping(mount.get("volume"), "volumes")) - {"nocopy", "labels"} or mount.get("bind"):
         raise ValueError("only plain volumes can be directories of a cell")
     if source.startswith((".", "/", "~", "\\")) or source[1:2] == ":":
         raise ValueError(_HOST)

@@ -49,7 +49,8 @@ def test_a_volume_of_one_service_is_a_directory_of_its_cell() -> None:
         {"type": "volume", "source": "/etc", "target": "/etc"},
         {"type": "volume", "source": "mine", "target": "/data", "read_only": True},
         {"type": "volume", "source": "mine", "target": "/data", "volume": {"subpath": "../.."}},
-        {"type": "tmpfs", "target": "/data"},
+        {"type": "tmpfs", "target": "/data", "source": "mine"},
+        {"type": "volume", "source": "mine", "target": "/data", "tmpfs": {"size": 1}},
         {"type": "npipe", "source": "x", "target": "/data"},
         {"target": "/data"},
         7,
@@ -61,6 +62,14 @@ def test_any_other_is_refused_by_the_services_name(mount: Any) -> None:  # noqa:
     """This host's directories above all."""
     with pytest.raises(CannotKeepError, match="service shop: `volumes` is refused"):
         read_compose({**two(volumes=[mount]), "volumes": {"mine": {}}})
+
+
+def test_a_tmpfs_is_a_directory_of_the_cell() -> None:
+    """Its options are not kept, which is reported."""
+    mount = {"type": "tmpfs", "target": "/scratch", "tmpfs": {"size": 1 << 20}}
+    found = read_compose({"services": {"s": {"image": "i", "volumes": [mount]}}})
+    assert found.program["directories"] == ["/scratch"]
+    assert [(fact.kind, fact.key) for fact in found.differences] == [(Kind.CHANGED, "volumes")]
 
 
 def test_two_services_share_no_directory() -> None:

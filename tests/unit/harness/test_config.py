@@ -219,6 +219,20 @@ def test_several_services_take_the_place_of_a_policys_network(tmp_path: Path) ->
     assert (list(network.stand_ins), network.record.packets) == (["web"], 2 << 20)
 
 
+@pytest.mark.parametrize("override", [True, False])
+@pytest.mark.parametrize("walls", ["", "low"])
+def test_files_of_a_task_stay_under_any_walls(tmp_path: Path, walls: str, *, override: bool) -> None:
+    """They are content, of each service; also after the floor and for a sample."""
+    (tmp_path / "page").write_text("p")
+    mount = "image: i, volumes: ['./page:/${SAMPLE_METADATA_AT}:ro']"
+    (tmp_path / "compose.yaml").write_text(f"services: {{default: {{{mount}}}, web: {{{mount}}}}}")
+    config = as_config(str(tmp_path / "compose.yaml"))
+    data = sample_policy(config, {"at": "there"}, walls=walls, override=override and bool(walls)).policy.data
+    assert data is not None
+    for cell in ("default", "web"):
+        assert [(file.source, file.target) for file in data.of(cell).own.files] == [("page", "/there")]
+
+
 def test_that_services_took_the_place_of_a_network_is_reported(tmp_path: Path) -> None:
     """Of whatever policy has one."""
     (tmp_path / "net.yaml").write_text("belljar: 1\nrisk: low\n" + NETWORK)
