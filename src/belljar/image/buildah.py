@@ -23,7 +23,7 @@ from belljar.image.dockerfile import MAX_BYTES, Bases, DockerfileError, base_ima
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.oci import import_directory
-from belljar.image.rootless import Inside, user_namespace
+from belljar.image.rootless import WORK, Inside, user_namespace
 from belljar.image.scratch import make_store_dir, need_space, orphans, remove_tree, scratch_dir
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
 from belljar.image.tools import tool
@@ -178,7 +178,9 @@ def _remove(directory: Path, inside: Inside) -> None:
     """Root can remove it as it is; an ordinary user needs the namespace, where its files have owners."""
     if os.geteuid() != 0 and directory.exists():
         try:
-            inside.run([tool("rm"), "-rf", "--", str(directory)], env={}, cwd=directory.parent, timeout_s=300)
+            inside.run(
+                [tool("rm"), "-rf", "--", str(WORK / directory.name)], env={}, cwd=directory.parent, timeout_s=300
+            )
         except HostError:
             return
     else:
@@ -211,9 +213,9 @@ class _Build:
         self._env = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL": "C.UTF-8",
-            "HOME": str(work / "home"),
-            "XDG_RUNTIME_DIR": str(work / "home"),
-            "TMPDIR": str(work / "tmp"),
+            "HOME": str(WORK / "home"),
+            "XDG_RUNTIME_DIR": str(WORK / "home"),
+            "TMPDIR": str(WORK / "tmp"),
         }
         self._driver = "overlay"
 
@@ -235,7 +237,7 @@ class _Build:
         self._bud(ids)
         self._tail.clear()
         self._report("reading the result")
-        self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{work / 'out'}")
+        self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{WORK / 'out'}")
         _take_back(work / "out")
 
     def _copy_context(self) -> None:
@@ -258,30 +260,30 @@ class _Build:
     def _load(self, image: Image) -> str:
         """Put an image of the store into buildah's storage; its id there."""
         self._report(f"loading the base {image.names[0] if image.names else image.digest[:12]}")
-        base = self._work / "tmp" / image.digest
-        self._plain("mkdir", str(base))
-        self._plain("unsquashfs", "-q", "-n", "-d", str(base / "root"), str(image.rootfs))
-        tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(base / "layer"), ".")
-        self._plain("tar", "-C", str(base / "root"), *tar)
-        self._plain("rm", "-rf", str(base / "root"))
+        base, there = self._work / f"base-{image.digest}", WORK / f"base-{image.digest}"
+        base.mkdir(mode=0o700)
+        _give(base, self._inside.first_uid)
+        os.link(image.rootfs, base / "rootfs")
+        self._plain("unsquashfs", "-q", "-n", "-d", str(there / "root"), str(there / "rootfs"))
+        tar = ("--numeric-owner", "--xattrs", "--sort=name", "-cf", str(there / "layer"), ".")
+        self._plain("tar", "-C", str(there / "root"), *tar)
+        self._plain("rm", "-rf", str(there / "root"), str(there / "rootfs"))
         layer = base / "layer"
-        config = json.dumps(base_config(image, file_sha256(layer))).encode()
-        parts = self._work / f"base-{image.digest}"
-        parts.mkdir(mode=0o755)
-        config_id = hashlib.sha256(config).hexdigest()
         layer_id = file_sha256(layer)
-        layer.rename(parts / layer_id)
-        (parts / config_id).write_bytes(config)
-        (parts / "version").write_text("Directory Transport Version: 1.1\n")
-        described = [(_CONFIG_TYPE, config_id, len(config)), (_LAYER_TYPE, layer_id, (parts / layer_id).stat().st_size)]
+        config = json.dumps(base_config(image, layer_id)).encode()
+        config_id = hashlib.sha256(config).hexdigest()
+        layer.rename(base / layer_id)
+        (base / config_id).write_bytes(config)
+        (base / "version").write_text("Directory Transport Version: 1.1\n")
+        described = [(_CONFIG_TYPE, config_id, len(config)), (_LAYER_TYPE, layer_id, (base / layer_id).stat().st_size)]
         config_part, layer_part = (
             {"mediaType": kind, "digest": f"sha256:{digest}", "size": size} for kind, digest, size in described
         )
         manifest = {"schemaVersion": 2, "mediaType": _MANIFEST_TYPE, "config": config_part, "layers": [layer_part]}
-        (parts / "manifest.json").write_text(json.dumps(manifest))
-        _give(parts, self._inside.first_uid)
-        self._buildah("pull", "--quiet", f"dir:{parts}")
-        self._plain("rm", "-rf", str(parts))
+        (base / "manifest.json").write_text(json.dumps(manifest))
+        _give(base, self._inside.first_uid)
+        self._buildah("pull", "--quiet", f"dir:{there}")
+        self._plain("rm", "-rf", str(there))
         return config_id
 
     def _bud(self, ids: Mapping[str, str]) -> None:
@@ -293,11 +295,11 @@ class _Build:
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
             *([f"--target={request.target}"] if request.target else []),
-            *(f"--ignorefile={self._work / 'ignore'}", f"--tag={_RESULT}", f"--file={self._work / 'Dockerfile'}"),
+            *(f"--ignorefile={WORK / 'ignore'}", f"--tag={_RESULT}", f"--file={WORK / 'Dockerfile'}"),
         ]
         self._tail.clear()
         try:
-            self._buildah("build", *options, str(self._work / "context"), has_network=request.has_network)
+            self._buildah("build", *options, str(WORK / "context"), has_network=request.has_network)
         except HostError as error:
             self._check_space()
             said = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
@@ -305,14 +307,13 @@ class _Build:
             raise PolicyError(f"the build failed:\n{said}", where=str(request.context), mend=hint) from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
-        work = self._work
-        storage = ["--root", str(work / "storage"), "--runroot", str(work / "run"), "--storage-driver", self._driver]
-        names = ["--registries-conf", str(work / "registries.conf"), "--registries-conf-dir", str(work / "none")]
-        argv = [tool("buildah"), *storage, *names, "--short-name-alias-conf", str(work / "home/aliases"), *words]
+        storage = ["--root", str(WORK / "storage"), "--runroot", str(WORK / "run"), "--storage-driver", self._driver]
+        names = ["--registries-conf", str(WORK / "registries.conf"), "--registries-conf-dir", str(WORK / "none")]
+        argv = [tool("buildah"), *storage, *names, "--short-name-alias-conf", str(WORK / "home/aliases"), *words]
         self._inside.run(
             argv,
             env=self._env,
-            cwd=work,
+            cwd=self._work,
             timeout_s=self._request.timeout_s,
             has_network=has_network,
             on_line=self._say,

@@ -28,8 +28,13 @@ _ROOTS_SLOTS: Final = 1 << 12
 _POLL_S: Final = 0.2
 _MAX_DATA_BYTES: Final = 8 << 30
 """Of one process; the kernel's out-of-memory killer takes these processes first."""
+WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
+"""Where the tool finds its working directory: directories above it may be closed to the namespace."""
 # Process 1 of the namespace: it ends, and everything in the namespace with it, when standard input is closed.
-_INIT: Final = 'exec 3<&0 </dev/null; "$@" 3<&- & tool=$!; { cat <&3 >/dev/null; kill -KILL $tool; } & wait $tool'
+_INIT: Final = (
+    "mount --no-canonicalize --bind . /tmp && cd /tmp || exit 125; exec 3<&0 </dev/null; "
+    '"$@" 3<&- & tool=$!; { cat <&3 >/dev/null; kill -KILL $tool; } & wait $tool'
+)
 
 Watch = Callable[[], None]
 
@@ -54,6 +59,8 @@ class Inside:
         watch: Watch = lambda: None,
     ) -> bytes:
         """Run a tool as the namespace's root, to its end; its last words. `watch` may raise, and is called often.
+
+        `cwd` is `WORK` there, and hides what else this host has at that place.
 
         Raises `HostError` when it fails or takes too long.
         """
