@@ -141,8 +141,8 @@ def _image(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
 def _build(_value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     taken.changed(
         "build",
-        "nothing is built: the image comes from the store, by the name in `image` or the name that "
-        "`docker compose build` gives it",
+        "built by `belljar image build`, without network, unless the store has an image with the name in "
+        "`image`, or the one that `docker compose build` gives it",
     )
     return True
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from inspect_ai.util import ComposeConfig, SandboxEnvironmentSpec
 from pydantic import BaseModel
 
+from belljar.compose.builds import dockerfile_document
 from belljar.compose.document import (
     as_document,
     beside,
@@ -84,7 +85,7 @@ class _Reader:
             detail=f"the policy's image instead of a sandbox that is refused: {error.what}",
         )
         try:
-            compose = None if spec is None else _description(spec, self.directory)[0]
+            compose = None if spec is None else _description(spec, self.directory)
             closed = compose is not None and _wants_no_network(compose)
         except (PolicyError, ValueError):
             closed = True
@@ -116,12 +117,12 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     """What replaces the sandbox `spec`. Raises `PolicyError` when a cell can't."""
     if spec is None:
         return beside_policy(directory)
-    compose, dockerfile = _description(spec, directory)
-    if spec.type == OURS and compose is None and not dockerfile:
+    compose = _description(spec, directory)
+    if spec.type == OURS and compose is None:
         return _own_config(spec.config, directory)
     if compose is not None:
         return of_compose(compose, beside_policy(directory), where=where)
-    judgement = judge(spec.type, has_config=spec.config is not None, compose=None, dockerfile=dockerfile)
+    judgement = judge(spec.type, has_config=spec.config is not None, compose=None)
     if isinstance(judgement, Refused):
         raise judgement.error(where)
     return beside_policy(directory).model_copy(update={"differences": judgement.differences})
@@ -146,28 +147,30 @@ def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfi
     return BelljarConfig(policy=str(path) if os.path.lexists(path) else str(config))
 
 
-def _description(spec: SandboxEnvironmentSpec, directory: Path) -> tuple[dict[str, Any] | None, bool]:
-    """The compose file that the sandbox means, parsed, or None; and whether it is built from a Dockerfile."""
+def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
+    """The compose file that the sandbox means, parsed; of a Dockerfile the one that Inspect makes; or None."""
     config = spec.config
     if isinstance(config, BaseModel):
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)
-        return (None if is_other else as_document(config)), False
+        return None if is_other else as_document(config)
     if config is None:
         return _implicit(spec.type, directory)
-    if is_dockerfile_name(str(config)):
-        return None, True
     path = directory / str(config)
     check_below(path.absolute(), directory)
+    if is_dockerfile_name(str(config)):
+        return dockerfile_document(path.absolute())
     is_compose = is_compose_name(str(config)) or (spec.type != OURS and path.suffix in {".yaml", ".yml"})
-    return (read_document(path) if is_compose else None), False
+    return read_document(path) if is_compose else None
 
 
-def _implicit(kind: str, directory: Path) -> tuple[dict[str, Any] | None, bool]:
+def _implicit(kind: str, directory: Path) -> dict[str, Any] | None:
     """What Inspect finds beside a task whose sandbox has no configuration."""
     found = beside(directory)
     if kind == OURS:
         found = None if beside_policy(directory).policy else found
-        return (read_document(found) if found else None), False
+        return read_document(found) if found else None
     if kind != "docker":
-        return None, False
-    return (read_document(found), False) if found else (None, (directory / "Dockerfile").is_file())
+        return None
+    if found is None and os.path.lexists(directory / "Dockerfile"):
+        return dockerfile_document(directory.absolute() / "Dockerfile")
+    return read_document(found) if found else None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from belljar.compose.builds import builds_of
 from belljar.compose.interpolate import interpolate, literal, references
 from belljar.compose.read import CannotKeepError, Composed, check_services, read_compose
 from belljar.compose.task_files import files_named_by
@@ -57,24 +58,17 @@ _MEND_COMPOSE: Final = (
     "put what it needs into an image (`belljar image import`), name that image in a policy, and use"
     " that instead of the task's sandbox: --policy FILE --override"
 )
-DOCKERFILE: Final = Refused(
-    reason="its sandbox is built from a Dockerfile, and a cell does not build images",
-    mend="build it elsewhere, `belljar image import docker-daemon:NAME`, name it in a policy, and give that with --policy FILE --override",
-)
 
 
-def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None, dockerfile: bool) -> Judgement:
+def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
     """Decide about a sandbox of type `kind`.
 
-    `compose` is the parsed compose file or `ComposeConfig`, None when there is none; `dockerfile`: the sandbox is
-    built from a Dockerfile.
+    `compose` is the parsed compose file or `ComposeConfig`, also the one that stands for a Dockerfile; None when there is none.
     """
     if kind == "local":
         return Honoured(
             differences=_replaced("the task asks for this host itself: it gets a cell with the default image")
         )
-    if dockerfile:
-        return DOCKERFILE
     if compose is not None:
         return judge_compose(compose)
     if kind == "docker" or not has_config:
@@ -107,9 +101,13 @@ def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *
     try:
         settled = interpolate(compose, variables, blanks=blanks)
         found = read_compose(settled.document, files_named_by(compose))
+        builds = builds_of({**compose, **settled.document})
     except (TypeError, ValueError, RecursionError) as error:
         return _refused(error)
-    return Honoured(changes=_changes(found), differences=(*settled.differences, *found.differences))
+    changes = _changes(found)
+    if builds:
+        changes["builds"] = json.dumps([build.to_json() for build in builds])
+    return Honoured(changes=changes, differences=(*settled.differences, *found.differences))
 
 
 def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:

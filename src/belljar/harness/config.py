@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
+from belljar.compose.builds import dockerfile_document
 from belljar.compose.document import as_document, is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (
-    DOCKERFILE,
     Judgement,
     Refused,
     judge_compose,
@@ -59,7 +59,8 @@ class BelljarConfig(BaseModel):
     `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
     same name; `tier` can only raise it. The rest comes from a compose file: `network` is JSON, in a policy's words: what several services
     mean; or `none`; `resources` are those that it sets; `service` is the name of the one that the sample works in, and `program`, JSON in a target
-    cell's words, what runs in it. `data`, JSON of `TaskData`, is what the cells hold besides their images. `compose` is a whole file, as JSON, that
+    cell's words, what runs in it. `data`, JSON of `TaskData`, is what the cells hold besides their images; `builds`, JSON of
+    `ServiceBuild`s, which of these are built. `compose` is a whole file, as JSON, that
     asks for a sample's metadata: what it means is known with the sample.
     """
 
@@ -71,6 +72,7 @@ class BelljarConfig(BaseModel):
     service: str = ""
     program: str = ""
     data: str = ""
+    builds: str = ""
     resources: tuple[tuple[str, str | int], ...] = ()
     image: str | None = None
     user: str | None = None
@@ -126,7 +128,8 @@ def as_config(config: BaseModel | str | None) -> BelljarConfig:
         path = Path(config)
         return of_compose(read_document(path), beside_policy(path.parent), where=str(path))
     if is_dockerfile_name(config):
-        raise DOCKERFILE.error(config)
+        path = Path(config)
+        return of_compose(dockerfile_document(path.absolute()), beside_policy(path.parent), where=str(path))
     return BelljarConfig(policy=_preset_again(config))
 
 

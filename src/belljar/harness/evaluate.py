@@ -138,6 +138,11 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
         if each.error is not None:
             raise each.error
     policies = {each.policy: None for each in previews if each.policy is not None}
+    session.source.build_images(
+        {each.builds: None for each in previews},
+        images={image for policy in policies for image in policy.policy.images},
+        home=session.home,
+    )
     session.source.check_images(list(policies), home=session.home)
     whole = with_images(previews, lambda policy: session.source.image_differences(policy, home=session.home))
     tell(session, summary(whole))

@@ -43,12 +43,13 @@ class Preview:
     """One sample: the policy of its cell and how it differs from what was written, or its error.
 
     `policy` is that of the sample's configuration: metadata in `env` is not expanded in it.
-    `kept`: what the cell takes over as it was written.
+    `kept`: what the cell takes over as it was written. `builds`: as `BelljarConfig.builds`.
     """
 
     task: str
     sample: str
     policy: LoadedPolicy | None = None
+    builds: str = ""
     differences: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()
     error: BelljarError | None = None
@@ -64,7 +65,7 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
                 ours, policy, differences = known.within(each.config, each.metadata)
                 configs.for_sample(policy, each.metadata)
                 kept = tuple(_kept(ours, differences))
-                found = replace(found, policy=policy, differences=differences, kept=kept)
+                found = replace(found, policy=policy, differences=differences, kept=kept, builds=ours.builds)
             except BelljarError as error:
                 found = replace(found, error=error)
         if isinstance(found.error, TaskRefused):

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
@@ -111,6 +112,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             loaded, differences = configs.within(ours, operator)
             lifecycle.tell(session, () if session.is_previewed else told(differences))
             lifecycle.tell(session, announcements(loaded))
+            if ours.builds and not session.is_previewed:
+                build = partial(session.source.build_images, images=set(loaded.policy.images), home=session.home)
+                await anyio.to_thread.run_sync(build, (ours.builds,), abandon_on_cancel=True)
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             session.refusal = session.refusal or error

@@ -8,7 +8,7 @@ directory of its own and the last `task_cleanup` closes it, so that there is evi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -45,6 +45,9 @@ class CellSource(Protocol):
     ) -> AbstractContextManager[RunDirectory]:
         """A new run directory; leaving the block closes it. `what` names it in lists."""
 
+    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+        """Build those of `builds` (as `BelljarConfig.builds`) that are among `images` and not in the store."""
+
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Raises `HostError` that names every image that is missing."""
 
@@ -75,6 +78,14 @@ class RealCells:
 
         versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
+
+    def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
+        """By buildah, with its output on standard error. Raises `PolicyError` or `HostError`."""
+        from belljar.harness.builds import build_missing
+        from belljar.harness.lifecycle import say
+        from belljar.host.home import belljar_home
+
+        build_missing(builds, images, home or belljar_home(), report=say)
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Against the store."""

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,6 +106,16 @@ def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lamb
                 keep_setuid=request.keep_setuid,
                 report=report,
             ), True
+
+
+def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
+    """Whether an image was built of these files, with or without network and setuid bits. Raises as `build_dockerfile`."""
+    either = [
+        replace(request, has_network=has_network, keep_setuid=keep_setuid)
+        for has_network in (False, True)
+        for keep_setuid in (False, True)
+    ]
+    return image.built.get("recipe") in {_recipe(store, each).provenance["recipe"] for each in either}
 
 
 def check_buildah() -> None:
@@ -378,4 +388,4 @@ def _take_back(out: Path) -> None:
     _give(out, 0)
 
 
-__all__ = ["BuildRequest", "base_config", "build_dockerfile", "check_buildah"]
+__all__ = ["BuildRequest", "base_config", "build_dockerfile", "check_buildah", "is_built"]

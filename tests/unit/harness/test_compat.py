@@ -132,10 +132,9 @@ def test_a_targets_metadata_is_data_too() -> None:
 
 def test_other_sandboxes() -> None:
     """Docker or another without a configuration can be replaced, with one it can't; the host itself gladly."""
-    assert isinstance(judge("docker", has_config=False, compose=None, dockerfile=False), Honoured)
-    assert isinstance(judge("local", has_config=False, compose=None, dockerfile=False), Honoured)
-    assert isinstance(judge("k8s", has_config=True, compose=None, dockerfile=False), Refused)
-    assert isinstance(judge("docker", has_config=True, compose=None, dockerfile=True), Refused)
+    assert isinstance(judge("docker", has_config=False, compose=None), Honoured)
+    assert isinstance(judge("local", has_config=False, compose=None), Honoured)
+    assert isinstance(judge("k8s", has_config=True, compose=None), Refused)
 
 
 def adapted(
@@ -180,21 +179,25 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
     assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(image="ctf:2", program="{}"))
     (tmp_path / "compose.yaml").unlink()
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    with pytest.raises(PolicyError, match="Dockerfile"):
-        adapted(tmp_path, "docker")
+    for sandbox in ("docker", ("docker", "Dockerfile")):
+        task = adapted(tmp_path, sandbox)
+        assert task.sandbox is not None
+        (build,) = json.loads(task.sandbox.config.builds)
+        assert (build["context"], build["dockerfile"]) == (".", "Dockerfile")
+        assert task.sandbox.config.image == build["image"]
+        assert task.sandbox.config.network == "none"
 
 
 def test_the_operators_image_replaces_a_sandbox_that_is_refused(tmp_path: Path) -> None:
     """By `--override` alone, and reported; what a cell can stand in for is kept."""
-    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
-    with pytest.raises(PolicyError, match="Dockerfile"):
-        adapted(tmp_path, "docker")
-    task = adapted(tmp_path, "docker", may_override=True)
+    with pytest.raises(PolicyError):
+        adapted(tmp_path, ("k8s", "values.toml"))
+    task = adapted(tmp_path, ("k8s", "values.toml"), may_override=True)
     assert task.sandbox is not None
     (said,) = task.sandbox.config.differences
     assert (said.kind, said.key) == (Kind.OVERRIDDEN, "sandbox")
     assert task.sandbox.config == BelljarConfig(differences=(said,))
-    own = adapted(tmp_path, "docker", ("belljar", "sample.yaml"), may_override=True)
+    own = adapted(tmp_path, ("k8s", "values.toml"), ("belljar", "sample.yaml"), may_override=True)
     assert own.dataset[0].sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(policy="sample.yaml"))
 
 

@@ -1,0 +1,49 @@
+"""Builds the images that tasks bring as Dockerfiles, before any sample needs them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterable, Set
+from pathlib import Path
+
+from belljar.errors import PolicyError
+from belljar.harness.config import check_below
+from belljar.image.buildah import BuildRequest, build_dockerfile, is_built
+from belljar.image.store import Store
+from belljar.units import printable
+
+
+def build_missing(
+    builds: Iterable[str], images: Set[str], home: Path, *, report: Callable[[str], None] = lambda _line: None
+) -> None:
+    """Build what is among `images`; `builds` as `BelljarConfig.builds`.
+
+    An image of that name that Belljar did not build is used as it is; so is one that was built of the same files, with or
+    without network. Raises `PolicyError` for a build that fails, `HostError` without buildah or a base.
+    """
+    store = Store(home)
+    wanted = {json.dumps(each, sort_keys=True): each for text in builds if text for each in json.loads(text)}
+    for each in wanted.values():
+        if each["image"] not in images:
+            continue
+        root = Path(each["root"])
+        context, dockerfile = root / each["context"], root / each["dockerfile"]
+        for path in (context / "in", dockerfile):
+            check_below(path, root)
+        request = BuildRequest(
+            context=context, name=each["image"], dockerfile=dockerfile, args=each["args"], target=each["target"]
+        )
+        if store.missing(request.name) is None:
+            found = store.find(request.name)
+            if not found.built or is_built(store, found, request):
+                continue
+        report(f"building the image {printable(request.name)}")
+        try:
+            build_dockerfile(home, request, report=report)
+        except PolicyError as error:
+            command = ["belljar", "image", "build", "--network", "-t", request.name, "-f", str(dockerfile)]
+            args = [word for name, value in request.args.items() for word in ("--build-arg", f"{name}={value}")]
+            target = ["--target", request.target] if request.target else []
+            hint = f"if its steps need the network: {shlex.join([*command, *args, *target, str(context)])}"
+            raise PolicyError(error.what, where=error.where, mend=hint) from error

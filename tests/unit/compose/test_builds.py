@@ -1,0 +1,72 @@
+"""What a compose file's `build` asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.compose.builds import ServiceBuild, builds_of, dockerfile_document
+from belljar.compose.document import read_document
+from belljar.compose.words import CannotKeepError
+
+
+def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
+    """The builds of a file with one service, in a directory of a package."""
+    directory = tmp_path / "pack" / "task"
+    directory.mkdir(parents=True)
+    (tmp_path / "pack" / "__init__.py").touch()
+    (directory / "compose.yaml").write_text(f"services:\n  web:\n    build: {build}\n")
+    return builds_of(read_document(directory / "compose.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("written", "context", "dockerfile"),
+    [
+        (".", "task", "task/Dockerfile"),
+        ("../shared", "shared", "shared/Dockerfile"),
+        ("{context: ., dockerfile: sub/My.Dockerfile}", "task", "task/sub/My.Dockerfile"),
+        ("{context: .., dockerfile: task/Dockerfile, no_cache: true, x-a: b}", ".", "task/Dockerfile"),
+    ],
+)
+def test_paths_are_below_the_tasks_package(tmp_path: Path, written: str, context: str, dockerfile: str) -> None:
+    """Context and Dockerfile are paths below the package that the file is in; the image has Compose's name."""
+    (build,) = builds(tmp_path, written)
+    assert (build.root, build.context, build.dockerfile) == (str(tmp_path / "pack"), context, dockerfile)
+    assert build.image == "task-web"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "../..",
+        "/etc",
+        "https://example.org/repo.git",
+        "{context: ., dockerfile: ../../Dockerfile}",
+        "{context: ., dockerfile_inline: FROM x}",
+        "{context: ., secrets: [a]}",
+        "{context: ., network: host}",
+        "{context: ., additional_contexts: {a: /}}",
+        "[a]",
+    ],
+)
+def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str) -> None:
+    """A path out of the task's files, an address, and a key that would decide the image are refused before anything is read."""
+    with pytest.raises((CannotKeepError, ValueError)):
+        builds(tmp_path, written)
+
+
+def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
+    """Arguments are a mapping or a list; a name without a value takes nothing from this host's environment."""
+    (build,) = builds(tmp_path, "{context: ., args: [A=1, PATH], target: final}")
+    assert (dict(build.args), build.target) == ({"A": "1"}, "final")
+
+
+def test_a_dockerfile_alone_is_what_inspect_makes_of_it(tmp_path: Path) -> None:
+    """Its service idles, has no network, and is built in the Dockerfile's directory."""
+    (tmp_path / "X.Dockerfile").touch()
+    document: dict[str, Any] = dockerfile_document(tmp_path / "X.Dockerfile")
+    (build,) = builds_of(document)
+    assert (build.dockerfile, build.context, build.root) == ("X.Dockerfile", ".", str(tmp_path))
+    assert document["services"]["default"]["network_mode"] == "none"

@@ -1,0 +1,61 @@
+"""The images that a task brings as Dockerfiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import BelljarError, HostError
+from belljar.harness.builds import build_missing
+from belljar.image.buildah import BuildRequest, _recipe
+from belljar.image.config import ImageConfig
+from belljar.image.store import Store
+
+
+def spec(tmp_path: Path, **changes: object) -> str:
+    """A task's directory with a Dockerfile, as a configuration names it."""
+    root = tmp_path / "task"
+    root.mkdir(exist_ok=True)
+    (root / "Dockerfile").write_text("FROM base\n")
+    build = {"image": "made", "root": str(root), "context": ".", "dockerfile": "Dockerfile", "args": {}, "target": ""}
+    return json.dumps([build | changes])
+
+
+def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
+    """An image of a few bytes."""
+    home.mkdir(exist_ok=True)
+    (home / "rootfs").write_bytes(name.encode())
+    Store(home).add(home / "rootfs", ImageConfig(), name=name, source="test", created="", built=built)
+
+
+def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
+    """Nothing is built for a name that the store has from elsewhere, nor for an image that no cell runs."""
+    add(tmp_path / "home", "made")
+    build_missing([spec(tmp_path), ""], {"made"}, tmp_path / "home")
+    build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
+
+
+def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was built of these files, with network or not, is used without buildah; of other files it is built again."""
+    home, text = tmp_path / "home", spec(tmp_path)
+    add(home, "base")
+    root = tmp_path / "task"
+    request = BuildRequest(context=root, name="made", dockerfile=root / "Dockerfile", has_network=True)
+    add(home, "made", {"recipe": _recipe(Store(home), request).provenance["recipe"]})
+    build_missing([text], {"made"}, home)
+    (root / "more").touch()
+    monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
+    with pytest.raises(HostError) as caught:
+        build_missing([text], {"made"}, home)
+    assert "belljar setup --with build" in caught.value.mend
+
+
+def test_a_link_out_of_the_task_is_no_context(tmp_path: Path) -> None:
+    """A context or Dockerfile behind a link that leads out of the task's files is refused."""
+    add(tmp_path / "home", "base")
+    text = spec(tmp_path, context="out")
+    (tmp_path / "task" / "out").symlink_to("/etc")
+    with pytest.raises(BelljarError):
+        build_missing([text], {"made"}, tmp_path / "home")
