@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.exec import TIERS
-from belljar.differences import samples_named, told
+from belljar.differences import Kind, samples_named, told
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ def _group_lines(each: Outlook) -> Iterator[str]:
     yield from (f"  {sentence}" for sentence in told(first.differences))
     error = each.error or each.lacking
     if error is not None:
-        facts = told(first.differences) if each.error is not None else ()
-        if not facts:
+        # what a compose file is refused for stands above, each key for itself
+        if not any(fact.kind is Kind.REFUSED for fact in first.differences):
             yield f"  {printable(error.what, max_chars=1000)}"
         if error.mend:
             yield f"  hint: {printable(error.mend)}"

@@ -228,6 +228,23 @@ def test_services_of_a_task_are_cells_within_the_variable(
     assert web.resources.memory_bytes == made.resources.memory_bytes == 128 << 20
 
 
+@pytest.mark.parametrize("policy", ["low", "high"])
+def test_a_task_keeps_its_services_under_the_operators_policy(task_file: Path, policy: str) -> None:
+    """In a whole run: each with its image, within the operator's risk and limits, and nothing real
+    though the policy beside the task has it.
+    """
+    (task_file.parent / "one-compose.yaml").write_text(
+        "services: {default: {image: a, user: '7'}, web: {image: b, mem_limit: 8g}}"
+    )
+    made = opened_policy(task_file, "of_compose", policy=policy).policy
+    assert (str(made.risk), made.image, made.user) == (policy, "a", "7")
+    assert made.network is not None
+    assert made.network.upstreams == ()
+    (web,) = made.network.stand_ins.values()
+    assert isinstance(web, TargetStandIn)
+    assert (web.image, web.resources.memory_bytes) == ("b", made.resources.memory_bytes)
+
+
 def test_a_policy_beside_a_task_that_is_a_link_out_is_refused(task_file: Path) -> None:
     """A link to a secret, one to nothing, a loop: refused with the path, and nothing that it leads to is shown."""
     policy = task_file.parent / "belljar.yaml"
