@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
@@ -60,10 +61,14 @@ def obtain(
             continue
         seen.add(each)
         try:
-            yield _obtain(home, each, limits, report, asks_daemon=asks_daemon)
+            yield _obtain(home, each, limits, partial(_of, each.image, report), asks_daemon=asks_daemon)
         except BelljarError as error:
             yield Obtained(wanted=each, error=error)
             left.extend(Wanted(image=base) for base in each.bases)
+
+
+def _of(image: str, report: Callable[[str], None], line: str) -> None:
+    report(f"{image}: {line}")
 
 
 def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
