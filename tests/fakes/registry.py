@@ -23,6 +23,8 @@ from tests.fakes.images import ARCH, config_document, sha256
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+LEAST_VERSION = 44
+"""Of the API, as Docker 29 has it."""
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 
 
@@ -148,6 +150,7 @@ class Daemon:
     host: str
     images: dict[str, tuple[dict[str, Any], bytes]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    before: Callable[[str], None] = lambda _path: None
 
     def put(self, name: str, archive: Path, *, digests: Sequence[str] = ()) -> str:
         """Have the only image of a `docker save` archive, under this name and its id."""
@@ -172,9 +175,14 @@ class _DaemonHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        version = re.match(r"/v1\.(\d+)", self.path)
+        if version and int(version[1]) < LEAST_VERSION:
+            _answer(self, 400, b'{"message":"client version is too old"}', "application/json")
+            return
         path = re.sub(r"^/v1\.\d+", "", unquote(self.path))
         self.daemon_.asked.append(path)
-        named = re.fullmatch(r"/images/(.+)/json|/images/get\?names=(.+)", path)
+        self.daemon_.before(path)
+        named = re.fullmatch(r"/images/(.+)/json|/images/(.+)/get", path)
         found = self.daemon_.images.get(named[1] or named[2]) if named else None
         if path == "/_ping":
             _answer(self, 200, b"OK", "text/plain")

@@ -173,6 +173,33 @@ def test_a_daemon_that_hangs_is_given_up(tmp_path: Path, home: Path, monkeypatch
     assert Store(home).list() == ()
 
 
+def test_a_daemon_that_stops_sending_is_given_up(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first byte of the image, in the middle of it, and with more than is allowed: one error, nothing left."""
+    never = threading.Event()
+    with daemon(tmp_path / "d.sock") as there:
+        monkeypatch.setenv("DOCKER_HOST", there.host)
+        image_id = there.put("small:latest", docker_archive(tmp_path / "a.tar", [LAYER]))
+        there.images["small"] = there.images["small:latest"]
+        with pytest.raises(PolicyError, match="larger"):
+            import_image(home, "docker-daemon:small", limits=ImportLimits(max_bytes=-(64 << 20) + 1000))
+
+        def hang(path: str) -> None:
+            if path.endswith("/get"):
+                never.wait(60)
+
+        there.before = hang
+        try:
+            with pytest.raises(HostError, match="did not answer in time"):
+                import_image(home, "docker-daemon:small", limits=ImportLimits(timeout_s=30, answer_s=1, stall_s=0.2))
+        finally:
+            never.set()
+        described, archive = there.images[image_id]
+        there.images[image_id] = (described, archive[:3000])
+        with pytest.raises(BelljarError):
+            import_image(home, "docker-daemon:small")
+    assert Store(home).list() == ()
+
+
 @pytest.mark.parametrize("host", ["ssh://somebody@host", "npipe:////./pipe/docker", "fd://"])
 def test_a_daemon_that_is_reached_otherwise_is_told(host: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What isn't taken says how the image gets here all the same."""

@@ -5,24 +5,27 @@ Source: Docker Engine API, `GET /images/{name}/json`; Podman serves the same.
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
 import socket
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
+from time import monotonic
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from belljar.errors import HostError
+from belljar.errors import HostError, PolicyError
 from belljar.image.manifest import DIGEST
-from belljar.units import format_duration, printable
+from belljar.units import format_duration, format_size, printable
 
 _MAX_ANSWER_BYTES: Final = 4 << 20
+_CHUNK_BYTES: Final = 1 << 20
 _HINT_SAVE: Final = "`docker save NAME -o FILE`, then `belljar image import docker-archive:FILE`"
 
 
@@ -71,6 +74,36 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
         where=f"docker-daemon:{printable(name)}",
         mend=f"check DOCKER_HOST and the name, or fetch it: `belljar image import docker://{printable(name)}`",
     )
+
+
+def save_image(
+    found: DaemonImage, path: Path, *, max_bytes: int, stall_s: float, timeout_s: float, report: Callable[[str], None]
+) -> None:
+    """What `docker save` gives, written to a new file. skopeo's own client is too old for the daemons of today.
+
+    Raises `HostError` when the daemon stops sending, `PolicyError` for more than `max_bytes`.
+    """
+    deadline_s, total = monotonic() + timeout_s, 0
+    connection = http.client.HTTPConnection("localhost", timeout=stall_s)
+    try:
+        with closing(_connected(found.host, stall_s)) as connected, path.open("xb") as file:
+            connection.sock = connected
+            connection.request("GET", f"/images/{found.image_id}/get")
+            answer = connection.getresponse()
+            if answer.status != http.HTTPStatus.OK:
+                raise ValueError(f"it answered with status {answer.status}")
+            while chunk := answer.read1(_CHUNK_BYTES):
+                total += file.write(chunk)
+                if total > max_bytes:
+                    what = f"the image is larger than {format_size(max_bytes)}"
+                    raise PolicyError(what, where=found.host, mend="--max-size allows more")
+                if monotonic() > deadline_s:
+                    raise TimeoutError(f"it took longer than {format_duration(timeout_s)}")
+                report(f"fetching: {format_size(total)}")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise HostError("no space left on device") from error
+        raise HostError(f"the daemon did not give the image: {printable(_why(error), max_chars=300)}") from error
 
 
 def daemon_answers(host: str, *, timeout_s: float = 5) -> bool:

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Final
 
 from belljar.errors import HostError, PolicyError
+from belljar.image.daemon import DaemonImage, save_image
 from belljar.image.kernel import debian_arch
 from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
@@ -26,8 +27,8 @@ from belljar.units import format_duration, format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
-_STALLS: Final = {"docker": 1, "docker-daemon": 5}
-"""How many times `stall_s` may pass without a byte more: a daemon packs a large image before it sends the first one. Files don't stall."""
+_DAEMON_STALLS: Final = 5
+"""How many times `stall_s` a daemon may say nothing: it packs a large image before it sends the first byte."""
 _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
@@ -60,11 +61,11 @@ def fetched(
 ) -> Iterator[Fetched]:
     """The image `ref` copied into a directory that is gone after the block; its manifest is the one that its source has.
 
-    Files are read as an unprivileged user when this process is root (registries and daemons need the caller's own credentials).
+    Files, and what a daemon gave, are read as an unprivileged user when this process is root (registries need the caller's own credentials).
     Raises `PolicyError` when a file can't be read as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
     """
     transport, _, rest = ref.partition(":")
-    drop = transport in _FILES and os.geteuid() == 0
+    drop = transport != "docker" and os.geteuid() == 0
     with _work_dir(scratch, drop=drop) as work:
         try:
             origin = (
@@ -72,8 +73,10 @@ def fetched(
                 if transport in _FILES
                 else origin_of_service(transport, rest, work, limits)
             )
+            if origin.daemon is not None:
+                origin = _saved(origin, origin.daemon, work, limits, report, drop=drop)
             argv = [*(_unprivileged() if drop else []), *_skopeo(origin, work, limits)]
-            watch = _watch(work, limits, report, stall_s=limits.stall_s * _STALLS.get(transport, math.inf))
+            watch = _watch(work, limits, report, stall_s=limits.stall_s if transport == "docker" else math.inf)
             run_tool(argv, timeout_s=limits.timeout_s, env=_env(work, drop=drop), cwd=work, watch=watch)
         except LayerError as error:
             raise PolicyError(f"the image is refused: {error}", where=printable(ref)) from error
@@ -149,6 +152,24 @@ def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: Imp
     if drop and path == staged:
         _give(staged, _NOBODY)
     return origin.at(path)
+
+
+def _saved(
+    origin: Origin, daemon: DaemonImage, work: Path, limits: ImportLimits, report: Callable[[str], None], *, drop: bool
+) -> Origin:
+    """The daemon's image as an archive that skopeo can read."""
+    archive = work / "source"
+    save_image(
+        daemon,
+        archive,
+        max_bytes=limits.max_bytes + _SLACK_BYTES,
+        stall_s=_DAEMON_STALLS * limits.stall_s,
+        timeout_s=limits.timeout_s,
+        report=report,
+    )
+    if drop:
+        os.chown(archive, _NOBODY, _NOBODY)
+    return origin.at(archive)
 
 
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:

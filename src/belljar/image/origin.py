@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.errors import PolicyError
-from belljar.image.daemon import ask_daemons, daemon_hosts
+from belljar.image.daemon import DaemonImage, ask_daemons, daemon_hosts
 from belljar.image.kernel import debian_arch
 from belljar.image.layers.blob import Layer, is_plain, open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
@@ -40,6 +40,7 @@ class Origin:
         names: what the source calls it, in the normal form.
         digests: under which the source knows it: of an index, a manifest, a configuration.
         manifest: the digest that the manifest must have; "": nobody said.
+        daemon: where it is to be saved from first; None for what skopeo reads itself.
     """
 
     source: str
@@ -47,6 +48,7 @@ class Origin:
     names: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
     manifest: str = ""
+    daemon: DaemonImage | None = None
 
     def at(self, path: Path) -> Origin:
         """The same, read from this file or directory."""
@@ -105,8 +107,8 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
         )
     asked = (reference.untagged.familiar,) if reference else ()
     return Origin(
-        source=f"docker-daemon:{found.image_id}",
-        options=("--src-daemon-host", found.host),
+        source="docker-archive:{}",
+        daemon=found,
         names=asked or names_of_archive([{"RepoTags": list(found.names)}])[0],
         digests=digests,
     )
