@@ -34,6 +34,7 @@ _EMPTY: Final[Mapping[str, Any]] = {
 }
 """The fields of a policy that are content, as they are when nobody says anything of them."""
 _WALLS: Final = ("risk", "tier", "resources", "host_tools")
+_FEWER_RIGHTS: Final = "the policy grants fewer rights inside the cell than the task asks for"
 TASK: Final = "task"
 """Where a difference is that belongs to the whole of a task's sandbox."""
 
@@ -110,8 +111,7 @@ def _rights(
     if wanted is None:
         return walls.policy.rights, ()
     kept = common_rights(wanted, walls.policy.rights)
-    detail = "the policy grants fewer rights than the task asks for"
-    return kept, () if kept == wanted else (_changed("rights", detail),)
+    return kept, () if kept == wanted else (_changed("rights", _FEWER_RIGHTS),)
 
 
 def _written(policy: Policy) -> dict[str, Any]:
@@ -209,6 +209,9 @@ def _smaller_services(services: Network, held: Network, wanted: object) -> Itera
     for name, item in services.stand_ins.items():
         now = held.stand_ins[name]
         if isinstance(item, TargetStandIn) and isinstance(now, TargetStandIn):
+            if item.rights != now.rights:
+                where = printable(f"service {name}")
+                yield Difference(kind=Kind.CHANGED, where=where, key="rights", detail=_FEWER_RIGHTS)
             written = words[name].get("resources", {}) if words else written_resources(item.resources)
             if "resources" in item.model_fields_set:
                 yield from _limited(item.resources, now.resources, where=f"service {name}", written=written)

@@ -14,6 +14,7 @@ from belljar.errors import PolicyError
 from belljar.harness.fidelity import NO_NETWORK, under_policy
 from belljar.policy import LoadedPolicy, load_preset, parse_policy
 from belljar.policy.floor import looser_fields
+from belljar.policy.rights import NO_RIGHTS, Rights
 from belljar.policy.stand_ins import TargetStandIn
 
 
@@ -222,3 +223,28 @@ def test_never_looser_than_the_operators_policy(
     assert looser_fields(made.policy, theirs.policy) == ()
     network = made.policy.network
     assert network is None or not network.upstreams
+
+
+ASKED: dict[str, Any] = {
+    "rights": {"privileged": True},
+    "network": {"stand_ins": {"web": SERVICES["stand_ins"]["web"] | {"rights": {"seccomp": "unconfined"}}}},
+}
+
+
+def test_a_task_keeps_its_rights_unless_the_policy_bounds_them() -> None:
+    """What is taken away is reported, of the task and of each service; what is not asked for is the policy's."""
+    made, differences = under_policy(load_preset("high"), None, ASKED)
+    assert made.policy.rights == Rights(privileged=True)
+    assert differences == ()
+    made, differences = under_policy(policy("rights: {}\n"), None, ASKED)
+    assert made.policy.rights == NO_RIGHTS
+    web = made.policy.network.stand_ins["web"] if made.policy.network is not None else None
+    assert isinstance(web, TargetStandIn)
+    assert web.rights == NO_RIGHTS
+    assert sorted((fact.where, fact.key) for fact in differences) == [
+        ("service web", "rights"),
+        ("task", "rights"),
+    ]
+    own = policy("rights: {capabilities: [SYS_PTRACE]}\n")
+    assert under_policy(load_preset("high"), own, {})[0].policy.rights == own.policy.rights
+    assert under_policy(own, None, {})[0].policy.rights == own.policy.rights
