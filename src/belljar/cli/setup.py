@@ -27,10 +27,26 @@ Report = Callable[[str], None]
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @click.option("--no-image", is_flag=True, help="Build no image.")
 @click.option("--dev-image", is_flag=True, help="Build the image debian-dev (compilers, pip) too.")
+@click.option(
+    "--with",
+    "parts",
+    multiple=True,
+    type=click.Choice(["build"]),
+    help="Install this too: build (buildah, for images from Dockerfiles).",
+)
 @click.option("--refresh", is_flag=True, help="Fetch the kernel and build the images anew.")
 @click.option("--mirror", default="", metavar="URL", help="Debian mirror for kernel and images [default: this host's].")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; does nothing unless --yes is given.")
-def setup(yes: bool, dry_run: bool, no_image: bool, dev_image: bool, refresh: bool, mirror: str, as_json: bool) -> int:  # noqa: FBT001 - click
+def setup(
+    yes: bool,  # noqa: FBT001 - click
+    dry_run: bool,  # noqa: FBT001 - click
+    no_image: bool,  # noqa: FBT001 - click
+    dev_image: bool,  # noqa: FBT001 - click
+    parts: tuple[str, ...],
+    refresh: bool,  # noqa: FBT001 - click
+    mirror: str,
+    as_json: bool,  # noqa: FBT001 - click
+) -> int:
     """Install what this host needs: tools, guest kernel, default image.
 
     Shows each step with its command and asks before it begins. Safe to run again: what is there is left alone. As an ordinary user, it makes the
@@ -42,7 +58,7 @@ def setup(yes: bool, dry_run: bool, no_image: bool, dev_image: bool, refresh: bo
 
     home = belljar_home()
     images = (() if no_image else ("default",)) + (("debian-dev",) if dev_image else ())
-    wanted = Wanted(images=images, refresh=refresh, mirror=mirror)
+    wanted = Wanted(images=images, refresh=refresh, mirror=mirror, parts=frozenset(parts))
     state = host_state(home)
     plan = plan_setup(state, wanted)
     check_wanted(state, wanted)

@@ -10,6 +10,8 @@ from belljar.errors import HostError
 from belljar.image.apt import AptSource, debian_sources, has_suite
 from belljar.units import format_size
 
+PARTS: Final = ("build",)
+"""What `belljar setup --with` installs besides what every host needs."""
 BACKPORTS_FILE: Final = "/etc/apt/sources.list.d/belljar-backports.sources"
 _APT: Final = ("apt-get", "-q", "-y")
 _TOOLS_DISK_BYTES: Final = 1 << 30
@@ -20,7 +22,9 @@ _WHOLE_SUITES: Final = frozenset({"trixie", "forky", "sid"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A tool that must be there: the command, Debian's package of it, what it is for; `elsewhere` is its name on Fedora."""
+    """A tool that must be there: the command, Debian's package of it, what it is for; `elsewhere` is its name on Fedora. `only_with`: the part of
+    `setup --with` that needs it.
+    """
 
     command: str
     package: str
@@ -28,6 +32,7 @@ class Need:
     backports: bool = False
     least_version: tuple[int, ...] = ()
     elsewhere: str = ""
+    only_with: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +81,12 @@ class SetupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the caller asked for."""
+    """What the caller asked for. `parts`: of `PARTS`."""
 
     images: tuple[str, ...] = ("default",)
     refresh: bool = False
     mirror: str = field(default="")
+    parts: frozenset[str] = frozenset()
 
 
 def needs(debian_arch: str) -> tuple[Need, ...]:
@@ -108,17 +114,19 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
         Need(command="umoci", package="umoci", use="importing images", backports=True),
         Need(command="zstd", package="zstd", use="importing images"),
         Need(command="newuidmap", package="uidmap", use="working as an ordinary user", elsewhere="shadow-utils"),
+        Need(command="buildah", package="buildah", use="building images from Dockerfiles", only_with="build"),
     )
 
 
-def missing_tools(state: HostState) -> list[Need]:
-    """What of `needs` is not there, or is too old."""
-    return [need for need in needs(state.debian_arch) if not _present(need, state.tools)]
+def missing_tools(state: HostState, parts: frozenset[str] = frozenset()) -> list[Need]:
+    """What of `needs`, with these parts, is not there or is too old."""
+    wanted = {"", *parts}
+    return [need for need in needs(state.debian_arch) if need.only_with in wanted and not _present(need, state.tools)]
 
 
 def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
     """The steps from this state to a ready host, and the problems that remain. Nothing to do: no steps."""
-    missing = missing_tools(state)
+    missing = missing_tools(state, wanted.parts)
     if missing and state.distribution != "debian":
         return SetupPlan(problems=(_elsewhere(state, missing),))
     if missing and state.codename not in {"bookworm", *_WHOLE_SUITES}:

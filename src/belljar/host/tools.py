@@ -47,6 +47,7 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
         Tool(name="mmdebstrap", package="mmdebstrap", use="building images"),
         Tool(name="mksquashfs", package="squashfs-tools", use="packing images", version_argv=("-version",)),
         Tool(name="skopeo", package="skopeo", use="importing images"),
+        Tool(name="buildah", package="buildah", use="building images from Dockerfiles"),
         Tool(name="umoci", package="umoci", use="importing images"),
         Tool(
             name="unsquashfs",

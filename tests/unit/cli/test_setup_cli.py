@@ -64,6 +64,16 @@ def test_a_bare_debian_12_gets_backports_tools_kernel_and_image() -> None:
     assert not plan.problems
 
 
+def test_buildah_is_installed_when_it_is_asked_for() -> None:
+    """`--with build` plans buildah's package; without it a host without buildah is ready."""
+    state = replace(READY, tools={name: version for name, version in ALL_TOOLS.items() if name != "buildah"})
+    assert plan_setup(state, Wanted()) == SetupPlan()
+    install = plan_setup(state, Wanted(parts=frozenset({"build"}))).steps[-1]
+    assert install.command[-1] == "buildah"
+    as_user = plan_setup(replace(state, is_root=False), Wanted(parts=frozenset({"build"})))
+    assert "buildah" in as_user.problems[0].mend
+
+
 def test_a_suite_that_is_there_is_not_added_twice() -> None:
     """Whoever added backports, in whichever file: it is used as it is."""
     state = replace(BARE, sources=(MAIN, replace(MAIN, suites=("bookworm-backports",))))
@@ -113,7 +123,7 @@ def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
     assert not plan.steps
     assert how in plan.problems[0].mend
     assert name in plan.problems[0].what
-    assert all(need.command in plan.problems[0].what for need in needs("amd64"))
+    assert all(need.command in plan.problems[0].what for need in needs("amd64") if not need.only_with)
 
 
 def test_another_distribution_with_all_tools_still_needs_a_mirror() -> None:
