@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import PolicyError
 from belljar.harness.config import check_below
@@ -42,8 +43,16 @@ def build_missing(
         try:
             build_dockerfile(home, request, report=report)
         except PolicyError as error:
-            command = ["belljar", "image", "build", "--network", "-t", request.name, "-f", str(dockerfile)]
-            args = [word for name, value in request.args.items() for word in ("--build-arg", f"{name}={value}")]
-            target = ["--target", request.target] if request.target else []
-            hint = f"if its steps need the network: {shlex.join([*command, *args, *target, str(context)])}"
+            hint = f"if its steps need the network: {command_of(each, network=True)}"
             raise PolicyError(error.what, where=error.where, mend=hint) from error
+
+
+def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
+    """The command line that builds one, as JSON of `ServiceBuild`."""
+    root = Path(build["root"])
+    command = ["belljar", "image", "build", *(["--network"] if network else [])]
+    command += ["-t", build["image"], "-f", str(root / build["dockerfile"])]
+    for name, value in build["args"].items():
+        command += ["--build-arg", f"{name}={value}"]
+    command += ["--target", build["target"]] if build["target"] else []
+    return shlex.join([*command, str(root / build["context"])])

@@ -156,14 +156,19 @@ def outlooks(previews: Sequence[Preview], host: Host) -> list[Outlook]:
 
 
 def _outlook(group: Group, host: Host) -> Outlook:
+    from belljar.harness.builds import command_of
     from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan import make_plan
 
     loaded, error = group.first.policy, group.first.error
     if loaded is None or error is not None:
         return Outlook(group=group, error=error or PolicyError("nothing is known of it"))
-    absent = missing_images([loaded], host.home)
-    missing = tuple(each for each in absent if PLACEHOLDER not in each.image)
+    builds = {each["image"]: each for each in json.loads(group.first.builds or "[]")}
+    missing = tuple(
+        replace(each, command=command_of(builds[each.image])) if each.image in builds else each
+        for each in missing_images([loaded], host.home)
+        if PLACEHOLDER not in each.image
+    )
     try:
         check_stand_ins(loaded)
         image = host.image(loaded.policy.image)

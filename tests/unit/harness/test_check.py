@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,18 @@ def test_what_a_target_is(name: str, text: str | None, kind: str, tmp_path: Path
         "task",
         "task",
     )
+
+
+def test_an_image_that_is_built_is_missed_with_its_build(tmp_path: Path) -> None:
+    """By the file's own context, Dockerfile, arguments and stage; under the name that it has."""
+    build = "{context: web dir, dockerfile: Own, args: {A: 'b c'}, target: last}"
+    text = f"services: {{a: {{build: {build}, image: built}}, b: {{image: other}}}}"
+    found = check(tmp_path, text, home=tmp_path / "home")
+    commands = {each.image: shlex.split(each.command) for each in found.missing}
+    assert commands["built"][:5] == ["belljar", "image", "build", "-t", "built"]
+    assert commands["built"][-1] == str(tmp_path / "web dir")
+    assert {"A=b c", "last", str(tmp_path / "web dir/Own")} <= set(commands["built"])
+    assert commands["other"][2] == "import"
 
 
 def test_json_has_all_that_the_text_has(tmp_path: Path) -> None:
