@@ -17,7 +17,8 @@ from belljar.differences import Kind
 from belljar.errors import PolicyError
 from belljar.harness.adapt import adapt_task
 from belljar.harness.compat import Honoured, Refused, judge, judge_compose, judge_for_sample, shaping_variables
-from belljar.harness.config import BelljarConfig
+from belljar.harness.config import BelljarConfig, load
+from belljar.policy.rights import Rights
 
 
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
@@ -283,3 +284,14 @@ def test_samples_are_judged_too(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="volumes") as caught:
         adapted(tmp_path, None, SandboxEnvironmentSpec("docker", config))
     assert "sample 1" in caught.value.where
+
+
+def test_rights_of_a_compose_file_are_its_policys() -> None:
+    """From the file through Inspect's configuration to the policy that is planned."""
+    judgement = judge_compose(service(image="x", cap_add=["SYS_PTRACE"], security_opt=["seccomp=unconfined"]))
+    assert isinstance(judgement, Honoured)
+    config = BelljarConfig().model_copy(update=dict(judgement.changes))
+    assert BelljarConfig.model_validate(config.model_dump()) == config
+    rights = load(config).policy.rights
+    assert rights == Rights(capabilities=("SYS_PTRACE",), seccomp="unconfined")
+    assert [fact.kind for fact in judgement.differences] == [Kind.GRANTED, Kind.GRANTED]
