@@ -87,6 +87,16 @@ def breaks() -> Task:
     return Task(dataset=[Sample(id="breaks", input="x", target="")], solver=run(wreck, "id"), scorer=said("id"))
 
 @task
+def brings() -> Task:
+    own = ("docker", "compose_7.yaml")  # a name that Inspect does not carry over
+    return Task(dataset=[Sample(id="brings", input="x", target="/tmp", sandbox=own)], solver=run("pwd"), scorer=said("pwd"))
+
+@task
+def built() -> Task:
+    own = ("docker", "values.yaml")
+    return Task(dataset=[Sample(id="built", input="x", target="", sandbox=own)], solver=run("true"), scorer=said("true"))
+
+@task
 def prepares() -> Task:
     sample = Sample(id="prepares", input="x", files={"marker": "x"}, setup="sleep 300")
     return Task(dataset=[sample], solver=run("true"))
@@ -194,6 +204,32 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
     shown = subprocess.run(command("verdict", said["run_id"]), capture_output=True, text=True, timeout=60, check=False)
     assert shown.returncode == 1
     assert "1 degraded: shell_missing" in shown.stdout.splitlines()[-2]
+
+
+@pytest.mark.parametrize(("name", "status"), [("brings", "success"), ("built", "error")])
+def test_a_samples_own_sandbox_is_used_or_refused(
+    home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory, name: str, status: str
+) -> None:
+    """Under plain `inspect eval --sandbox belljar`, from another directory: never the default image instead."""
+    (tasks / "compose.yaml").unlink()
+    (tasks / "compose_7.yaml").write_text(COMPOSE)
+    (tasks / "values.yaml").write_text("replicas: 2\n")
+    logs = tmp_path_factory.mktemp("logs")
+    words = ["eval", f"{tasks}/tasks.py@{name}", "--sandbox", "belljar", "--model", "mockllm/model"]
+    done = subprocess.run(
+        [sys.executable, "-m", "inspect_ai", *words, "--log-dir", str(logs), "--display", "plain"],
+        cwd=logs,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    (log,) = logs.glob("*.eval")
+    logged = read_eval_log(str(log))
+    assert logged.status == status, done.stdout + done.stderr
+    if status == "success":
+        assert logged.samples is not None
+        assert (logged.samples[0].scores or {})["said"].value == 1
 
 
 def test_bad_input(home: Path, tasks: Path) -> None:

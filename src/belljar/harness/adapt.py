@@ -5,7 +5,7 @@ decides.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ from belljar.harness.compat import Refused, TaskRefused, judge
 from belljar.harness.config import BelljarConfig, beside_policy, check_below, of_compose, settled
 from belljar.harness.fidelity import NO_NETWORK, TASK
 from belljar.harness.preview import SampleSandbox
+from belljar.units import printable
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -128,6 +129,49 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
     return beside_policy(directory).model_copy(update={"differences": judgement.differences})
 
 
+def of_active_sample(config: BaseModel | str | None, directories: Iterable[Path]) -> BaseModel | str | None:
+    """The sandbox of the sample that Inspect is starting in this context, where `config` is not its own.
+
+    Under `inspect eval --sandbox belljar` Inspect drops a sample's configuration whose file has no name
+    that it knows, or that is another provider's. Raises `PolicyError` when a cell can't stand in for it.
+
+    Args:
+        config: what Inspect made of it.
+        directories: those of the run's tasks: a sample starts in another.
+    """
+    from inspect_ai.log._samples import sample_active
+
+    active = sample_active()
+    written = active.sample.sandbox if active is not None else None
+    if active is None or not isinstance(written, SandboxEnvironmentSpec):
+        return config
+    return brought(written, config, directories=directories, where=f"sample {active.sample.id}")
+
+
+def brought(
+    written: SandboxEnvironmentSpec,
+    config: BaseModel | str | None,
+    *,
+    directories: Iterable[Path],
+    where: str,
+) -> BaseModel | str | None:
+    """What a sample's own sandbox comes to, `config` being what Inspect made of it."""
+    own = written.config
+    if written.type == OURS or (config is not None and (own is None or own == config)):
+        return config
+    if own is None:  # nothing is beside its task, or that would be `config`
+        judgement = judge(written.type, has_config=False, compose=None)
+        return BelljarConfig(differences=judgement.differences)
+    found = [each for each in dict.fromkeys(directories) if os.path.lexists(each / str(own))]
+    if isinstance(own, str) and not Path(own).is_absolute() and len(found) > 1:
+        raise PolicyError(
+            f"{printable(own)} is in the directories of several tasks",
+            where=where,
+            mend="run one task after the other, or name the file by its whole path",
+        )
+    return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
+
+
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:
     """By this one word, whatever else of the file a cell can't keep; what can't be told is taken for it. Raises `ValueError`."""
     services = compose.get("services")
@@ -166,10 +210,7 @@ def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any
 def _implicit(kind: str, directory: Path) -> dict[str, Any] | None:
     """What Inspect finds beside a task whose sandbox has no configuration."""
     found = beside(directory)
-    if kind == OURS:
-        found = None if beside_policy(directory).policy else found
-        return read_document(found) if found else None
-    if kind != "docker":
+    if kind not in {OURS, "docker"} or (kind == OURS and beside_policy(directory).policy):
         return None
     if found is None and os.path.lexists(directory / "Dockerfile"):
         return dockerfile_document(directory.absolute() / "Dockerfile")

@@ -35,6 +35,7 @@ from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyErr
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
+from belljar.harness.adapt import of_active_sample
 from belljar.harness.bridge import ModelBridge
 from belljar.harness.capacity import cells_at_once, host_cpus_and_memory
 from belljar.harness.containment import Containment, bind, tell_transcript
@@ -83,13 +84,13 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """A policy beside the task is found by these names, else a compose file."""
-        return [*configs.POLICY_NAMES, *COMPOSE_NAMES]
+        """A policy beside the task is found by these names, else a compose file, else a Dockerfile: as Docker's."""
+        return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Yes: a compose file is taken over; a Dockerfile, and what of a compose file a cell does not keep, is refused before anything runs."""
+        """Yes: compose files and Dockerfiles are taken over; what a cell does not keep of them is refused before anything runs."""
         return True
 
     @override
@@ -106,6 +107,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """
         session = current_session()
         lifecycle.enter(session)
+        session.directories.append(Path.cwd())  # the task's, here
         try:
             operator = read_operator(**session.operators_word)
             ours = configs.settled(configs.as_config(config), None)
@@ -147,7 +149,11 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """
         session = current_session()
         await session.check_running()
-        sample = configs.sample_policy(config, metadata, **session.operators_word)
+        own = of_active_sample(config, session.directories)
+        sample = configs.sample_policy(own, metadata, **session.operators_word)
+        if own is not config:  # `task_init` has not seen it
+            lifecycle.tell(session, told(sample.differences))
+            await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
         lifecycle.tell(session, announcements(sample.policy))
         of_images = session.source.image_differences(sample.policy, home=session.home)
         differences = (*sample.differences, *of_images)
@@ -155,7 +161,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         stack = AsyncExitStack()
         try:
             cell = await stack.enter_async_context(
-                session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
+                session.cell_of_sample(own, sample.policy, is_shared=sample.is_shared)
             )
             environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
             environment.containment.differences = differences

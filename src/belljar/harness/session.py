@@ -149,6 +149,7 @@ class Session:
         breaches: errors of destruction and of probes; any of them voids the run.
         stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by the monotonic clock.
         stop: how to end the evaluation at once, if its owner gave a way.
+        directories: those of the tasks that were begun.
         said: sentences about tasks that the operator has read.
         is_previewed: what differs from the tasks was shown before the run.
         told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look at.
@@ -169,6 +170,7 @@ class Session:
     stop: Callable[[], None] | None = None
     told_to_end: list[int] = field(default_factory=list)
     said: set[str] = field(default_factory=set)
+    directories: list[Path] = field(default_factory=list)
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:
@@ -214,6 +216,7 @@ class Session:
         if self.own is None:
             return
         own, self.own, self.run = self.own, None, None
+        self.directories.clear()
         own.close()
 
     def breached(self, error: BelljarError) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from inspect_ai.dataset import Sample
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentSpec, SandboxUnavailableError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
@@ -123,7 +124,14 @@ async def test_the_beginning_of_a_samples_own_work_is_recorded(
 ) -> None:
     """Once, before its first operation; what Inspect does to prepare the sample does not begin it."""
     active = SimpleNamespace(
-        started=None, epoch=1, task="task", sample_uuid="u", eval_id="e", log_location="l", tg=None
+        started=None,
+        epoch=1,
+        sample=Sample(id="s", input="x"),
+        task="task",
+        sample_uuid="u",
+        eval_id="e",
+        log_location="l",
+        tg=None,
     )
     monkeypatch.setattr("inspect_ai.log._samples.sample_active", lambda: active)
     environment = await open_environment()
