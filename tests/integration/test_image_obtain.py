@@ -75,6 +75,23 @@ services:
         assert len(served.asked) == fetched
 
 
+@pytest.mark.root
+@pytest.mark.slow
+def test_what_is_built_is_built_when_its_bases_are_there(home: Path, served: Registry, tmp_path: Path) -> None:
+    """The images that a service's Dockerfile starts from are got, then it is built; the second time it is in the store."""
+    served.put("base", "1", [LAYER])
+    (tmp_path / "web").mkdir()
+    (tmp_path / "web/Dockerfile").write_text(f"FROM {served.address}/base:1\nCOPY page /page\n")
+    (tmp_path / "web/page").write_text("hello")
+    (tmp_path / "compose.yaml").write_text("services: {default: {build: ./web, image: team/web}}")
+    assert run(["image", "import", "--from-compose", "compose.yaml"]) == 0
+    image = Store(home).find("team/web")
+    assert image.built
+    Store(home).find(f"{served.address}/base:1")
+    assert run(["image", "import", "--from-compose", "compose.yaml"]) == 0
+    assert Store(home).find("team/web") == image
+
+
 def test_what_can_not_be_got_is_named_with_its_reason(
     home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,7 +111,7 @@ services:
         assert run(["image", "import", "--from-compose", "compose.yaml"]) == 3
     said = capsys.readouterr().err
     assert "4 of 5" in said
-    for words in ("manifest unknown", "refused", "belljar image build -t", "SAMPLE_METADATA_IMAGE"):
+    for words in ("manifest unknown", "refused", "the Dockerfile can't be built", "SAMPLE_METADATA_IMAGE"):
         assert words in said
     Store(home).find(f"{served.address}/good:1")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,9 +37,8 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
         wanted += [
             Wanted(
                 image=each.image or f"{file}, service {each.service}",
-                is_built=bool(each.build),
-                bases=_bases(Path(file).parent, each.build),
-                command=_build_command(Path(file).parent, each.build),
+                build=json.dumps([each.build.to_json()]) if each.build else "",
+                bases=_bases(each.build.to_json()) if each.build else (),
                 why=each.why,
             )
             for each in found
@@ -48,29 +46,17 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
     return wanted
 
 
-def _build_command(directory: Path, words: Sequence[str]) -> str:
-    """As it is typed from here: the Dockerfile and the context stand relative to the compose file."""
-    if not words:
-        return ""
-    placed = [str(directory / word) if before == "-f" else word for before, word in pairwise(("", *words))]
-    return shlex.join(["belljar", "image", "build", *placed[:-1], str(directory / words[-1])])
-
-
-def _bases(directory: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """The images that a service's Dockerfile starts from; none where there is no Dockerfile below the compose file's directory."""
-    from belljar.image.dockerfile import MAX_BYTES, DockerfileError, base_images
+def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
+    """The images that a service's Dockerfile starts from; none where it can't be read: the build says why."""
+    from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.reference import parse_reference
     from belljar.policy.regular import read_regular
 
-    said = dict(zip(words[:-1:2], words[1:-1:2], strict=True))
-    if not words:
-        return ()
     try:
-        content = read_regular(directory, said.get("-f") or str(Path(words[-1]) / "Dockerfile"), MAX_BYTES)
-        args = [word.partition("=") for before, word in pairwise(words) if before == "--build-arg"]
-        found = base_images(content.decode(), {name: value for name, _, value in args}, target=said.get("--target", ""))
+        content = read_regular(Path(build["root"]), build["dockerfile"], MAX_BYTES).decode()
+        found = base_images(content, build["args"], target=build["target"])
         return tuple(parse_reference(image).familiar for image in found.images)
-    except (OSError, ValueError, DockerfileError):  # the build says what is wrong with it
+    except (OSError, ValueError):
         return ()
 
 
@@ -96,7 +82,11 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     refused: dict[str, str] = {}
     for each in previews:
         if each.policy is not None:
-            wanted |= dict.fromkeys(Wanted(image=image) for image in each.policy.policy.images)
+            builds = {build["image"]: build for build in json.loads(each.builds or "[]")}
+            for image in each.policy.policy.images:
+                build = builds.get(image)
+                text = json.dumps([build], sort_keys=True) if build else ""
+                wanted[Wanted(image=image, build=text, bases=_bases(build) if build else ())] = None
         elif each.error is not None:
             refused.setdefault(each.error.what, f"task {each.task}, sample {each.sample}")
     return [*wanted, *(Wanted(image=where, why=what) for what, where in refused.items())]
@@ -110,7 +100,7 @@ def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, 
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
     with progress(f"Getting {len(todo)} images", quiet=as_json) as report:
-        for result in obtain(store.home, todo, limits=limits, report=report):
+        for result in obtain(store.home, todo, limits=limits, build=partial(_build, store.home), report=report):
             results.append(result)
             if not as_json:
                 click.echo(printable(_line(result), max_chars=1000))
@@ -120,6 +110,12 @@ def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, 
     if failed:
         listed = "".join(f"\n  {printable(result.wanted.image)}: {_why(result)}" for result in failed)
         raise HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
+
+
+def _build(home: Path, wanted: Wanted, report: Callable[[str], None]) -> None:
+    from belljar.harness.builds import build_missing
+
+    build_missing([wanted.build], {wanted.image}, home, report=report)
 
 
 def _line(result: Obtained) -> str:

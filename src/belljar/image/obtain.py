@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from belljar.errors import BelljarError, HostError
 from belljar.image.daemon import daemon_answers, daemon_hosts
 from belljar.image.oci import ImportLimits, import_image
-from belljar.image.store import MADE_HERE, Image, Store, command_for
+from belljar.image.store import MADE_HERE, Image, Store
 from belljar.policy.reference import IMAGE_ID
 
 
@@ -21,16 +22,14 @@ class Wanted:
     """An image to get.
 
     Attributes:
-        is_built: a Dockerfile makes it, so no registry has it.
-        bases: what that Dockerfile starts from; got when the image itself is nowhere.
-        command: what builds it.
+        build: how it is built, as JSON for `Build`: no registry has it.
+        bases: what its Dockerfile starts from; got when the image itself is nowhere.
         why: it can't even be named, for this reason.
     """
 
     image: str
-    is_built: bool = False
+    build: str = ""
     bases: tuple[str, ...] = ()
-    command: str = ""
     why: str = ""
 
 
@@ -44,30 +43,49 @@ class Obtained:
     error: BelljarError | None = None
 
 
+Report: TypeAlias = Callable[[str], None]
+Build: TypeAlias = Callable[[Wanted, Report], None]
+"""Builds an image into the store under its name. Raises `BelljarError`."""
+
+
 def obtain(
     home: Path,
     wanted: Iterable[Wanted],
     *,
     limits: ImportLimits,
-    report: Callable[[str], None] = lambda _line: None,
+    build: Build,
+    report: Report = lambda _line: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[Obtained]:
     """Get each image that the store does not have; the failure of one hides no other. Raises nothing of ours."""
     asks_daemon = any(daemon_answers(host) for host in _hosts(environ))
-    left, seen = deque(wanted), set[Wanted]()
-    while left:
-        each = left.popleft()
-        if each in seen:
-            continue
-        seen.add(each)
+    seen = set[Wanted]()
+
+    def each(one: Wanted) -> Iterator[Obtained]:
+        if one in seen:
+            return
+        seen.add(one)
+        said: Report = partial(_of, one.image, report)
         try:
-            yield _obtain(home, each, limits, partial(_of, each.image, report), asks_daemon=asks_daemon)
+            yield _fetched(home, one, limits, said, asks_daemon=asks_daemon)
+            return
         except BelljarError as error:
-            yield Obtained(wanted=each, error=error)
-            left.extend(Wanted(image=base) for base in each.bases)
+            if not one.build:
+                yield Obtained(wanted=one, error=error)
+                return
+        for base in one.bases:
+            yield from each(Wanted(image=base))
+        try:
+            build(one, said)
+            yield Obtained(wanted=one, image=Store(home).find(one.image))
+        except BelljarError as error:
+            yield Obtained(wanted=one, error=error)
+
+    for one in wanted:
+        yield from each(one)
 
 
-def _of(image: str, report: Callable[[str], None], line: str) -> None:
+def _of(image: str, report: Report, line: str) -> None:
     report(f"{image}: {line}")
 
 
@@ -78,26 +96,22 @@ def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
-def _obtain(
-    home: Path, wanted: Wanted, limits: ImportLimits, report: Callable[[str], None], *, asks_daemon: bool
-) -> Obtained:
+def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, asks_daemon: bool) -> Obtained:
+    """From the store, a daemon, or its registry, unless it is built."""
     if wanted.why:
-        raise HostError(f"its image is not known: {wanted.why}", where=wanted.image, mend=wanted.command)
+        raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)
     try:
         return Obtained(wanted=wanted, image=Store(home).find(wanted.image), was_there=True)
     except HostError as error:
         missing = error
     if wanted.image in MADE_HERE:
-        raise HostError(missing.what, where=wanted.image, mend=f"run `{command_for(wanted.image)}`")
+        raise missing
     if asks_daemon:
-        try:
+        with suppress(BelljarError):
             made = import_image(home, f"docker-daemon:{wanted.image}", limits=limits, report=report)
             return Obtained(wanted=wanted, image=made)
-        except BelljarError as error:
-            from_daemon = error
-    if wanted.is_built:
-        said = f", and {from_daemon.what}" if asks_daemon else ""
-        raise HostError(f"it is built from a Dockerfile{said}", where=wanted.image, mend=f"run `{wanted.command}`")
+    if wanted.build:
+        raise missing
     if IMAGE_ID.fullmatch(wanted.image):
         raise HostError("no registry knows an image by its id", where=wanted.image, mend=missing.mend)
     made = import_image(home, f"docker://{wanted.image}", limits=limits, report=report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -42,8 +43,9 @@ def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     (tmp_path / "my files/a.yaml").write_text("name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}")
     (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")
     first, second, third = wanted_by_files(["my files/a.yaml", "b.yaml"])
-    assert (first.image, first.is_built, second.image, third.image) == ("p-x", True, "debian", "b.yaml, service z")
-    assert first.command == "belljar image build -t p-x -f 'my files/D' 'my files'"
+    assert (first.image, second.image, third.image) == ("p-x", "debian", "b.yaml, service z")
+    (build,) = json.loads(first.build)
+    assert (build["root"], build["dockerfile"]) == (str(tmp_path / "my files"), "D")
     assert third.why
 
 

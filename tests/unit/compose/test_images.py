@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.images import service_images
+from belljar.compose.task_files import DIRECTORY_KEY
 from belljar.compose.words import CannotKeepError
 
 DIGEST = "sha256:" + "1" * 64
@@ -37,7 +39,6 @@ def test_the_images_of_a_file() -> None:
         ("e", "p-e"),
         ("f", "default"),
     ]
-    assert found[4].build == ("-t", "p-e", ".")
     assert [each.service for each in found if each.why] == ["g", "h", "j"]
     assert "SAMPLE_METADATA_TAG" in found[6].why
 
@@ -63,16 +64,15 @@ def test_any_document_has_images_or_is_refused(document: object) -> None:
     assert all(bool(each.image) != bool(each.why) for each in found)
 
 
-def test_what_is_built_says_how() -> None:
-    """The words of `belljar image build`; Compose reads a Dockerfile's path from its context."""
-    build = {
-        "context": "./web",
-        "dockerfile": "../Dockerfile.web",
-        "target": "run",
-        "args": {"A": 1, "FROM_HOST": None},
-    }
-    (found,) = service_images({"services": {"a": {"image": "web", "build": build}}})
-    assert found.build == ("-t", "web", "-f", "Dockerfile.web", "--target", "run", "--build-arg", "A=1", "web")
+def test_what_is_built_says_how(tmp_path: Path) -> None:
+    """Below the task's files; a context that leads out of them is a reason, and not read."""
+    build = {"context": "./web", "dockerfile": "../D", "target": "run", "args": {"A": 1, "HOST": None}}
+    services = {"a": {"image": "web", "build": build}, "b": {"image": "x", "build": "../../../../.."}}
+    found, outside = service_images({"services": services, DIRECTORY_KEY: str(tmp_path)})
+    assert found.build is not None
+    assert (found.build.image, found.build.context, found.build.dockerfile) == ("web", "web", "D")
+    assert (found.build.target, found.build.args) == ("run", {"A": "1"})
+    assert outside.why
 
 
 def test_a_file_without_services_is_refused() -> None:

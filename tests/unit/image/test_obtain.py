@@ -39,19 +39,23 @@ def test_a_daemon_is_asked_before_a_registry(
     wanted = [
         Wanted(image="here"),
         Wanted(image="python:3.12"),
-        Wanted(
-            image="p-built", is_built=True, bases=("python:3.12", "base"), command="belljar image build -t p-built ."
-        ),
+        Wanted(image="p-built", build="[]", bases=("python:3.12", "base")),
         Wanted(image=ID),
         Wanted(image="default"),
         Wanted(image="service x", why="nobody knows"),
     ]
-    results = list(obtain(tmp_path, wanted, limits=ImportLimits(), environ={"DOCKER_HOST": "unix:///x"}))
-    assert [result.wanted for result in results] == [*wanted, Wanted(image="base")]
+
+    def build(one: Wanted, _report: object) -> None:
+        asked.append(f"build {one.image}")
+        raise HostError("no buildah")
+
+    results = list(obtain(tmp_path, wanted, limits=ImportLimits(), build=build, environ={"DOCKER_HOST": "unix:///x"}))
+    assert [result.wanted for result in results] == [*wanted[:2], Wanted(image="base"), *wanted[2:]]
     assert results[0].was_there
     assert all(result.error is not None for result in results[1:])
     daemon = [f"docker-daemon:{name}" for name in ("python:3.12", "p-built", ID, "base")] if has_daemon else []
-    assert sorted(asked) == sorted([*daemon, "docker://python:3.12", "docker://base"])
-    hints = [result.error.mend for result in results if result.error]
-    assert hints[1] == "run `belljar image build -t p-built .`"
-    assert hints[3] == "run `belljar setup`"
+    assert sorted(asked) == sorted([*daemon, "docker://python:3.12", "docker://base", "build p-built"])
+    assert asked.index("docker://base") < asked.index("build p-built")
+    errors = {result.wanted.image: result.error for result in results if result.error}
+    assert errors["p-built"].what == "no buildah"
+    assert errors["default"].mend.startswith("run `belljar setup`")
