@@ -52,7 +52,9 @@ class Box:
     def __init__(self, sock: socket.socket) -> None:
         self.wire = Wire(sock)
         self.wire.expect(READY)
-        self.wire.send(CONFIG, 0, struct.pack("<QQQI", MIB, MIB, 100, PROCESSES) + text("m") + struct.pack("<I", 0))
+        self.wire.send(
+            CONFIG, 0, struct.pack("<QQQIQI", MIB, MIB, 100, PROCESSES, 0, 0) + text("m") + struct.pack("<I", 0)
+        )
         self.configured = struct.unpack_from("<I", self.wire.expect(CONFIGURED))[0]
         self.renewed = struct.unpack_from("<I", self.wire.renew())[0]
 

@@ -122,7 +122,7 @@ def test_conversation_begins(fresh: Wire) -> None:
     version, nonce, max_ops, window = struct.unpack("<H16sII", fresh.expect(WELCOME))
     assert (version, nonce, window) == (1, bytes(range(16)), 256 * KIB)
     assert max_ops >= 64
-    fresh.send(CONFIG, 0, struct.pack("<QQQI", MIB, MIB, 100, 10) + text("machine") + struct.pack("<I", 0))
+    fresh.send(CONFIG, 0, struct.pack("<QQQIQI", MIB, MIB, 100, 10, 0, 0) + text("machine") + struct.pack("<I", 0))
     assert struct.unpack_from("<I", fresh.expect(CONFIGURED))[0] == 0
     fresh.send(PING, 0, b"12345678")
     assert fresh.expect(PONG) == b"12345678"

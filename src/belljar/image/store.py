@@ -308,8 +308,8 @@ def command_for(ref: str) -> str:
 
 
 def verify(image: Image) -> None:
-    """Hash the image's bytes again. Raises `HostError` when they are not what its digest says."""
-    if file_sha256(image.rootfs) != image.digest:
+    """Hash the image's bytes again, and its configuration. Raises `HostError` when they are not what its digest says."""
+    if file_sha256(image.rootfs) != image.digest or _sealed(image.rootfs) != _seal_of(image.config):
         raise HostError(
             "the image's bytes are not those of its digest: the file was changed or the disk is failing",
             where=str(image.rootfs),
@@ -385,14 +385,24 @@ def sync_file(path: Path) -> None:
 
 def _seal(rootfs: Path, config: ImageConfig) -> None:
     """Append the configuration's hash in a block of its own, so that equal files started differently are different images."""
+    rootfs.chmod(0o600)
+    with rootfs.open("ab") as file:
+        file.write(bytes(-file.tell() % _SEAL_BYTES) + _seal_of(config).ljust(_SEAL_BYTES, b"\0"))
+    rootfs.chmod(0o444)
+
+
+def _sealed(rootfs: Path) -> bytes:
+    """The hash that was appended."""
+    with rootfs.open("rb") as file:
+        file.seek(max(0, rootfs.stat().st_size - _SEAL_BYTES))
+        return file.read(hashlib.sha256().digest_size)
+
+
+def _seal_of(config: ImageConfig) -> bytes:
     parts: list[Any] = [sorted(config.env.items()), config.user, config.workdir, config.entrypoint, config.cmd]
     if later := config.later_fields():  # an image without them has the digest that it always had
         parts.append(sorted(later.items()))
-    seal = hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
-    rootfs.chmod(0o600)
-    with rootfs.open("ab") as file:
-        file.write(bytes(-file.tell() % _SEAL_BYTES) + seal.ljust(_SEAL_BYTES, b"\0"))
-    rootfs.chmod(0o444)
+    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
 
 
 def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str]) -> Image:

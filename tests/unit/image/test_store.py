@@ -47,6 +47,19 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
     assert len({image.digest for image in (*images.values(), whole, put(home, "plain"))}) == len(parts) + 2
 
 
+def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
+    """Whoever writes another program into an image's document is seen when the image is hashed again."""
+    image = put(tmp_path / "s", "one", cmd=("serve",))  # type: ignore[arg-type]
+    file = image.rootfs.parent / "image.json"
+    document = json.loads(file.read_bytes())
+    verify(image)
+    for changed in ({"cmd": ["steal"]}, {"healthcheck": {"test": ["CMD", "steal"]}}):
+        file.chmod(0o644)
+        file.write_text(json.dumps(document | changed))
+        with pytest.raises(HostError):
+            verify(Store(tmp_path / "s").find("one"))
+
+
 def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Path) -> None:
     """Its document knows nothing of health checks; the same file and words give the digest they always gave."""
     image = put(tmp_path / "s", "old", user="u")
