@@ -82,8 +82,8 @@ def differs() -> Task:
     return Task(dataset=samples, solver=work(), scorer=points(), sandbox=("docker", "compose.yaml"))
 
 @task
-def built() -> Task:
-    return Task(dataset=[Sample(id="b", input="x")], sandbox=("docker", "Dockerfile"))
+def refused() -> Task:
+    return Task(dataset=[Sample(id="b", input="x")], sandbox=("docker", "refused-compose.yaml"))
 """
 
 
@@ -92,6 +92,7 @@ def task_file(tmp_path: Path) -> str:
     """A file with tasks."""
     path = tmp_path / "task.py"
     path.write_text(TASK)
+    (tmp_path / "refused-compose.yaml").write_text("services: {default: {image: i, gpus: all}}")
     return str(path)
 
 
@@ -161,8 +162,8 @@ def test_a_scorer_can_make_the_verdict_worse(task_file: str, tmp_path: Path) -> 
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
     cells = RecordedCells()
-    with pytest.raises(PolicyError, match="Dockerfile"):
-        run([f"{task_file}@built"], tmp_path, cells)
+    with pytest.raises(PolicyError, match="gpus"):
+        run([f"{task_file}@refused"], tmp_path, cells)
     with pytest.raises(PolicyError, match="can't be loaded"):
         run([f"{task_file}@missing"], tmp_path, cells)
     with pytest.raises(PolicyError):
@@ -286,10 +287,10 @@ def test_images_that_are_missing_are_named_before_the_run(task_file: str, tmp_pa
 
 
 def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
-    """A Dockerfile's task in the image of the operator's policy, by `--override` alone."""
+    """A task that is refused in the image of the operator's policy, by `--override` alone."""
     (tmp_path / "mine.yaml").write_text("belljar: 1\nrisk: low\nimage: mine\n")
     cells = RecordedCells()
-    arguments = [f"{task_file}@built", "--model", "mockllm/model"]
+    arguments = [f"{task_file}@refused", "--model", "mockllm/model"]
     with pytest.raises(PolicyError, match="--override"):
         run(arguments, tmp_path, cells, policy=str(tmp_path / "mine.yaml"))
     outcome = run_evaluation(
