@@ -8,16 +8,27 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.integration.as_user import UsersBelljar, installed_for
+from tests.machine import Templates, public_folder
 
 from belljar.errors import PolicyError
 from belljar.image.buildah import BuildRequest, build_dockerfile
 from belljar.image.store import Image, Store
 
 pytestmark = [pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def user(prepared_home: Path, ordinary_user: tuple[int, int], templates: Templates) -> Iterator[UsersBelljar]:
+    """An ordinary user with a store of their own."""
+    with installed_for(prepared_home, *ordinary_user) as installed, templates.serving(installed.home, ordinary_user):
+        yield installed
 
 
 def context(directory: Path, text: str, **files: str) -> Path:
@@ -164,3 +175,17 @@ def test_the_command_prints_the_image(home: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "belljar", "image", "build", "-t", "cli:1", "--json", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["names"] == ["cli:1"]
+
+
+@pytest.mark.root
+def test_an_ordinary_user_builds_too(user: UsersBelljar, tmp_path: Path) -> None:
+    """With subordinate ids a user builds without root, and nothing is left of the ids' files."""
+    with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
+        Path(folder).chmod(0o755)
+        made = context(
+            Path(folder) / "c", "FROM default\nUSER root\nRUN id -u > /id; chown 1000:1000 /id; mkdir -m 0 /shut\n"
+        )
+        done = user("image", "build", "-t", "mine:1", "--json", str(made))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["built"]["network"] is False
+        assert not list((user.home / "tmp").glob("*"))
