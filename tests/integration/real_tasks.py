@@ -354,7 +354,7 @@ def write_task(case: Case, directory: Path, *, wrong: bool = False) -> None:
 # ---- where images are built
 
 _BASE_PACKAGES: Final = (
-    "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python-is-python3,python3,python3-pip,wget"
+    "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python3,python3-pip,wget"
 )
 _DEBIAN_NAMES: Final = (
     "debian:stable",
@@ -488,6 +488,7 @@ def _debian(directory: Path) -> None:
             '--aptopt=Apt::Install-Recommends "false"',
             *options,
             '--customize-hook=rm "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED',
+            '--customize-hook=ln -s /usr/bin/python3 "$1"/usr/local/bin/python',
             *("bookworm", str(directory / "rootfs.tar"), str(sources)),
         ],
         check=True,
