@@ -173,6 +173,7 @@ const char *user_missing(const char *spec, const struct user *user); /* after EN
 int confine(const struct user *user); /* groups, ids, capabilities, no-new-privileges, seccomp: 0 or errno */
 int confine_to_root(void); /* before it: to what the container's root is and may do; 0 or errno */
 void confine_grant(uint64_t capabilities); /* CONFIG: what root has beside a container's usual ones */
+void confine_setuid(bool works); /* CONFIG: whether set-user-ID programs gain their owner's rights */
 void seccomp_for_debuggers(bool open);      /* CONFIG: whether the calls by which debuggers work are open */
 int become_nobody(uid_t id);
 void confine_prepare(void);   /* contained mode, at the start: what nobody below will ever have is given up at once */

@@ -27,6 +27,12 @@ void confine_grant(uint64_t capabilities)
         of_root = ROOT_CAPABILITIES | (capabilities & GRANTABLE);
 }
 
+/* Whether set-user-ID programs gain their owner's rights, as root of the container has them: only in the machine, whose kernel is the cell's own.
+ * Without no-new-privileges the filter is installed by a process that may, before it gives its capabilities up. */
+static bool setuid_works;
+
+void confine_setuid(bool works) { setuid_works = works && in_machine(); }
+
 static int set_capabilities(uint64_t set)
 {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -101,7 +107,7 @@ void confine_after_renew(void)
         fatal("capabilities", errno);
 }
 
-int confine_leader(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ? errno : seccomp_install(); }
+int confine_leader(void) { return !setuid_works && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ? errno : seccomp_install(); }
 
 static bool filtered;
 
@@ -123,21 +129,23 @@ static int limit_processes(bool root)
 int confine_to_root(void)
 {
     static const struct user root = {.groups = {0}, .group_count = 1};
-    int error = native_mode ? 0 : set_ids(&root);
+    int error = native_mode ? 0 : setuid_works && !filtered ? confine_early() : 0;
+    if (error == 0 && !native_mode)
+        error = set_ids(&root);
     return native_mode || error != 0 ? error : set_capabilities(of_root & own_capabilities());
 }
 
 int confine(const struct user *user)
 {
-    bool root = user->uid == 0;
-    int error = drop_bounding(root ? of_root : 0);
+    bool root = user->uid == 0, setuid = setuid_works && filtered;
+    int error = drop_bounding(root || setuid ? of_root : 0);
     if (error == 0)
         error = keep_over_setuid();
     if (error == 0)
         error = set_ids(user);
     if (error == 0 && !(native_mode && geteuid() != 0 && root))
         error = set_capabilities(root ? of_root : 0);
-    if (error == 0 && (prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0) != 0 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0))
+    if (error == 0 && (prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0) != 0 || (!setuid && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)))
         error = errno;
     if (error == 0)
         error = limit_processes(root);

@@ -47,7 +47,7 @@ static void on_config(uint8_t *p, uint32_t n)
     struct config c = {.memory_max_bytes = take_int(&r, 8), .disk_bytes = take_int(&r, 8), .disk_inodes = take_int(&r, 8)};
     c.processes = (uint32_t)take_int(&r, 4);
     uint64_t capabilities = take_int(&r, 8);
-    bool debuggers = take_int(&r, 4) & 1;
+    uint64_t flags = take_int(&r, 4);
     c.hostname = take_str(&r, NULL);
     uint32_t count = (uint32_t)take_int(&r, 4);
     const char *stage = "";
@@ -58,7 +58,8 @@ static void on_config(uint8_t *p, uint32_t n)
     int error = container.built ? EALREADY : !in_machine() ? 0 : container_build(&c, &stage);
     if (error == 0) { /* before anything below is made, which inherits both */
         confine_grant(capabilities);
-        seccomp_for_debuggers(debuggers);
+        seccomp_for_debuggers(flags & 1);
+        confine_setuid(flags & 2);
     }
     if (error == 0 && in_machine()) {
         container_warm(&r, count);

@@ -140,8 +140,13 @@ static void capabilities(struct finding *f)
 
 static void new_privileges(struct finding *f)
 {
+    const char *granted = needed(f, "setuid_programs");
     int set = prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0);
-    if (set == 1)
+    if (granted == NULL)
+        return;
+    if (set == 0 && granted[0] == '1')
+        denied(f, "granted by the plan");
+    else if (set == 1)
         denied(f, "set-user-id programs give nothing");
     else if (set == 0)
         reached(f, "set-user-id programs work");

@@ -136,6 +136,7 @@ class GuestClient:
         warm_paths: Sequence[str] = (),
         capabilities: int = 0,
         debugger_calls: bool = False,
+        setuid_programs: bool = False,
         timeout_s: float = 60.0,
     ) -> Configured:
         """Have the workload's container built, for a template. Raises `CellError` when the guest says that it can't, or doesn't answer in time."""
@@ -148,6 +149,7 @@ class GuestClient:
             warm_paths=warm_paths,
             capabilities=capabilities,
             debugger_calls=debugger_calls,
+            setuid_programs=setuid_programs,
         )
         self._connection.answers.pop(Configured, None)
         await self._pump.send(lambda: self._pump.wire.send_config(payload))

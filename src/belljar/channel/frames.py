@@ -30,6 +30,7 @@ _U32: Final = struct.Struct("<I")
 _EXEC_HEAD: Final = struct.Struct("<IQQQHH")
 _CONFIG_HEAD: Final = struct.Struct("<QQQIQI")
 _DEBUGGER_CALLS: Final = 1
+_SETUID_PROGRAMS: Final = 2
 _MAC: Final = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", re.ASCII)
 _LEAST_MTU: Final = 68
 _MOST_MTU: Final = 65_535
@@ -217,9 +218,10 @@ def config_payload(
     warm_paths: Sequence[str],
     capabilities: int = 0,
     debugger_calls: bool = False,
+    setuid_programs: bool = False,
 ) -> bytes:
-    """The payload of CONFIG; the last two are what the workload may do beyond an ordinary container's."""
-    flags = _DEBUGGER_CALLS if debugger_calls else 0
+    """The payload of CONFIG; the last three are what the workload may do beyond an ordinary container's."""
+    flags = (_DEBUGGER_CALLS if debugger_calls else 0) | (_SETUID_PROGRAMS if setuid_programs else 0)
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
     head = _pack(_CONFIG_HEAD, *limits, capabilities, flags)
     paths = counted_list(text_bytes(path, "warm path") for path in warm_paths)

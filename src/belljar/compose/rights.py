@@ -34,7 +34,8 @@ def read_security_opt(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     for option in map(text, value):
         name, _, rest = option.replace("=", ":", 1).partition(":")
         if name == "no-new-privileges" and rest in ("", "true"):
-            continue  # true of every cell
+            taken.words["rights"] = {**taken.words.get("rights", {}), "setuid_programs": "off"}
+            continue
         if (name, rest) == ("seccomp", "unconfined"):
             taken.granted("security_opt", _DEBUGGERS, seccomp="unconfined")
             continue

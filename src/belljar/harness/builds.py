@@ -33,7 +33,12 @@ def build_missing(
         for path in (context / "in", dockerfile):
             check_below(path, root)
         request = BuildRequest(
-            context=context, name=each["image"], dockerfile=dockerfile, args=each["args"], target=each["target"]
+            context=context,
+            name=each["image"],
+            dockerfile=dockerfile,
+            args=each["args"],
+            target=each["target"],
+            keep_setuid=True,  # what of it works in a cell is its tier's to say
         )
         if store.missing(request.name) is None:
             found = store.find(request.name)
@@ -50,7 +55,7 @@ def build_missing(
 def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:
     """The command line that builds one, as JSON of `ServiceBuild`."""
     root = Path(build["root"])
-    command = ["belljar", "image", "build", *(["--network"] if network else [])]
+    command = ["belljar", "image", "build", *(["--network"] if network else []), "--keep-setuid"]
     command += ["-t", build["image"], "-f", str(root / build["dockerfile"])]
     for name, value in build["args"].items():
         command += ["--build-arg", f"{name}={value}"]

@@ -133,8 +133,7 @@ def _changes(found: Composed) -> dict[str, Any]:
         changes["env"] = tuple((name, literal(value)) for name, value in changes["env"])
     if resources := found.changes.get("resources"):
         changes["resources"] = tuple(sorted(resources.items()))
-    if rights := found.changes.get("rights"):
-        changes["rights"] = json.dumps(rights, sort_keys=True)
+    changes["rights"] = json.dumps(_rights(found.changes), sort_keys=True)
     if found.network is not None:
         changes["network"] = json.dumps(_with_literals(found.network))
     elif found.is_apart:
@@ -145,11 +144,18 @@ def _changes(found: Composed) -> dict[str, Any]:
     return changes | ({"service": found.service} if found.service != OWN_CELL else {})
 
 
+def _rights(words: Mapping[str, Any]) -> dict[str, Any]:
+    """As a container has them: its set-user-ID programs work, unless it refuses new privileges."""
+    return {"setuid_programs": "auto", **words.get("rights", {})}
+
+
 def _with_literals(network: Mapping[str, Any]) -> dict[str, Any]:
     stand_ins = {
-        name: {**words, "env": {key: literal(value) for key, value in words["env"].items()}}
-        if "env" in words
-        else words
+        name: {
+            **words,
+            **({"env": {key: literal(value) for key, value in words["env"].items()}} if "env" in words else {}),
+            "rights": _rights(words),
+        }
         for name, words in network["stand_ins"].items()
     }
     return {**network, "stand_ins": stand_ins}

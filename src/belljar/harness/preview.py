@@ -21,10 +21,13 @@ from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
 from belljar.harness.fidelity import TASK
 from belljar.harness.operator import Operator
+from belljar.policy.rights import NO_RIGHTS, granted
+from belljar.policy.risk import demanded_tier
 
 if TYPE_CHECKING:
+    from belljar.image import Image
     from belljar.image.missing import MissingImage
-    from belljar.policy import LoadedPolicy
+    from belljar.policy import LoadedPolicy, Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +163,28 @@ def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference,
     store, found = Store(home), list[Difference]()
     for name in policy.policy.images:
         with contextlib.suppress(HostError):
-            config = store.find(name).config
-            found += [replace(fact, where=f"image {name}") for fact in image_differences(config)]
+            image = store.find(name)
+            facts = (*image_differences(image.config), *_setuid(image, policy.policy))
+            found += [replace(fact, where=f"image {name}") for fact in facts]
     return tuple(found)
+
+
+def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
+    """What becomes of its set-user-ID programs. A policy that asks for none gets none, as it says."""
+    rights = policy.rights or NO_RIGHTS
+    tier = demanded_tier(policy.risk, policy.tier)
+    if rights.setuid_programs == "off" or not image.setuid_programs:
+        return
+    if image.setuid_programs == "removed":
+        detail = "its programs lost the bit when it was imported, so `su` and `sudo` gain nothing"
+        hint = "import it again with --keep-setuid"
+        yield Difference(kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint=hint)
+    elif granted(rights, tier).setuid_programs:
+        detail = "its programs gain their owner's rights, those of the cell's root at most"
+        yield Difference(kind=Kind.GRANTED, key="set-user-ID", detail=detail)
+    else:
+        detail = f"`su` and `sudo` gain nothing in a {tier.value} cell"
+        yield Difference(kind=Kind.DROPPED, key="set-user-ID", detail=detail, hint="run it with --tier microvm")
 
 
 def with_images(previews: Iterable[Preview], look: Callable[[LoadedPolicy], tuple[Difference, ...]]) -> list[Preview]:

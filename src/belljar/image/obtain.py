@@ -108,11 +108,11 @@ def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *
         raise missing
     if asks_daemon:
         with suppress(BelljarError):
-            made = import_image(home, f"docker-daemon:{wanted.image}", limits=limits, report=report)
+            made = import_image(home, f"docker-daemon:{wanted.image}", limits=limits, keep_setuid=True, report=report)
             return Obtained(wanted=wanted, image=made)
     if wanted.build:
         raise missing
     if IMAGE_ID.fullmatch(wanted.image):
         raise HostError("no registry knows an image by its id", where=wanted.image, mend=missing.mend)
-    made = import_image(home, f"docker://{wanted.image}", limits=limits, report=report)
+    made = import_image(home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report)
     return Obtained(wanted=wanted, image=made)

@@ -25,7 +25,7 @@ from belljar.image.layers.tree import Emitted
 from belljar.image.manifest import MANIFEST_TYPES
 from belljar.image.pack import pack
 from belljar.image.scratch import need_space, scratch_dir
-from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256, is_like_digest
+from belljar.image.store import MADE_HERE, Image, SetuidPrograms, Store, check_name, file_sha256, is_like_digest
 from belljar.units import printable
 
 __all__ = ["ImportLimits", "default_name", "import_image"]
@@ -91,6 +91,7 @@ def import_image(
             source=printable(ref, max_chars=300),
             created=made.created,
             origins=tuple(dict.fromkeys((*found.origin.digests, *made.digests))),
+            setuid_programs=made.setuid_programs,
         )
 
 
@@ -112,7 +113,14 @@ def import_directory(
     except LayerError as error:
         raise PolicyError(f"the image is refused: {error}", where=source, mend=_mend(error)) from error
     return Store(home).add(
-        made.rootfs, made.config, name=name, source=source, created=made.created, origins=made.digests, built=built
+        made.rootfs,
+        made.config,
+        name=name,
+        source=source,
+        created=made.created,
+        origins=made.digests,
+        built=built,
+        setuid_programs=made.setuid_programs,
     )
 
 
@@ -136,6 +144,7 @@ class _Made:
     config: ImageConfig
     created: str
     digests: tuple[str, str]
+    setuid_programs: SetuidPrograms
 
 
 def _from_directory(
@@ -159,7 +168,14 @@ def _from_directory(
         pack(_entries(tree, layers), rootfs, made_s=tree.newest_s)
     created = printable(str(config.get("created") or ""), max_chars=40)
     config_digest = str(_object(manifest, "config")["digest"])
-    return _Made(rootfs=rootfs, config=image_config, created=created, digests=(digest, config_digest))
+    setuid_programs: SetuidPrograms = ("kept" if keep_setuid else "removed") if tree.has_setuid else ""
+    return _Made(
+        rootfs=rootfs,
+        config=image_config,
+        created=created,
+        digests=(digest, config_digest),
+        setuid_programs=setuid_programs,
+    )
 
 
 def _merge(

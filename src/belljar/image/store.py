@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
@@ -33,12 +33,17 @@ _HASH_CHUNK_BYTES: Final = 1 << 20
 _SEAL_BYTES: Final = 4096
 
 
+SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
+"""Whether files of an image had the set-user-ID bit, and what the import did with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """An immutable root file system. `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
 
     `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was imported from. `built`: of
-    an image that Belljar built from a Dockerfile, what went into it (`image.buildah`).
+    an image that Belljar built from a Dockerfile, what went into it (`image.buildah`). `setuid_programs`: whether files
+    had the set-user-ID bit, and still have it.
     """
 
     digest: str
@@ -58,6 +63,7 @@ class Image:
     shell: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     stop_signal: str = ""
+    setuid_programs: SetuidPrograms = ""
 
     @property
     def config(self) -> ImageConfig:
@@ -118,6 +124,7 @@ class Store:
         more_names: Sequence[str] = (),
         origins: Sequence[str] = (),
         built: Mapping[str, Any] | None = None,
+        setuid_programs: SetuidPrograms = "",
     ) -> Image:
         """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name` (and `more_names`).
 
@@ -142,6 +149,7 @@ class Store:
             "source": source,
             **config.later_fields(),
             **({"built": dict(built)} if built else {}),
+            **({"setuid_programs": setuid_programs} if setuid_programs else {}),
         }
         with locked(self.home, "images"):
             self._place(digest, rootfs, document)
@@ -424,6 +432,7 @@ def _image(document: Mapping[str, Any], directory: Path, names: Mapping[str, str
         source=str(document["source"]),
         **later_fields_of(document),
         built=dict(document.get("built") or {}),
+        setuid_programs=document.get("setuid_programs", ""),
     )
 
 

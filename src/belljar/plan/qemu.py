@@ -76,6 +76,7 @@ class GuestLimits:
     capabilities: int = 0
     """Beside a container's usual ones, as the kernel writes them: the workload's root has them."""
     debugger_calls: bool = False
+    setuid_programs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

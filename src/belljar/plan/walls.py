@@ -121,6 +121,7 @@ def guest_limits(resources: Resources, rights: Granted) -> GuestLimits:
         processes=resources.processes,
         capabilities=rights.mask,
         debugger_calls=bool(rights.calls),
+        setuid_programs=rights.setuid_programs,
     )
 
 

@@ -40,10 +40,13 @@ trace its target. All others that a cell's filter refuses stay refused."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """Rights in a plan: capabilities of the workload's root, and system calls of everyone."""
+    """Rights in a plan: capabilities of the workload's root, system calls of everyone, and whether
+    set-user-ID programs gain their owner's rights.
+    """
 
     capabilities: tuple[str, ...] = ()
     calls: tuple[str, ...] = ()
+    setuid_programs: bool = False
 
     @property
     def mask(self) -> int:
@@ -52,7 +55,11 @@ class Granted:
 
     def __str__(self) -> str:
         capabilities = (f"CAP_{name}" for name in self.capabilities)
-        parts = (", ".join(capabilities), f"the calls {', '.join(self.calls)}" if self.calls else "")
+        parts = (
+            ", ".join(capabilities),
+            f"the calls {', '.join(self.calls)}" if self.calls else "",
+            "set-user-ID programs work" if self.setuid_programs else "",
+        )
         return "; ".join(part for part in parts if part)
 
 
@@ -61,12 +68,13 @@ GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
     {
         Tier.CONTAINER: NOTHING_GRANTED,
         Tier.GVISOR: Granted(calls=DEBUGGER_CALLS),
-        Tier.MICROVM: Granted(capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS),
+        Tier.MICROVM: Granted(capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS, setuid_programs=True),
     }
 )
 """The most that each tier grants. In a container the kernel is the host's, so nothing. In gVisor the
 guest agent shares the workload's user namespace, where CAP_SYS_PTRACE would reach it; in a microVM
-it does not."""
+it does not. Set-user-ID programs add nothing to what a command of the cell's root may do; gVisor
+ignores their bit."""
 
 
 def _read_capabilities(value: object) -> object:
@@ -95,6 +103,11 @@ class Rights(Strict):
     seccomp: Literal["default", "unconfined"] = Field(
         default="default", description="unconfined: the calls by which debuggers work."
     )
+    setuid_programs: Literal["off", "auto", "on"] = Field(
+        default="off",
+        description="Whether `su`, `sudo` and other set-user-ID programs gain their owner's rights, as in Docker. "
+        "auto: where the tier grants it; on: only such a tier will do.",
+    )
     privileged: bool = Field(default=False, description="All rights that the cell's tier grants.")
 
     def common(self, other: Rights) -> Rights:
@@ -105,9 +118,14 @@ class Rights(Strict):
             return other
         shared = tuple(name for name in self.capabilities if name in other.capabilities)
         is_open = self.seccomp == other.seccomp == "unconfined"
-        return Rights(capabilities=shared, seccomp="unconfined" if is_open else "default")
+        return Rights(
+            capabilities=shared,
+            seccomp="unconfined" if is_open else "default",
+            setuid_programs=min(self.setuid_programs, other.setuid_programs, key=_SETUID.index),
+        )
 
 
+_SETUID: Final = ("off", "auto", "on")
 NO_RIGHTS: Final = Rights()
 
 
@@ -129,6 +147,7 @@ def granted(rights: Rights, tier: Tier) -> Granted:
     return Granted(
         capabilities=tuple(name for name in most.capabilities if name in rights.capabilities),
         calls=most.calls if rights.seccomp == "unconfined" else (),
+        setuid_programs=most.setuid_programs and rights.setuid_programs != "off",
     )
 
 
@@ -140,3 +159,5 @@ def refusals(rights: Rights, tier: Tier) -> Iterator[str]:
     yield from (f"CAP_{name}" for name in rights.capabilities if name not in most.capabilities)
     if rights.seccomp == "unconfined" and not most.calls:
         yield "seccomp: unconfined"
+    if rights.setuid_programs == "on" and not most.setuid_programs:
+        yield "set-user-ID programs"

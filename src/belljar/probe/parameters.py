@@ -26,6 +26,7 @@ def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) ->
         "fresh": "1" if fresh else "0",
         "capabilities": f"{plan.rights.mask:x}",
         "debugger_calls": "1" if plan.rights.calls else "0",
+        "setuid_programs": "1" if plan.rights.setuid_programs else "0",
     }
 
 

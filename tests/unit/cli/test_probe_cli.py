@@ -16,6 +16,7 @@ import belljar.cell
 from belljar.cli.main import run
 from belljar.ledger import verify
 from belljar.policy import LoadedPolicy
+from belljar.policy.rights import NOTHING_GRANTED
 from belljar.probe.catalogue import PROBES
 from belljar.probe.model import Outcome
 
@@ -30,7 +31,11 @@ class Opened(FakeProbed):
         super().__init__()
         self.run_probe_program = FakeProgram(PROBES)
         self.plan = SimpleNamespace(
-            limits=self.plan.limits, oci=None, user="user", layers=[SimpleNamespace(name="jail")]
+            limits=self.plan.limits,
+            oci=None,
+            rights=NOTHING_GRANTED,
+            user="user",
+            layers=[SimpleNamespace(name="jail")],
         )
 
 

@@ -20,6 +20,8 @@ from belljar.harness.compat import Honoured, Refused, judge, judge_compose, judg
 from belljar.harness.config import BelljarConfig, load
 from belljar.policy.rights import Rights
 
+AS_IN_DOCKER = '{"setuid_programs": "auto"}'
+
 
 def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
     """A compose file with one service."""
@@ -46,9 +48,12 @@ def test_a_plain_compose_file_is_honoured() -> None:
         "env": (("A", "1"),),
         "network": "none",
         "program": json.dumps({"arguments": ["tail", "-f", "/dev/null"], "directories": ["/srv"]}),
+        "rights": AS_IN_DOCKER,
     }
     assert [(fact.kind, fact.key) for fact in judgement.differences] == [(Kind.CHANGED, "environment")]
-    assert judge_compose(service(image="aisiuk/inspect-tool-support")) == Honoured(changes={"program": "{}"})
+    assert judge_compose(service(image="aisiuk/inspect-tool-support")) == Honoured(
+        changes={"program": "{}", "rights": AS_IN_DOCKER}
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,9 @@ def test_compose_and_dockerfiles_beside_a_docker_task_count(tmp_path: Path) -> N
     """Inspect would find them, so they are what the author meant."""
     (tmp_path / "compose.yaml").write_text("services:\n  default:\n    image: ctf:2\n    init: true\n")
     task = adapted(tmp_path, "docker")
-    assert task.sandbox == SandboxEnvironmentSpec("belljar", BelljarConfig(image="ctf:2", program="{}"))
+    assert task.sandbox == SandboxEnvironmentSpec(
+        "belljar", BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
+    )
     (tmp_path / "compose.yaml").unlink()
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     for sandbox in ("docker", ("docker", "Dockerfile")):
@@ -244,7 +251,7 @@ def test_whatever_else_a_file_says_no_network_is_none(rest: str, tmp_path: Path)
 def test_a_compose_file_means_the_same_for_either_name(sandbox: Any, tmp_path: Path) -> None:  # noqa: ANN401 - Inspect's union
     """Found beside the task, or named; a policy beside it is what it is put on."""
     (tmp_path / "compose.yaml").write_text(COMPOSE)
-    expected = BelljarConfig(image="ctf:2", program="{}")
+    expected = BelljarConfig(image="ctf:2", program="{}", rights=AS_IN_DOCKER)
     assert adapted(tmp_path, sandbox).sandbox == SandboxEnvironmentSpec("belljar", expected)
     (tmp_path / "belljar.yaml").write_text("belljar: 1\nrisk: high\n")
     beside = BelljarConfig(policy=str(tmp_path / "belljar.yaml"))
@@ -293,5 +300,17 @@ def test_rights_of_a_compose_file_are_its_policys() -> None:
     config = BelljarConfig().model_copy(update=dict(judgement.changes))
     assert BelljarConfig.model_validate(config.model_dump()) == config
     rights = load(config).policy.rights
-    assert rights == Rights(capabilities=("SYS_PTRACE",), seccomp="unconfined")
+    assert rights == Rights(capabilities=("SYS_PTRACE",), seccomp="unconfined", setuid_programs="auto")
     assert [fact.kind for fact in judgement.differences] == [Kind.GRANTED, Kind.GRANTED]
+
+
+def test_set_user_id_programs_are_as_in_docker() -> None:
+    """Every service's work where the tier lets them, unless the service refuses new privileges."""
+    plain = judge_compose({"services": {"default": {"image": "x"}, "web": {"image": "y"}}})
+    assert isinstance(plain, Honoured)
+    assert json.loads(plain.changes["rights"]) == {"setuid_programs": "auto"}
+    web = json.loads(plain.changes["network"])["stand_ins"]["web"]
+    assert web["rights"] == {"setuid_programs": "auto"}
+    refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
+    assert isinstance(refusing, Honoured)
+    assert json.loads(refusing.changes["rights"]) == {"setuid_programs": "off"}

@@ -104,7 +104,7 @@ def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -
     assert config.policy == str(compose_file.parent / "belljar.yaml")
     assert BelljarConfig.model_validate(config.model_dump()) == config
     given = as_config(ComposeConfig.model_validate({"services": {"default": {"image": "ctf"}}}))
-    assert given == BelljarConfig(image="ctf", program="{}")
+    assert given == BelljarConfig(image="ctf", program="{}", rights='{"setuid_programs": "auto"}')
     (tmp_path / "Dockerfile").write_text("FROM x")
     built = as_config(str(tmp_path / "Dockerfile"))
     assert json.loads(built.builds)[0]["image"] == built.image

@@ -25,7 +25,8 @@ from belljar.harness.preview import (
 )
 from belljar.host.settings import Settings
 from belljar.image import ImageConfig, Store
-from belljar.policy import LoadedPolicy
+from belljar.image.store import SetuidPrograms
+from belljar.policy import LoadedPolicy, load_policy
 
 OPERATOR = Operator(settings=Settings(), walls="low")
 
@@ -118,3 +119,29 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
     assert one.differences == other.differences
     assert [(fact.where, fact.key) for fact in one.differences] == [("image here", "STOPSIGNAL")]
     assert "USER" in [fact.key for fact in one.kept]
+
+
+@pytest.mark.parametrize(
+    ("tier", "asks", "setuid_programs", "kinds"),
+    [
+        ("microvm", "auto", "kept", [Kind.GRANTED]),
+        ("container", "auto", "kept", [Kind.DROPPED]),
+        ("gvisor", "auto", "kept", [Kind.DROPPED]),
+        ("microvm", "auto", "removed", [Kind.DROPPED]),
+        ("microvm", "auto", "", []),
+        ("container", "off", "kept", []),
+    ],
+)
+def test_what_becomes_of_set_user_id_programs(
+    tier: str, asks: str, setuid_programs: SetuidPrograms, kinds: list[Kind], tmp_path: Path
+) -> None:
+    """Of each image that has some, where the task asks for their rights."""
+    (tmp_path / "made").write_bytes(b"hsqs")
+    Store(tmp_path).add(
+        tmp_path / "made", ImageConfig(), name="i:1", source="", created="", setuid_programs=setuid_programs
+    )
+    (tmp_path / "policy.yaml").write_text(
+        f"belljar: 1\nrisk: low\ntier: {tier}\nimage: i:1\nrights: {{setuid_programs: '{asks}'}}\n"
+    )
+    found = differences_of_images(load_policy(str(tmp_path / "policy.yaml")), tmp_path)
+    assert [fact.kind for fact in found if fact.key == "set-user-ID"] == kinds

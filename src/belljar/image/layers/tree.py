@@ -61,12 +61,13 @@ class Tree:
     """The merged file system of an image.
 
     `apply` takes each layer's entries, lowest layer first. With `keep_setuid` false, setuid and setgid bits of files and file capabilities are
-    taken away. Raises `LayerError` for what an image may not have, also for more than `limits` allows.
+    taken away; `has_setuid` says whether a file had one of these bits. Raises `LayerError` for what an image may not have, also for more than `limits` allows.
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
         self.root = Node(kind=EntryKind.DIRECTORY, layer=0)
         self.newest_s = 0
+        self.has_setuid = False
         self._limits = limits
         self._keep_setuid = keep_setuid
         self._layer = 0
@@ -131,6 +132,8 @@ class Tree:
         mode, xattrs = entry.mode, {k: v for k, v in entry.xattrs.items() if k.startswith("user.")}
         if self._keep_setuid and "security.capability" in entry.xattrs:
             xattrs["security.capability"] = entry.xattrs["security.capability"]
+        if entry.kind is not EntryKind.DIRECTORY and mode & (stat.S_ISUID | stat.S_ISGID):
+            self.has_setuid = True
         if not self._keep_setuid and entry.kind is not EntryKind.DIRECTORY:
             mode &= ~(stat.S_ISUID | stat.S_ISGID)
         self.newest_s = max(self.newest_s, entry.mtime_s)

@@ -336,6 +336,7 @@ async def _bring_guest_up(guest: GuestClient, plan: Plan) -> None:
         processes=plan.guest_limits.processes,
         capabilities=plan.guest_limits.capabilities,
         debugger_calls=plan.guest_limits.debugger_calls,
+        setuid_programs=plan.guest_limits.setuid_programs,
         hostname="localhost",
         warm_paths=PRELOADED,
         timeout_s=_CONFIGURE_DEADLINE_S,

@@ -53,6 +53,7 @@ MORE_PARAMETERS: Final[Mapping[str, str]] = {
     "disk_bytes": "how many bytes the cell may write; without it `resources.disk` can't be tried",
     "fresh": "1 where nothing of a sample has run yet: only then are leftovers looked for",
     "capabilities": "which capabilities the plan grants beside the usual ones, in hex",
+    "setuid_programs": "1 where the plan lets set-user-ID programs gain their owner's rights",
     "debugger_calls": "1 where the plan opens the calls by which debuggers work",
     "hostname": "the host's name; optional",
     "boot_id": "the host's boot id; optional",
