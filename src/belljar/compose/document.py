@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +86,8 @@ def read_document(path: Path) -> dict[str, Any]:
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
     """The same, where a service that has `build` and no `image` has the image that `docker compose build` makes of it: `PROJECT-SERVICE`. Pure.
 
+    With a Dockerfile of another name, arguments or a target, it gets a tag of its own (`_tag`).
+
     Source: compose-spec 04-version-and-name.md and build.md; compose-go's `NormalizeProjectName` and compose's `GetImageNameOrDefault`.
     """
     services = document.get("services")
@@ -91,11 +96,21 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
         return document
     project = "".join(_PROJECT.findall(name.lower())).lstrip("_-")
     named = {
-        service: {**fields, "image": f"{project}-{service}"}
+        service: {**fields, "image": f"{project}-{service}{_tag(fields['build'])}"}
         for service, fields in services.items()
         if project and isinstance(fields, dict) and fields.get("build") is not None and not fields.get("image")
     }
     return {**document, "services": {**services, **named}}
+
+
+def _tag(build: object) -> str:
+    """Compose files of one directory may build different images for services of one name: Inspect gives
+    each sample a project of its own. What distinguishes them is in the tag."""
+    written = build if isinstance(build, Mapping) else {}
+    decisive = {key: written[key] for key in ("dockerfile", "args", "target") if written.get(key)}
+    if decisive in ({}, {"dockerfile": "Dockerfile"}):
+        return ""
+    return ":" + hashlib.sha256(json.dumps(written, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def _refused(what: str, where: str) -> PolicyError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,17 @@ def build_missing(
     """Build what is among `images`; `builds` as `BelljarConfig.builds`.
 
     An image of that name that Belljar did not build is used as it is; so is one that was built of the same files, with or
-    without network. Raises `PolicyError` for a build that fails, `HostError` without buildah or a base.
+    without network. Raises `PolicyError` for a build that fails and for different builds of one name, `HostError` without
+    buildah or a base.
     """
     store = Store(home)
     wanted = {json.dumps(each, sort_keys=True): each for text in builds if text for each in json.loads(text)}
-    for each in wanted.values():
-        if each["image"] not in images:
-            continue
+    running = [each for each in wanted.values() if each["image"] in images]
+    for name, count in Counter(each["image"] for each in running).items():
+        if count > 1:
+            what = f"{count} different builds are called {printable(name)}: a sample would run in another's image"
+            raise PolicyError(what, mend="give each of them an `image` of its own in its compose file")
+    for each in running:
         root = Path(each["root"])
         context, dockerfile = root / each["context"], root / each["dockerfile"]
         for path in (context / "in", dockerfile):

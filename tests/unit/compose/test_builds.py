@@ -31,10 +31,25 @@ def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
     ],
 )
 def test_paths_are_below_the_tasks_package(tmp_path: Path, written: str, context: str, dockerfile: str) -> None:
-    """Context and Dockerfile are paths below the package that the file is in; the image has Compose's name."""
+    """Context and Dockerfile are paths below the package that the file is in; the image has Compose's name, with a tag of
+    its own where another Dockerfile is named."""
     (build,) = builds(tmp_path, written)
     assert (build.root, build.context, build.dockerfile) == (str(tmp_path / "pack"), context, dockerfile)
-    assert build.image == "task-web"
+    assert build.image.partition(":")[0] == "task-web"
+    assert (":" in build.image) == ("dockerfile" in written)
+
+
+def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> None:
+    """Compose files beside each other whose services have one name and different Dockerfiles, arguments
+    or targets name different images; the same build has the same name."""
+    kinds = ("{context: ., dockerfile: 1.Dockerfile}", "{context: ., args: {A: 1}}", "{context: ., target: a}", ".")
+    names = set()
+    for number, build in enumerate((*kinds, *kinds)):
+        path = tmp_path / f"compose_{number}.yaml"
+        path.write_text(f"services:\n  default:\n    build: {build}\n")
+        (found,) = builds_of(read_document(path))
+        names.add(found.image)
+    assert len(names) == len(kinds)
 
 
 @pytest.mark.parametrize(

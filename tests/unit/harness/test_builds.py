@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.builds import build_missing
 from belljar.image.buildah import BuildRequest, _recipe
 from belljar.image.config import ImageConfig
@@ -50,6 +50,15 @@ def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(HostError) as caught:
         build_missing([text], {"made"}, home)
     assert "belljar setup --with build" in caught.value.mend
+
+
+def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:
+    """No sample runs in the image of another: neither is built, nor is an image of that name used for both."""
+    add(tmp_path / "home", "made")
+    texts = [spec(tmp_path), spec(tmp_path, args={"A": "1"})]
+    with pytest.raises(PolicyError):
+        build_missing(texts, {"made"}, tmp_path / "home")
+    build_missing([texts[0], texts[0]], {"made"}, tmp_path / "home")
 
 
 def test_a_link_out_of_the_task_is_no_context(tmp_path: Path) -> None:
