@@ -28,7 +28,7 @@ DAMAGE = {
     "loader": ("rm -f /lib64/ld-linux* /lib/ld-* /lib/*/ld-* /usr/lib*/ld-* /usr/lib/*/ld-*", Cause.SHELL_MISSING),
     "shell's mode": ('chmod 000 "$(readlink -f /bin/sh)"', Cause.SHELL_BROKEN),
     "coreutils": ("rm -f /bin/ls /usr/bin/ls /bin/cat /usr/bin/cat", Cause.COREUTILS_MISSING),
-    "root's mode": ("chmod 000 /", Cause.ROOT_UNREADABLE),
+    "root's mode": ("chmod 000 /", Cause.SHELL_BROKEN),
     "working directory": ("rm -rf /opt", Cause.WORKDIR_UNUSABLE),
     "accounts": ("rm -f /etc/passwd", Cause.USER_MISSING),
     "disk": ("cat /dev/zero > /var/tmp/full; rm -f /nothing", None),

@@ -304,29 +304,25 @@ class Cell:
 
         Not recorded as a command: the caller records the check. A dead cell is a fact, not an error.
         """
-        try:
-            output = await self._check_in(self.plan.workdir)
-            in_root = await self._check_in("/") if output.stage == "cwd" else None
-        except CellError as error:
-            return Health(died=error.what)
-        return read_health(output, in_root=in_root)
-
-    async def _check_in(self, cwd: str) -> ExecOutput:
         if self._dead is not None:
+            if isinstance(self._dead, CellError):
+                return Health(died=self._dead.what)
             raise self._dead
         request = ExecRequest(
             argv=ARGV,
             env=self.plan.env,
-            cwd=cwd,
+            cwd=self.plan.workdir,
             user=self._user(None),
             timeout_s=TIMEOUT_S,
             max_stdout_bytes=MAX_OUTPUT_BYTES,
             max_stderr_bytes=MAX_OUTPUT_BYTES,
         )
         try:
-            return output_of(await self._live.client.exec(request))
+            return read_health(output_of(await self._live.client.exec(request)))
         except BaseException as error:
             self._end_if_dead(error)
+            if isinstance(error, CellError):
+                return Health(died=error.what)
             raise
 
     @property

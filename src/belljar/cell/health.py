@@ -34,7 +34,6 @@ class Cause(StrEnum):
     AGENT_DIED = "agent_died"
     PROCESS_TABLE_FULL = "process_table_full"
     USER_MISSING = "user_missing"
-    ROOT_UNREADABLE = "root_unreadable"
     WORKDIR_UNUSABLE = "workdir_unusable"
     SHELL_MISSING = "shell_missing"
     SHELL_BROKEN = "shell_broken"
@@ -50,7 +49,6 @@ class Health:
 
     Attributes:
         stage, errno: where and why the shell could not be started; "" and 0 when it was.
-        root_errno: why `/` could not be entered either, after the working directory; else 0.
         ended: the shell ran the script to its end.
         ran: it could run a program. programs: those of `PROGRAMS` that it found.
         timed_out: no answer within `TIMEOUT_S`.
@@ -60,7 +58,6 @@ class Health:
 
     stage: str = ""
     errno: int = 0
-    root_errno: int = 0
     ended: bool = False
     ran: bool = False
     programs: frozenset[str] = frozenset()
@@ -77,14 +74,12 @@ class Damage:
     detail: str = ""
 
 
-def read_health(output: ExecOutput, *, in_root: ExecOutput | None = None) -> Health:
-    """The facts of one check; `in_root` is the same command with `/` as its working directory."""
+def read_health(output: ExecOutput) -> Health:
+    """The facts of one check."""
     words = output.stdout[:MAX_OUTPUT_BYTES].decode("ascii", "replace").splitlines()
-    in_root_failed = in_root is not None and in_root.stage == "cwd"
     return Health(
         stage=output.stage if output.not_started_errno is not None else "",
         errno=output.not_started_errno or 0,
-        root_errno=(in_root.not_started_errno or 0) if in_root is not None and in_root_failed else 0,
         ended="+end" in words,
         ran="+ran" in words,
         programs=frozenset(words) & frozenset(PROGRAMS),
@@ -112,8 +107,6 @@ def _not_started(now: Health) -> Damage:
         return Damage(cause=Cause.PROCESS_TABLE_FULL, detail="no process can be started")
     if now.stage == "user":
         return Damage(cause=Cause.USER_MISSING, detail="the user's account can't be read")
-    if now.stage == "cwd" and now.root_errno:
-        return Damage(cause=Cause.ROOT_UNREADABLE, detail=f"/: {os.strerror(now.root_errno)}")
     if now.stage == "cwd":
         return Damage(cause=Cause.WORKDIR_UNUSABLE, detail=f"the working directory: {why}")
     if now.stage == "exec" and now.errno in {errno.ENOENT, errno.ENOTDIR}:

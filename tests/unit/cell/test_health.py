@@ -33,11 +33,6 @@ CASES: dict[str, tuple[Health, Health, Cause | None]] = {
     "a program that can't be run": (SOUND, replace(SOUND, ran=False), Cause.COREUTILS_BROKEN),
     "programs that were never there": (replace(SOUND, programs=frozenset()), SOUND, None),
     "a directory gone": (SOUND, Health(stage="cwd", errno=errno.ENOENT), Cause.WORKDIR_UNUSABLE),
-    "a closed root": (
-        SOUND,
-        Health(stage="cwd", errno=errno.EACCES, root_errno=errno.EACCES),
-        Cause.ROOT_UNREADABLE,
-    ),
     "an account gone": (SOUND, Health(stage="user", errno=errno.ENOENT), Cause.USER_MISSING),
     "another stage": (SOUND, Health(stage="credentials", errno=errno.EPERM), Cause.CANNOT_START),
     "no answer": (SOUND, Health(timed_out=True), Cause.UNRESPONSIVE),
