@@ -128,6 +128,8 @@ def _overridden(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[
         elif name in ours and ours[name] != value:
             detail = f"the policy's {_shown(value)} instead of {_shown(ours[name])}"
             yield _by_operator(name, detail)
+        elif name in ("user", "workdir") and "image" in ours and name not in ours and value is not None:
+            yield _by_operator(name, f"the policy's {_shown(value)} instead of what the task's image says")
 
 
 def _by_operator(key: str, detail: str) -> Difference:

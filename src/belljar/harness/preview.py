@@ -23,6 +23,7 @@ from belljar.harness.fidelity import TASK
 from belljar.harness.operator import Operator
 from belljar.policy.rights import NO_RIGHTS, granted
 from belljar.policy.risk import demanded_tier
+from belljar.policy.stand_ins import CellStandIn
 
 if TYPE_CHECKING:
     from belljar.image import Image
@@ -46,7 +47,8 @@ class Preview:
     """One sample: the policy of its cell and how it differs from what was written, or its error.
 
     `policy` is that of the sample's configuration: metadata in `env` is not expanded in it.
-    `kept`: what the cell takes over as it was written. `builds`: as `BelljarConfig.builds`.
+    `kept`: what the cell has as it was written. `builds`: as `BelljarConfig.builds`. `replaced`: what
+    its cells don't take from their images, as `where` and `key` of a `Difference`.
     """
 
     task: str
@@ -55,6 +57,7 @@ class Preview:
     builds: str = ""
     differences: tuple[Difference, ...] = ()
     kept: tuple[Difference, ...] = ()
+    replaced: frozenset[tuple[str, str]] = frozenset()
     error: BelljarError | None = None
 
 
@@ -68,7 +71,14 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
                 ours, policy, differences = known.within(each.config, each.metadata)
                 configs.for_sample(policy, each.metadata)
                 kept = tuple(_kept(ours, differences))
-                found = replace(found, policy=policy, differences=differences, kept=kept, builds=ours.builds)
+                found = replace(
+                    found,
+                    policy=policy,
+                    differences=differences,
+                    kept=kept,
+                    replaced=_replaced(ours, policy.policy),
+                    builds=ours.builds,
+                )
             except BelljarError as error:
                 found = replace(found, error=error)
         if isinstance(found.error, TaskRefused):
@@ -95,6 +105,23 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
     for key, detail in said.items():
         if detail and key not in changed and not (key == "services" and "network" in changed):
             yield Difference(kind=Kind.KEPT, where=TASK, key=key, detail=detail)
+
+
+def _replaced(ours: configs.BelljarConfig, policy: Policy) -> frozenset[tuple[str, str]]:
+    """What no cell of an image takes from it: the compose file or the policy says it."""
+    others = policy.network.stand_ins.values() if policy.network is not None else ()
+    program = json.loads(ours.program or "{}")
+    cells: list[tuple[Policy | CellStandIn, object, object]] = [
+        (policy, program.get("command"), program.get("arguments")),
+        *((each, each.command, each.arguments) for each in others if isinstance(each, CellStandIn)),
+    ]
+    by_image: dict[str, list[set[str]]] = {}
+    for cell, command, arguments in cells:
+        keys = {name.upper() for name in ("user", "workdir") if getattr(cell, name) is not None}
+        keys |= {"CMD"} if command is not None or arguments is not None else set()
+        keys |= {"ENTRYPOINT"} if command is not None else set()
+        by_image.setdefault(f"image {cell.image}", []).append(keys)
+    return frozenset((where, key) for where, found in by_image.items() for key in set.intersection(*found))
 
 
 _Within: TypeAlias = "tuple[configs.BelljarConfig, LoadedPolicy, tuple[Difference, ...]]"
@@ -193,7 +220,7 @@ def with_images(previews: Iterable[Preview], look: Callable[[LoadedPolicy], tupl
     made: list[Preview] = []
     for each in previews:
         facts = known(each.policy) if each.policy is not None else ()
-        kept = tuple(fact for fact in facts if fact.kind is Kind.KEPT)
+        kept = tuple(fact for fact in facts if fact.kind is Kind.KEPT and (fact.where, fact.key) not in each.replaced)
         more = tuple(fact for fact in facts if fact.kind is not Kind.KEPT)
         made.append(replace(each, kept=(*each.kept, *kept), differences=(*each.differences, *more)))
     return made

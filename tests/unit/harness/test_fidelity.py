@@ -78,6 +78,14 @@ def test_override_turns_what_the_policy_writes_down() -> None:
     assert kept.policy.network is not None
 
 
+def test_an_overridden_user_of_an_image_is_reported() -> None:
+    """Also where the task says it by its image alone; a task without an image has none to replace."""
+    walls = policy("user: root\nworkdir: /w\n")
+    asked = {"image": "ctf:2"}
+    assert keys(under_policy(walls, None, asked, override=True)[1], Kind.OVERRIDDEN) == ["user", "workdir"]
+    assert keys(under_policy(walls, None, {}, override=True)[1], Kind.OVERRIDDEN) == []
+
+
 def test_a_task_without_an_image_gets_the_policys() -> None:
     """With what the task itself says on top."""
     walls = policy("image: mine\nuser: agent\nenv: {A: policy, B: b}\n")
