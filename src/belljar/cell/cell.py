@@ -304,10 +304,6 @@ class Cell:
 
         Not recorded as a command: the caller records the check. A dead cell is a fact, not an error.
         """
-        if self._dead is not None:
-            if isinstance(self._dead, CellError):
-                return Health(died=self._dead.what)
-            raise self._dead
         request = ExecRequest(
             argv=ARGV,
             env=self.plan.env,
@@ -318,12 +314,15 @@ class Cell:
             max_stderr_bytes=MAX_OUTPUT_BYTES,
         )
         try:
-            return read_health(output_of(await self._live.client.exec(request)))
-        except BaseException as error:
-            self._end_if_dead(error)
-            if isinstance(error, CellError):
-                return Health(died=error.what)
-            raise
+            if self._dead is not None:
+                raise self._dead
+            try:
+                return read_health(output_of(await self._live.client.exec(request)))
+            except BaseException as error:
+                self._end_if_dead(error)
+                raise
+        except CellError as error:
+            return Health(died=error.what)
 
     @property
     def last_op(self) -> int:
