@@ -97,6 +97,34 @@ def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
     assert (again.digest, is_new) == (made.digest, False)
 
 
+LEADING_OUT = """
+FROM default AS one
+USER root
+RUN ln -s / /out
+FROM default
+USER root
+RUN --mount=type=bind,from=one,source=/out,target=/m,rw find /m{folder} /m/home /m/root >> /seen 2>&1; \\
+    cat /m{folder}/secret >> /seen 2>&1; echo changed > /m{folder}/secret; ls /m /m/etc >> /seen
+RUN --mount=type=cache,id=../../../../../../../../../..{folder},target=/m ls /m >> /seen; echo x > /m/secret
+"""
+
+
+def test_a_mount_that_leads_out_leads_to_nothing(home: Path, tmp_path: Path) -> None:
+    """A step's mount through a link to `/` of another stage, or with a cache's name that leads up, shows no file of this host."""
+    with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
+        Path(folder).chmod(0o777)
+        secret = Path(folder, "secret")
+        secret.write_text("the host's word")
+        secret.chmod(0o666)
+        recipe = LEADING_OUT.format(folder=folder)
+        made, _ = build_dockerfile(home, BuildRequest(context=context(tmp_path / "c", recipe), name="out:1"))
+        seen = read(made, "seen")
+        assert "the host's word" not in seen
+        assert "hosts" in seen
+        assert not {"shadow", "hostname", "machine-id", "secret"} & set(seen.split())
+        assert secret.read_text() == "the host's word"
+
+
 def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
     """The end of a failing step's output is quoted, escaped; the store and the scratch space are as they were."""
     before = [image.digest for image in Store(home).list()]
@@ -189,3 +217,23 @@ def test_an_ordinary_user_builds_too(user: UsersBelljar, tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["built"]["network"] is False
         assert not list((user.home / "tmp").glob("*"))
+
+
+@pytest.mark.root
+def test_a_step_reaches_nothing_of_the_user_who_builds(user: UsersBelljar) -> None:
+    """Where the namespace's root is the user, a mount that leads out shows none of their files."""
+    with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
+        Path(folder).chmod(0o755)
+        own = Path(folder, "own")
+        own.mkdir()
+        (own / "secret").write_text("the user's word")
+        for path in (own, own / "secret"):
+            os.chown(path, user.uid, user.gid)
+        made = context(Path(folder) / "c", LEADING_OUT.format(folder=own))
+        done = user("image", "build", "-t", "out:1", "--json", str(made))
+        assert done.returncode == 0, done.stderr
+        image = user.home / "images" / json.loads(done.stdout)["digest"] / "rootfs.sqfs"
+        seen = subprocess.run(["unsquashfs", "-cat", image, "seen"], capture_output=True, text=True, check=True).stdout
+        assert "the user's word" not in seen
+        assert "hosts" in seen
+        assert (own / "secret").read_text() == "the user's word"

@@ -174,7 +174,7 @@ def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
     """A directory that belongs to the namespace's root; emptied from inside, where its files have owners."""
     scratch.chmod(0o711)
     work = scratch / "build"
-    work.mkdir(mode=0o755)
+    work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
     for name in _STORAGE:
         (work / name).mkdir(mode=0o700)
     _give(work, inside.first_uid)
@@ -326,6 +326,7 @@ class _Build:
             cwd=self._work,
             timeout_s=self._request.timeout_s,
             has_network=has_network,
+            readable=self._request.volumes,
             on_line=self._say,
             watch=self._check_space,
         )

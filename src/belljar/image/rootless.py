@@ -1,7 +1,7 @@
 """A user namespace with 65,536 ids of its own, for tools that want to be root: what runs in it is nobody on the host.
 
-Mounts, processes, IPC and (unless asked otherwise) the network are its own too; all of it ends with the block, or with the
-process that owns the block, however that ends.
+Files, mounts, processes, IPC and (unless asked otherwise) the network are its own too; all of it ends with the block, or with
+the process that owns the block, however that ends.
 """
 
 from __future__ import annotations
@@ -30,11 +30,54 @@ _MAX_DATA_BYTES: Final = 8 << 30
 """Of one process; the kernel's out-of-memory killer takes these processes first."""
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
 """Where the tool finds its working directory: directories above it may be closed to the namespace."""
-# Process 1 of the namespace: it ends, and everything in the namespace with it, when standard input is closed.
-_INIT: Final = (
-    "mount --no-canonicalize --bind . /tmp && cd /tmp || exit 125; exec 3<&0 </dev/null; "
-    '"$@" 3<&- & tool=$!; { cat <&3 >/dev/null; kill -KILL $tool; } & wait $tool'
-)
+_SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
+# Process 1 of the namespace. It first leaves this host's files behind: a root of its own holds the
+# system's programs, a few devices, the directories named before `--`, and the working directory.
+# It ends, and everything in the namespace with it, when standard input is closed.
+_INIT: Final = f"""
+set -e
+mount -t tmpfs -o mode=755,size=16m,nosuid root /tmp
+for name in {" ".join(_SYSTEM)}; do
+  if [ -L /$name ]; then cp -P /$name /tmp/$name
+  elif [ -d /$name ]; then mkdir /tmp/$name; mount --rbind /$name /tmp/$name
+  fi
+done
+mkdir /tmp/sys
+mount --rbind /sys /tmp/sys
+findmnt -n -r -o TARGET -R /tmp | tail -n +2 | while read -r path; do
+  options=$(findmnt -n -o VFS-OPTIONS -M "$path") && mount -o "remount,bind,$options,ro" "$path" || [ ! -x "$path" ]
+done
+mkdir -p /tmp/dev/pts /tmp/dev/shm /tmp/etc/ssl /tmp/proc /tmp/run /tmp/tmp /tmp/var /tmp/old
+ln -s /tmp/tmp /tmp/var/tmp
+ln -s /proc/self/fd /tmp/dev/fd
+for name in {" ".join(_DEVICES)}; do
+  [ ! -c /dev/$name ] || {{ : > /tmp/dev/$name; mount --bind /dev/$name /tmp/dev/$name; }}
+done
+mount --rbind /proc /tmp/proc
+echo root:x:0:0::/:/bin/sh > /tmp/etc/passwd
+echo root:x:0: > /tmp/etc/group
+echo 127.0.0.1 localhost > /tmp/etc/hosts
+[ ! -f /etc/ld.so.cache ] || cp -L /etc/ld.so.cache /tmp/etc
+if [ "$1" = network ]; then
+  for name in resolv.conf hosts nsswitch.conf; do [ ! -f /etc/$name ] || cp -L /etc/$name /tmp/etc; done
+  [ ! -d /etc/ssl ] || mount --rbind /etc/ssl /tmp/etc/ssl
+fi
+shift
+while [ "$1" != -- ]; do mkdir -p "/tmp$1"; mount --rbind "$1" "/tmp$1"; shift; done
+shift
+mount --no-canonicalize --bind . /tmp/tmp
+cd /tmp
+pivot_root . old
+umount -l /old
+rmdir /old
+cd /tmp
+set +e
+exec 3<&0 </dev/null
+"$@" 3<&- & tool=$!
+{{ cat <&3 >/dev/null; kill -KILL $tool; }} &
+wait $tool
+"""
 
 Watch = Callable[[], None]
 
@@ -54,17 +97,20 @@ class Inside:
         cwd: Path,
         timeout_s: float,
         has_network: bool = False,
+        readable: Sequence[Path] = (),
         max_file_bytes: int = 64 << 30,
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
         """Run a tool as the namespace's root, to its end; its last words. `watch` may raise, and is called often.
 
-        `cwd` is `WORK` there, and hides what else this host has at that place.
+        `cwd` is `WORK` there. Of this host's files nothing else is there but its programs (`/usr`) and the directories
+        `readable`: neither /etc nor anyone's home, socket or store, whatever the tool is talked into.
 
         Raises `HostError` when it fails or takes too long.
         """
-        wrapped = [*self._entering(has_network=has_network, max_file_bytes=max_file_bytes), *argv]
+        kept = ["network" if has_network else "apart", *map(str, readable), "--"]
+        wrapped = [*self._entering(has_network=has_network, max_file_bytes=max_file_bytes), *kept, *argv]
         with (
             started(
                 wrapped, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=cwd
