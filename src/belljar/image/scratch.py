@@ -13,13 +13,15 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
+from belljar.image.tools import run_tool, tool
 from belljar.units import format_size
 
+_REMOVE_TIMEOUT_S: Final = 600.0
 _NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
 MAKING: Final = ".making-"
 """What a part of the store is called while it is made: this, and whose it is."""
@@ -97,7 +99,11 @@ def start_time(pid: int) -> int | None:
 
 def remove_tree(path: Path) -> None:
     """Remove a directory tree, also one whose directories forbid it (mode 0). Missing is fine. Never follows a link."""
-    shutil.rmtree(path, onerror=_allow_and_retry)
+    with suppress(RecursionError):
+        shutil.rmtree(path, onerror=_allow_and_retry)
+    if os.path.lexists(path):  # `shutil` holds a descriptor and a frame for each level, `rm` neither
+        with suppress(HostError):
+            run_tool([tool("rm"), "-rf", "--", str(path)], timeout_s=_REMOVE_TIMEOUT_S)
 
 
 def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
