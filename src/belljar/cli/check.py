@@ -34,6 +34,7 @@ _OUTCOMES = {
 @click.option("--tier", type=click.Choice(TIERS), default=None, help="As for `belljar run`.")
 @click.option("-T", "task_args", multiple=True, metavar="NAME=VALUE", help="A task argument. Repeatable.")
 @click.option("--limit", default=None, metavar="N|A-B", help="Only these samples.")
+@click.option("--sample-id", default=None, metavar="ID,…", help="Only these samples, as for Inspect.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(
     target: str,
@@ -43,6 +44,7 @@ def check(
     tier: str | None,
     task_args: tuple[str, ...],
     limit: str | None,
+    sample_id: str | None,
     as_json: bool,  # noqa: FBT001 - as above
 ) -> int:
     """Say for each sample what is kept, changed, dropped and refused, which images are missing and
@@ -78,8 +80,8 @@ def check(
     }
     kind, home = kind_of(target), belljar_home()
     arguments = [target, *(each for given in task_args for each in ("-T", given))]
-    if limit is not None:
-        arguments += ["--limit", limit]
+    for option, value in (("--limit", limit), ("--sample-id", sample_id)):
+        arguments += [option, value] if value is not None else []
     previews = _previews(kind, target, word, arguments)
     host = Host(
         home=home,

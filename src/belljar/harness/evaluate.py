@@ -237,7 +237,7 @@ def _check_files(specs: Sequence[str]) -> None:
 
 def load_tasks(options: InspectOptions, operator: Operator) -> tuple[list[Task], list[Preview]]:
     """The tasks named on the command line, with their sandboxes replaced, and what each sample
-    would run in, within `--limit`; a model named there beats the tasks' own.
+    would run in, within `--limit` and `--sample-id`; a model named there beats the tasks' own.
 
     Raises `PolicyError` for a task that can't be loaded. A sandbox that no cell can stand in for is
     an error of its samples: the caller lets none begin.
@@ -261,19 +261,28 @@ def load_tasks(options: InspectOptions, operator: Operator) -> tuple[list[Task],
             "no task was found there", where=printable(", ".join(specs)), mend="name a file, file@task or package/task"
         )
     previews: list[Preview] = []
+    names = [task.name for task in tasks]
     for task in tasks:
         made = _adapt(task, directory=Path(task_run_dir(task)), operator=operator)
-        previews += preview(_limited(made, options.context), operator)
+        previews += preview(_selected(made, task.name, names, options.context), operator)
         if options.model:
             task.model = None
     return tasks, previews
 
 
-def _limited(made: list[SampleSandbox], context: click.Context) -> list[SampleSandbox]:
-    from inspect_ai._util.samples import parse_samples_limit
+def _selected(
+    made: list[SampleSandbox], task: str, names: Sequence[str], context: click.Context
+) -> list[SampleSandbox]:
+    """The samples of a task that run, as Inspect chooses them. One without an id may be any."""
+    from inspect_ai._eval.task.util import resolve_task_sample_ids, sample_id_filter
+    from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
 
     limit = parse_samples_limit(context.params.get("limit"))
     first, last = limit if isinstance(limit, tuple) else (0, limit)
+    ids = resolve_task_sample_ids(task, parse_sample_id(context.params.get("sample_id")), names)
+    if ids is not None:
+        matcher = sample_id_filter(ids)
+        made = [each for each in made if each.sample == "None" or matcher.matches(each.sample)]
     return made[slice(max(0, first - 1), last)]
 
 

@@ -25,7 +25,7 @@ from typing_extensions import override
 from belljar.errors import PolicyError
 from belljar.harness import config as configs
 from belljar.harness.lifecycle import tell
-from belljar.harness.options import unknown_inspect
+from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy import HostTools
 from belljar.report.tools import (
@@ -176,7 +176,8 @@ def check_known_tools(task: Task, session: Session) -> str:
 
 def _rules(task: Task, session: Session) -> set[HostTools]:
     specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
-    written = {spec.config for spec in specs if spec is not None}
+    # what is refused keeps another provider's: it does not run, `--sample-id` or `--limit` leaves it out
+    written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
     return {_rule(session, config) for config in written or {None}}
 
 

@@ -64,6 +64,20 @@ def test_a_limit_leaves_samples_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert [item["image"] for item in missing] == ["team/i-1", "team/i-0"]
 
 
+@pytest.mark.parametrize(
+    ("ids", "code", "images"),
+    [("2", 3, ["team/i-0"]), ("1,3", 3, ["team/i-1"]), ("many:2", 3, ["team/i-0"]), ("3,4", 4, ["team/i-1"])],
+)
+def test_samples_are_selected_by_their_ids(
+    ids: str, code: int, images: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Inspect selects them: a refused sample that does not run is no reason to refuse the others."""
+    got, shown = checked("task.py@many", "--sample-id", ids, "--policy", "low", capsys=capsys)
+    missing = shown["missing_images"]
+    assert isinstance(missing, list)
+    assert (got, [item["image"] for item in missing]) == (code, images)
+
+
 def test_the_text_names_what_is_amiss(capsys: pytest.CaptureFixture[str]) -> None:
     """Samples, keys, images and what gets them; for a compose file and a preset too."""
     assert run(["check", "task.py@many", "--policy", "low"]) == 4
