@@ -417,7 +417,6 @@ DROPPED: Final[Mapping[str, str]] = {
 """What is left out whatever its value, and why a model can do the same without it."""
 _HOST: Final = "it would open this host to the cell"
 _OTHER: Final = "it would share with another container"
-_LIMIT: Final = "a cell has no such limit"
 _ADDRESS: Final = "names and addresses of a range are drawn anew for each"
 REFUSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("devices", "device_cgroup_rules", "gpus", "pid", "uts", "cgroup"), _HOST),

@@ -41,7 +41,6 @@ _IS_POLICY: Final = re.compile(rb"^[\"']?belljar[\"']?\s*:", re.MULTILINE)
 _IS_COMPOSE: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
 _MAX_LOOK_BYTES: Final = 128 << 10
 MISSING_CODE: Final = 3
-REFUSED_CODE: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
