@@ -38,12 +38,13 @@ def test_a_file_that_is_no_compose_file_is_the_authors(tmp_path: Path) -> None:
 
 
 def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
-    """What is built has the name that Docker would give it; what has none says which service of which file it is."""
+    """What is built has the name that Docker would give it, with a tag where it names a Dockerfile; what has none says which service of which file it is."""
     (tmp_path / "my files").mkdir()
     (tmp_path / "my files/a.yaml").write_text("name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}")
     (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")
     first, second, third = wanted_by_files(["my files/a.yaml", "b.yaml"])
-    assert (first.image, second.image, third.image) == ("p-x", "debian", "b.yaml, service z")
+    assert first.image.partition(":")[0] == "p-x"
+    assert (second.image, third.image) == ("debian", "b.yaml, service z")
     (build,) = json.loads(first.build)
     assert (build["root"], build["dockerfile"]) == (str(tmp_path / "my files"), "D")
     assert third.why
