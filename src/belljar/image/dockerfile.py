@@ -12,6 +12,8 @@ from typing import Final
 
 MAX_BYTES: Final = 1 << 20
 """Of a Dockerfile."""
+_MAX_VALUE_CHARS: Final = 4096
+"""Of an argument or a base: arguments that name each other grow with each line."""
 _ESCAPE: Final = re.compile(r"#\s*escape\s*=\s*([\\`])\s*", re.IGNORECASE)
 _VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^{}]*))?\})", re.ASCII)
 _HEREDOC: Final = re.compile(r"<<-?(['\"]?)([A-Za-z_]\w*)\1", re.ASCII)
@@ -134,4 +136,7 @@ def _filled(text: str, known: Mapping[str, str]) -> str:
             return value or match[4]
         return (match[4] if value else "") if match[3] == "+" else value
 
-    return _VARIABLE.sub(put, text)
+    filled = _VARIABLE.sub(put, text) if len(text) <= _MAX_VALUE_CHARS else text
+    if len(filled) > _MAX_VALUE_CHARS:
+        raise DockerfileError(f"a value before its first stage has more than {_MAX_VALUE_CHARS:,} characters")
+    return filled

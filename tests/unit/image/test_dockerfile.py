@@ -66,3 +66,10 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     with suppress(DockerfileError):
         found = base_images(text, {})
         with_bases(text, found, {})
+
+
+def test_arguments_that_double_each_other_are_refused() -> None:
+    """Each argument twice the one before would fill the memory: a value has a bound."""
+    lines = ["ARG A0=xxxxxxxx", *(f"ARG A{n}=$A{n - 1}$A{n - 1}" for n in range(1, 18)), "FROM $A17"]
+    with pytest.raises(DockerfileError):
+        base_images("\n".join(lines), {})
