@@ -81,6 +81,6 @@ def test_a_scripted_agent_solves_a_real_task(case: Case, tier: str, workshop: Wo
 
 def test_a_wrong_answer_is_no_solution(workshop: Workshop, tmp_path: Path) -> None:
     """The real scorer says so: what counts as solved above is no accident."""
-    case = next(case for case in CASES if case.name == "threecb_null_writing")
+    case = next(case for case in CASES if case.name == "threecb_microvm")
     workshop.images(case.builds)
     check_run(case, workshop.home, tmp_path, case.tiers[0], wrong=True)
