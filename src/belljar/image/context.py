@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,14 +22,42 @@ from belljar.units import format_size, printable
 
 MAX_BYTES: Final = 8 << 30
 MAX_ENTRIES: Final = 200_000
+MAX_RULES: Final = 1000
 _MAX_IGNORE_BYTES: Final = 1 << 20
 _CHUNK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    pattern: re.Pattern[str]
+    """A pattern by the parts of a path; None stands for `**`, any number of them."""
+
+    parts: tuple[re.Pattern[str] | None, ...]
     takes_back: bool
+
+    def matches(self, path: Sequence[str]) -> bool:
+        """Whether it matches the path or a directory above it, in time linear in both."""
+        last = len(self.parts) - 1
+        reached = self._skipping({0})
+        for name in path:
+            if last + 1 in reached:
+                break
+            after = set[int]()
+            for at in reached:
+                pattern = self.parts[at]
+                if pattern is None:
+                    after |= {at, at + 1} if at == last else {at}
+                elif pattern.fullmatch(name):
+                    after.add(at + 1)
+            reached = self._skipping(after)
+        return last + 1 in reached
+
+    def _skipping(self, reached: set[int]) -> set[int]:
+        """Also what follows a `**` that matches nothing; one at the end matches at least one name."""
+        for at in sorted(reached):
+            while at < len(self.parts) - 1 and self.parts[at] is None:
+                at += 1
+                reached.add(at)
+        return reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +67,9 @@ class Ignored:
     rules: tuple[_Rule, ...] = ()
 
     def __contains__(self, path: str) -> bool:
-        decided = False
+        decided, parts = False, path.split("/")
         for rule in self.rules:
-            if rule.pattern.match(path):
+            if rule.matches(parts):
                 decided = not rule.takes_back
         return decided
 
@@ -52,8 +80,8 @@ class Ignored:
 
 
 def parse_ignore(text: str) -> Ignored:
-    """The rules of a `.dockerignore`."""
-    rules = []
+    """The rules of a `.dockerignore`. `**` within a name is `*`. Raises `PolicyError` for more than `MAX_RULES`."""
+    rules: list[_Rule] = []
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
         if not written or line.startswith("#"):
@@ -61,7 +89,9 @@ def parse_ignore(text: str) -> Ignored:
         takes_back = written.startswith("!")
         path = os.path.normpath(written.removeprefix("!").strip()).strip("/")
         if path not in {".", ""}:
-            rules.append(_Rule(re.compile(_expression(path) + r"(?:/|\Z)", re.DOTALL), takes_back))
+            rules.append(_Rule(tuple(map(_part, path.split("/"))), takes_back))
+        if len(rules) > MAX_RULES:
+            raise PolicyError(f"it has more than {MAX_RULES:,} patterns", where=".dockerignore")
     return Ignored(tuple(rules))
 
 
@@ -167,17 +197,29 @@ def _raise(error: OSError) -> None:
     raise PolicyError(f"it can't be read: {error.strerror}", where=printable(str(error.filename))) from error
 
 
-def _expression(path: str) -> str:
-    return "".join(_part(part) for part in re.findall(r"\*\*/?|\*|\?|\[[^\]]*\]|\\.|.", path, re.DOTALL))
+def _part(part: str) -> re.Pattern[str] | None:
+    """One part of a pattern; None: any number of parts. What stands between two `*` is taken where it
+    comes first: without that a pattern could be tried in ways without end.
+    """
+    if part == "**":
+        return None
+    chunks = [""]
+    for token in re.findall(r"\*+|\?|\[[^\]]*\]|\\.|.", part, re.DOTALL):
+        if token[0] == "*":
+            chunks.append("")
+        else:
+            chunks[-1] += _expression(token)
+    first, *rest = chunks
+    between = "".join(f"(?>.*?{chunk})" for chunk in rest[:-1])
+    return re.compile(first + between + (f".*{rest[-1]}" if rest else ""), re.DOTALL)
 
 
-def _part(part: str) -> str:
-    fixed: dict[str, str] = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    if part in fixed:
-        return fixed[part]
-    if part.startswith("[") and len(part) > 2:
-        return f"[{part[1:-1]}]" if _is_class(part) else re.escape(part)
-    return re.escape(part[-1] if part.startswith("\\") else part)
+def _expression(glob: str) -> str:
+    if glob == "?":
+        return "."
+    if glob.startswith("[") and len(glob) > 2:
+        return f"[{glob[1:-1]}]" if _is_class(glob) else re.escape(glob)
+    return re.escape(glob[-1] if glob.startswith("\\") else glob)
 
 
 def _is_class(part: str) -> bool:

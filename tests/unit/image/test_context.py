@@ -25,6 +25,10 @@ from belljar.image.context import Ignored, parse_ignore, read_ignore, take_conte
         ("# comment\n\n  [ab]c  ", ["ac", "bc"], ["cc", "# comment"]),
         ("a/../b", ["b"], ["a"]),
         ("**", ["a", "a/b"], []),
+        ("a/**", ["a/b", "a/b/c"], ["a"]),
+        ("a/**/b", ["a/b", "a/x/b", "a/x/y/b/c"], ["a/x", "b"]),
+        ("**/**/x*y*z", ["xyz", "d/x1y2z", "xyyz"], ["xy", "zyx"]),
+        ("*a*ab", ["aab", "xaxab"], ["ab"]),
     ],
 )
 def test_dockerignore_says_what_is_left_out(rules: str, left_out: list[str], kept: list[str]) -> None:
@@ -38,6 +42,14 @@ def test_dockerignore_says_what_is_left_out(rules: str, left_out: list[str], kep
 def test_any_dockerignore_is_read(text: str) -> None:
     """No pattern is an error or takes long."""
     assert ("a/b" in parse_ignore(text)) in {True, False}
+
+
+@pytest.mark.parametrize("pattern", ["**/" * 12 + "x", "*a" * 40 + "*b", "a*/" * 30 + "**/" * 30 + "z"])
+def test_no_pattern_is_tried_without_end(pattern: str) -> None:
+    """Patterns that would be tried in very many ways are decided; too many of them are refused."""
+    assert "/".join(["a" * 50] * 60) not in parse_ignore(pattern)
+    with pytest.raises(PolicyError):
+        parse_ignore("a\n" * (module.MAX_RULES + 1))
 
 
 def test_the_digest_follows_names_modes_and_contents(tmp_path: Path) -> None:
