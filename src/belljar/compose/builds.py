@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from belljar.compose.document import name_built
 from belljar.compose.extends import with_extended
-from belljar.compose.task_files import DIRECTORY_KEY, files_named_by
+from belljar.compose.task_files import files_named_by, mark_read
 from belljar.compose.words import mapping, names_in, refusal, text
 from belljar.policy.reference import parse_reference
 
@@ -90,7 +90,10 @@ def dockerfile_document(path: Path) -> dict[str, Any]:
         "network_mode": "none",
         "stop_grace_period": "1s",
     }
-    return name_built({"services": {"default": service}, DIRECTORY_KEY: str(directory)}, directory.name)
+    document = {"services": {"default": service}}
+    if path.is_file():
+        document = mark_read(document, directory)
+    return name_built(document, directory.name)
 
 
 def _args(written: Any) -> dict[str, str]:  # noqa: ANN401 - YAML

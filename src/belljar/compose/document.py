@@ -57,7 +57,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """
     from belljar.compose.include import with_others
     from belljar.compose.parse import NotReadError, read_yaml
-    from belljar.compose.task_files import DIRECTORY_KEY, files_of
+    from belljar.compose.task_files import files_of, mark_read
 
     where = printable(str(path))
     try:
@@ -67,7 +67,7 @@ def read_document(path: Path) -> dict[str, Any]:
         parsed = read_yaml(content.decode("utf-8-sig"))
         if isinstance(parsed, dict):
             parsed = with_others(parsed, path.name, files_of(path.parent), read_yaml)
-            parsed[DIRECTORY_KEY] = str(path.parent.resolve())
+            parsed = mark_read(parsed, path.parent)
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"

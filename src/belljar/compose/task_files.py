@@ -21,6 +21,8 @@ from belljar.units import format_size
 
 DIRECTORY_KEY: Final = "x-belljar-directory"
 """Where a parsed file says what directory it was read from. Only `read_document` writes it."""
+_read_here: Final[set[str]] = set()
+"""The directories, and roots, of the tasks' files that this process itself has read."""
 _MAX_ABOVE: Final = 8
 MAX_TEXT_BYTES: Final = 256 << 10
 """Of a file that is read as text: variables, another compose file."""
@@ -69,6 +71,20 @@ def files_of(directory: Path) -> TaskFiles:
         if os.path.lexists(candidate / "__init__.py"):
             return TaskFiles(candidate, own.relative_to(candidate).as_posix())
     return TaskFiles(own)
+
+
+def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The parsed file with the directory that it was read from, whose files it may name from now on."""
+    own = directory.resolve()
+    _read_here.update((str(own), str(files_of(own).root)))
+    return {**document, DIRECTORY_KEY: str(own)}
+
+
+def was_read_here(directory: str) -> bool:
+    """Whether a task's file was read from there by this process: what a log says of it is no reason
+    to read anything of this host.
+    """
+    return directory in _read_here
 
 
 def files_named_by(document: Mapping[str, Any]) -> TaskFiles | None:

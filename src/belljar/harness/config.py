@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from belljar.compose.builds import dockerfile_document
 from belljar.compose.document import as_document, is_compose_name, is_dockerfile_name, read_document
 from belljar.compose.interpolate import MAX_CHARACTERS, METADATA_PREFIX
+from belljar.compose.task_files import DIRECTORY_KEY, was_read_here
 from belljar.differences import Difference, Kind
 from belljar.errors import PolicyError
 from belljar.harness.compat import (
@@ -190,9 +191,43 @@ def settled(
     """
     if not config.compose:
         return config
+    document = json.loads(config.compose)
+    _check_read_here([document.get(DIRECTORY_KEY, "")])
     known = _defined() if metadata is None else metadata_variables(metadata)
-    judgement = judge_for_sample(json.loads(config.compose), known, blanks=metadata is None)
+    judgement = judge_for_sample(document, known, blanks=metadata is None)
     return _judged(config, judgement, where=where)
+
+
+def _check_read_here(directories: Iterable[str]) -> None:
+    """Raises `PolicyError` for a directory of this host that only the configuration names: a log's
+    may be forged, and would have any file copied into a cell or built into an image.
+    """
+    for directory in directories:
+        if directory and not was_read_here(directory):
+            raise PolicyError(
+                f"it takes files of {printable(directory)}, where no file of a task was read: a"
+                " configuration from a log has no say in that",
+                where="the task's sandbox",
+                mend="run the task itself again, so that its own compose file is read",
+            )
+
+
+def _check_own_files(ours: BelljarConfig) -> None:
+    """As `_check_read_here`; and services, as a compose file's, name no files of a policy."""
+    if ours.data:
+        data = json.loads(ours.data)
+        files = [file for cell in data.get("cells", {}).values() for file in cell.get("files", ())]
+        if any(file.get("source") for file in files):
+            _check_read_here([data.get("root") or "."])
+    _check_read_here(each["root"] or "." for each in json.loads(ours.builds or "[]"))
+    network = ours.asked().get("network")
+    services = network.get("stand_ins", {}) if isinstance(network, dict) else {}
+    if any(each.get("kind") != "cell" or "files" in each for each in services.values()):
+        raise PolicyError(
+            "its network holds more than the services of a compose file",
+            where="the task's sandbox",
+            mend="put stand-ins and files into a policy, and name that",
+        )
 
 
 def _defined() -> dict[str, str]:
@@ -243,6 +278,7 @@ def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple
     from belljar.policy.network import OWN_CELL
     from belljar.policy.task_data import TaskData
 
+    _check_own_files(ours)
     if operator.walls:
         own = resolve_policy(ours.policy) if ours.policy else None
         walls = resolve_policy(operator.walls)

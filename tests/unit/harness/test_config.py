@@ -382,3 +382,51 @@ def test_a_tier_is_only_raised_by_whoever_asks_for_one() -> None:
     for config, tier in ((low, "container"), (BelljarConfig(policy="high", tier="container"), "")):
         with pytest.raises(PolicyError, match="less than"):
             load(config, tier=tier)
+
+
+def forged(tmp_path: Path) -> dict[str, BelljarConfig]:
+    """Configurations, as a log may hold them, that name a directory of this host."""
+    (tmp_path / "secret").write_text("KEY=s3cret\n")
+    (tmp_path / "Dockerfile").write_text("FROM x\n")
+    root = str(tmp_path.resolve())
+    file = TaskFile(key="configs", target="/f", source="secret")
+    build = {"image": "x", "root": root, "context": ".", "dockerfile": "Dockerfile", "args": {}}
+    services = {"default": {"image": "a-${SAMPLE_METADATA_A-}", "env_file": "secret"}}
+    web = {"kind": "git", "names": ["web"], "repositories": "."}
+    cell = {"kind": "cell", "names": ["web"], "ports": ["all"]}
+    copied = {**cell, "files": [{"source": "secret", "target": "/f"}]}
+    configs = {
+        "data": TaskData(root=root, cells={OWN_CELL: CellData(files=(file,))}).model_dump_json(),
+        "data without a root": TaskData(cells={OWN_CELL: CellData(files=(file,))}).model_dump_json(),
+        "builds": json.dumps([{**build, "target": ""}]),
+        "compose": json.dumps({"services": services, "x-belljar-directory": root}),
+    }
+    made = {name: BelljarConfig.model_validate({name.partition(" ")[0]: text}) for name, text in configs.items()}
+    for name, words in (("stand-in", web), ("files", copied)):
+        made[name] = BelljarConfig(network=json.dumps({"stand_ins": {"web": words}}))
+    return made
+
+
+@pytest.mark.parametrize("field", ["data", "data without a root", "builds", "compose", "stand-in", "files"])
+def test_a_configuration_from_a_log_takes_no_files(field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this host: a directory is one that this process read a task's file from, or refused; also
+    where the operator's policy has a directory of its own. Nothing of it is in the error.
+    """
+    monkeypatch.chdir(tmp_path)
+    config = forged(tmp_path)[field]
+    (tmp_path / "walls.yaml").write_text("belljar: 1\nrisk: low\n")
+    for walls in ("", "walls.yaml"):
+        with pytest.raises(PolicyError) as caught:
+            sample_policy(config, {"a": "1"}, walls=walls)
+        assert "the task's sandbox" in caught.value.where
+        assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["data", "builds", "compose"])
+def test_a_task_that_was_read_gives_its_files(field: str, tmp_path: Path) -> None:
+    """A configuration whose compose file was read by this process, also when it went through a log."""
+    config = forged(tmp_path)[field]
+    (tmp_path / "compose.yaml").write_text("services: {default: {image: x}}\n")
+    as_config(str(tmp_path / "compose.yaml"))
+    again = BelljarConfig.model_validate_json(config.model_dump_json())
+    assert sample_policy(again, {"a": "1"}).policy is not None
