@@ -7,7 +7,7 @@ agent, whose word counts in verdicts: see docs/policy.md for the reason of each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
@@ -108,20 +108,22 @@ class Rights(Strict):
         description="Whether `su`, `sudo` and other set-user-ID programs gain their owner's rights, as in Docker. "
         "auto: where the tier grants it; on: only such a tier will do.",
     )
-    privileged: bool = Field(default=False, description="All rights that the cell's tier grants.")
+    privileged: bool = Field(
+        default=False, description="All rights that the cell's tier grants, but for set-user-ID programs."
+    )
 
     def common(self, other: Rights) -> Rights:
         """What both ask for. A tier's list is not known here: `privileged` stands for all of it."""
-        if other.privileged:
-            return self
-        if self.privileged:
-            return other
+        setuid = min(self.setuid_programs, other.setuid_programs, key=_SETUID.index)
+        if self.privileged or other.privileged:
+            fewer = self if other.privileged else other
+            return fewer.model_copy(update={"setuid_programs": setuid})
         shared = tuple(name for name in self.capabilities if name in other.capabilities)
         is_open = self.seccomp == other.seccomp == "unconfined"
         return Rights(
             capabilities=shared,
             seccomp="unconfined" if is_open else "default",
-            setuid_programs=min(self.setuid_programs, other.setuid_programs, key=_SETUID.index),
+            setuid_programs=setuid,
         )
 
 
@@ -142,12 +144,13 @@ def is_within(ours: Rights | None, floor: Rights | None) -> bool:
 def granted(rights: Rights, tier: Tier) -> Granted:
     """What a cell of this tier gets; `refusals` says what it does not get."""
     most = GRANTABLE[tier]
+    setuid_programs = most.setuid_programs and rights.setuid_programs != "off"
     if rights.privileged:
-        return most
+        return replace(most, setuid_programs=setuid_programs)
     return Granted(
         capabilities=tuple(name for name in most.capabilities if name in rights.capabilities),
         calls=most.calls if rights.seccomp == "unconfined" else (),
-        setuid_programs=most.setuid_programs and rights.setuid_programs != "off",
+        setuid_programs=setuid_programs,
     )
 
 
