@@ -6,7 +6,7 @@ import gzip
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -116,6 +116,19 @@ def state_of(home: Path) -> set[str]:
     """Every path of the store and of the system's temporary directory that is ours."""
     ours = {str(path) for path in home.rglob("*") if path.parent.name != "locks"}
     return ours | {str(path) for path in Path(tempfile.gettempdir()).glob("belljar-*")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_temporary_directory() -> Iterator[None]:
+    """What other tests import meanwhile is not looked at. Open to all, as the system's own is."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="hostile-") as own:
+        Path(own).chmod(0o1777)
+        tempfile.tempdir = own
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 @pytest.fixture(scope="module")
