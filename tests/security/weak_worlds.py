@@ -40,6 +40,7 @@ class World:
             "fresh": "1",
             "capabilities": "0",
             "debugger_calls": "0",
+            "setuid_programs": "0",
         }
         self.environment: dict[str, str] = {}
         self.kept: list[int] = []
