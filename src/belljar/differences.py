@@ -72,23 +72,21 @@ class Difference:
         )
 
 
-def told(differences: Iterable[Difference]) -> tuple[str, ...]:
+def sentences(differences: Iterable[Difference]) -> tuple[str, ...]:
     """The facts as sentences, safe for a terminal; what is plainly kept is left out.
 
-    Keys of one part, and parts, of which the same is true are named together, in their order.
+    Keys of one part, and parts, that share a detail are named together, in their order.
     """
     by_part: dict[tuple[Kind, str, str], dict[str, dict[str, None]]] = {}
     for fact in differences:
         if fact.kind is not Kind.KEPT:
             parts = by_part.setdefault((fact.kind, fact.detail, fact.hint), {})
             parts.setdefault(fact.where, {})[fact.key] = None
-    sentences: dict[tuple[Kind, str, tuple[str, ...]], list[str]] = {}
+    alike: dict[tuple[Kind, str, tuple[str, ...]], list[str]] = {}
     for (kind, detail, _), parts in by_part.items():
         for where, keys in parts.items():
-            sentences.setdefault((kind, detail, tuple(keys)), []).append(where)
-    return tuple(
-        dict.fromkeys(_sentence(kind, wheres, keys, detail) for (kind, detail, keys), wheres in sentences.items())
-    )
+            alike.setdefault((kind, detail, tuple(keys)), []).append(where)
+    return tuple(dict.fromkeys(_sentence(kind, wheres, keys, detail) for (kind, detail, keys), wheres in alike.items()))
 
 
 def _sentence(kind: Kind, wheres: Iterable[str], keys: Iterable[str], detail: str) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from belljar.differences import Difference, Kind, told
+from belljar.differences import Difference, Kind, sentences
 
 
 @pytest.mark.parametrize("kind", Kind)
@@ -25,12 +25,12 @@ def test_the_same_of_several_is_one_sentence() -> None:
         for key in ("labels", "tty")
     ]
     kept = Difference(kind=Kind.KEPT, key="image")
-    (sentence,) = told([*facts, kept])
+    (sentence,) = sentences([*facts, kept])
     assert all(word in sentence for word in ("service a", "service b", "labels", "tty", "why"))
-    assert len(told([*facts, Difference(kind=Kind.CHANGED, key="tty", detail="why")])) == 2
+    assert len(sentences([*facts, Difference(kind=Kind.CHANGED, key="tty", detail="why")])) == 2
 
 
 def test_sentences_are_safe_for_a_terminal() -> None:
     """Whatever an author wrote."""
     hostile = Difference(kind=Kind.REFUSED, where="\x1b[2J", key="\r", detail="\u202e")
-    assert not set("\x1b\r\u202e") & set(told([hostile])[0])
+    assert not set("\x1b\r\u202e") & set(sentences([hostile])[0])

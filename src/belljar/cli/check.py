@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.exec import TIERS
-from belljar.differences import Kind, samples_named, told
+from belljar.differences import Kind, samples_named, sentences
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.harness.check import Outlook
-    from belljar.harness.operator import OperatorsWord
+    from belljar.harness.operator import OperatorOptions
     from belljar.harness.preview import Preview
     from belljar.plan import Plan
 
@@ -72,7 +72,7 @@ def check(
 
     if override and not policy:
         raise click.UsageError("--override needs --policy")
-    word: OperatorsWord = {
+    options: OperatorOptions = {
         "walls": policy,
         "override": override,
         "tier": tier or "",
@@ -82,7 +82,7 @@ def check(
     arguments = [target, *(each for given in task_args for each in ("-T", given))]
     for option, value in (("--limit", limit), ("--sample-id", sample_id)):
         arguments += [option, value] if value is not None else []
-    previews = _previews(kind, target, word, arguments)
+    previews = _previews(kind, target, options, arguments)
     host = Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),
@@ -96,15 +96,15 @@ def check(
     return exit_code(found)
 
 
-def _previews(kind: str, target: str, word: OperatorsWord, arguments: Sequence[str]) -> list[Preview]:
+def _previews(kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]) -> list[Preview]:
     from belljar.harness.check import check_compose, check_policy
     from belljar.harness.evaluate import check_tasks
 
     if kind == "policy":
-        if word["walls"]:
+        if options["walls"]:
             raise click.UsageError("a policy is checked by itself: leave --policy out")
-        return check_policy(target, word)
-    return check_compose(target, word) if kind == "compose" else check_tasks(arguments, word)
+        return check_policy(target, options)
+    return check_compose(target, options) if kind == "compose" else check_tasks(arguments, options)
 
 
 def _lines(found: Sequence[Outlook]) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _group_lines(each: Outlook) -> Iterator[str]:
     if first.kept:
         kept = (f"{fact.key} ({fact.detail})" for fact in first.kept)
         yield f"  kept: {printable(', '.join(kept), max_chars=400)}"
-    yield from (f"  {sentence}" for sentence in told(first.differences))
+    yield from (f"  {sentence}" for sentence in sentences(first.differences))
     error = each.error or each.lacking
     if error is not None:
         # what a compose file is refused for stands above, each key for itself

@@ -226,11 +226,11 @@ def _cells(row: Row) -> list[tuple[str, str]]:
 
 def differing(findings: RunFindings) -> list[str]:
     """How cells differed from what was written, each fact once with its samples."""
-    from belljar.differences import samples_named, told
+    from belljar.differences import samples_named, sentences
 
     samples: dict[str, dict[str, None]] = {}
     for row in findings.rows:
-        for sentence in told(row.differences):
+        for sentence in sentences(row.differences):
             samples.setdefault(sentence, {})[row.transcript.sample] = None
     if not samples:
         return []

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from belljar.compose.dotenv import MAX_VARIABLES, read_dotenv, read_raw
-from belljar.compose.service import Taken
+from belljar.compose.service import Converted
 from belljar.compose.task_files import TaskFiles, reason
 from belljar.compose.words import CannotKeepError, mapping, refusal, switch, text
 from belljar.units import printable
@@ -15,11 +15,11 @@ MAX_FILES: Final = 16
 _KEYS: Final = frozenset({"path", "required", "format"})
 
 
-def add_env_files(taken: Taken, written: object, files: TaskFiles | None) -> None:
+def add_env_files(converted: Converted, written: object, files: TaskFiles | None) -> None:
     """Put a service's files of variables under its `environment`. Raises `CannotKeepError`."""
     if not written:
         return
-    where = f"service {taken.service}"
+    where = f"service {converted.service}"
     if files is None:
         why = "the compose configuration is not a file, so the task's directory is not known"
         raise refusal(where, "env_file", why)
@@ -31,7 +31,7 @@ def add_env_files(taken: Taken, written: object, files: TaskFiles | None) -> Non
             if required:
                 hint = "make it; an example is often beside it"
                 raise refusal(where, "env_file", f"{path}: it does not exist", hint=hint) from error
-            taken.changed("env_file", f"{path} does not exist, and is not required")
+            converted.changed("env_file", f"{path} does not exist, and is not required")
             continue
         except (OSError, ValueError) as error:
             why = str(error) if isinstance(error, CannotKeepError) else reason(error)
@@ -39,10 +39,10 @@ def add_env_files(taken: Taken, written: object, files: TaskFiles | None) -> Non
         found |= {name: value for name, value in variables.items() if value is not None}
         if unset := sorted(name for name, value in variables.items() if value is None):
             names = ", ".join(unset)
-            taken.changed("env_file", f"{path}: variables without a value are not set ({names})")
+            converted.changed("env_file", f"{path}: variables without a value are not set ({names})")
     if len(found) > MAX_VARIABLES:
         raise refusal(where, "env_file", f"more than {MAX_VARIABLES:,} variables")
-    taken.words["env"] = {**found, **taken.words.get("env", {})}
+    converted.words["env"] = {**found, **converted.words.get("env", {})}
 
 
 def _read(path: str, files: TaskFiles, defined: Mapping[str, str], *, is_raw: bool) -> dict[str, str | None]:

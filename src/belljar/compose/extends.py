@@ -1,4 +1,4 @@
-"""`extends`: a service takes over what another of its file says. Pure.
+"""`extends`: a service inherits the keys of another service of its file. Pure.
 
 Source: compose-spec 05-services.md (extends) and 13-merge.md: mappings are merged, lists appended,
 and what is one value (a command among them) is replaced.
@@ -30,9 +30,9 @@ def _extended(name: str, services: Mapping[str, Mapping[str, Any]], by: tuple[st
     fields = {"service": asked} if isinstance(asked, str) else mapping(asked, "extends")
     base = text(fields.get("service") or "")
     if set(fields) - {"service"}:
-        raise refusal(f"service {name}", "extends", "only a service of the same file is taken over")
+        raise refusal(f"service {name}", "extends", "only a service of the same file can be extended")
     if base not in services or base in (*by, name):
-        why = "which there is not" if base not in services else "which extends it"
+        why = "which does not exist" if base not in services else "which extends it"
         raise refusal(f"service {name}", "extends", f"it extends {base}, {why}")
     own = {key: value for key, value in service.items() if key != "extends"}
     return merged(_extended(base, services, (*by, name)), own)

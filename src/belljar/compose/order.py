@@ -32,7 +32,7 @@ class Wait:
 
 
 def waits_of(services: Mapping[str, Mapping[str, Any]]) -> tuple[Wait, ...]:
-    """All that is waited for. Raises `CannotKeepError` for a condition or a service that there is not."""
+    """All that is waited for. Raises `CannotKeepError` for an unknown condition or service."""
     return tuple(wait for name, service in services.items() for wait in _waits(name, service, services))
 
 
@@ -45,13 +45,13 @@ def _waits(name: str, service: Mapping[str, Any], services: Mapping[str, Any]) -
             yield wait
         elif settings is None or switch(settings.get("required", True)):
             raise CannotKeepError(
-                f"its compose service {printable(name)} depends on {printable(what)}, which there is not"
+                f"its compose service {printable(name)} depends on {printable(what)}, which does not exist"
             )
     for link in names_in(service.get("links")):
         what = link.partition(":")[0]
         if what not in services:
             raise CannotKeepError(
-                f"its compose service {printable(name)} has a link to {printable(what)}, which there is not"
+                f"its compose service {printable(name)} has a link to {printable(what)}, which does not exist"
             )
         yield Wait(name, what, Condition.STARTED)
 

@@ -1,4 +1,4 @@
-"""A compose file's services as a policy's words. Pure: the parsed file in, what the cells take over, or what they can't keep, out.
+"""Converts a compose file's services to the fields of a policy, or refuses what cells can't keep. Pure.
 
 One service is a cell. Several are a range: the default service's cell, and a target cell for each other, which is reachable by its name from the cells
 of the range and from nowhere else. What would widen the blast radius (`privileged`, mounts of this host, its network, devices, the container runtime's
@@ -17,7 +17,7 @@ from belljar.compose.health import UNCHECKED, read_health
 from belljar.compose.networks import names_of, read_networks
 from belljar.compose.order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
 from belljar.compose.secrets import add_granted
-from belljar.compose.service import Taken, program_of, read_service
+from belljar.compose.service import Converted, program_of, read_service
 from belljar.compose.task_files import TaskFiles
 from belljar.compose.volumes import Mounts, mounts_of, tmpfs_of
 from belljar.compose.words import CannotKeepError, Refusals, is_idle, mapping, names_in, refusal, switch
@@ -82,15 +82,15 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
     for key in sorted(str(key) for key in compose):
         with refused.collected():
             if key not in _TOP and not key.startswith("x-"):
-                raise refusal("", key, "a cell takes over nothing of this part of a file")
+                raise refusal("", key, "cells have no use for this part of a file")
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
-    taken: dict[str, Taken] = {}
+    converted: dict[str, Converted] = {}
     for name, service in services.items():
         with refused.collected():
-            taken[name] = read_service(name, service)
-            add_env_files(taken[name], service.get("env_file"), files)
+            converted[name] = read_service(name, service)
+            add_env_files(converted[name], service.get("env_file"), files)
     with refused.collected():
         mounts = mounts_of(services, compose.get("volumes"), files, waits=waits, default=default)
         for name, service in services.items():
@@ -100,27 +100,27 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
         joined, of_networks = read_networks(services, compose.get("networks"))
         differences += of_networks
     refused.raise_all()
-    read = {name: _read_one(name, services[name], taken[name], mounts[name].directories) for name in order}
+    read = {name: _read_one(name, services[name], converted[name], mounts[name].directories) for name in order}
     unchecked = frozenset(name for name, service in read.items() if service.health == UNCHECKED)
     check_waits(waits, unchecked=unchecked, default=default, default_idles=read[default].idles)
     own = read[default]
     differences += restarts(services)
-    differences += [fact for service in taken.values() for fact in service.differences]
+    differences += [fact for service in converted.values() for fact in service.differences]
     differences += [fact for each in mounts.values() for fact in each.differences]
     network = _network(read, names_of(services, default), joined, waits, own=default) if len(order) > 1 else None
     return Composed(
         service=default,
-        changes=_changes(own.taken),
+        changes=_changes(own.converted),
         program={**own.program, **({"health": own.health} if own.health else {})},
         network=network,
         is_apart=services[default].get("network_mode") == "none",
-        data=_data(taken, mounts, files, own=default),
+        data=_data(converted, mounts, files, own=default),
         differences=tuple(dict.fromkeys(differences)),
     )
 
 
 def _data(
-    taken: Mapping[str, Taken],
+    converted: Mapping[str, Converted],
     mounts: Mapping[str, Mounts],
     files: TaskFiles | None,
     *,
@@ -131,9 +131,9 @@ def _data(
         OWN_CELL if name == own else name: CellData(
             files=tuple(sorted(mounts[name].files, key=lambda file: file.target)),
             volumes=tuple(mounts[name].volumes),
-            hosts=tuple(dict.fromkeys(taken[name].hosts)),
+            hosts=tuple(dict.fromkeys(converted[name].hosts)),
         )
-        for name in taken
+        for name in converted
     }
     cells = {name: data for name, data in held.items() if data != CellData()}
     return TaskData(cells=cells, root=str(files.root) if files else "") if cells else None
@@ -143,7 +143,7 @@ def _data(
 class _Service:
     """What one service comes to: a policy's words, what runs, how its health is asked."""
 
-    taken: Taken
+    converted: Converted
     program: Mapping[str, Any]
     health: Mapping[str, Any] | None
 
@@ -153,11 +153,13 @@ class _Service:
         return is_idle(self.program.get("arguments") or self.program.get("command") or ())
 
 
-def _read_one(name: str, service: Mapping[str, Any], taken: Taken, directories: list[str]) -> _Service:
+def _read_one(name: str, service: Mapping[str, Any], converted: Converted, directories: list[str]) -> _Service:
     directories = [*directories, *tmpfs_of(service.get("tmpfs"))]
-    made = [taken.words["workdir"], *directories] if "workdir" in taken.words else directories  # as Docker makes both
+    made = (
+        [converted.words["workdir"], *directories] if "workdir" in converted.words else directories
+    )  # as Docker makes both
     program = program_of(name, service) | ({"directories": made} if made else {})
-    return _Service(taken, program, read_health(service.get("healthcheck"), name=name))
+    return _Service(converted, program, read_health(service.get("healthcheck"), name=name))
 
 
 def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], list[Difference]]:
@@ -181,7 +183,7 @@ def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
     return next(iter([*marked, *(name for name in services if name == "default"), *services]))
 
 
-def _changes(own: Taken) -> dict[str, Any]:
+def _changes(own: Converted) -> dict[str, Any]:
     env = own.words.get("env")
     return {**own.words, **({"env": tuple(env.items())} if env is not None else {})}
 
@@ -205,7 +207,7 @@ def _network(
         name: {
             "kind": "cell",
             **reached(name),
-            **service.taken.words,
+            **service.converted.words,
             **service.program,
             "awaits": awaited_by(name, waits),
             **_end_of_start(name, service, completed, waits),

@@ -13,7 +13,7 @@ from belljar.compose.words import Refusals, names_in, refusal, switch, text
 from belljar.policy.rights import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 
 if TYPE_CHECKING:
-    from belljar.compose.service import Taken
+    from belljar.compose.service import Converted
 
 _REFUSED_OPTION: Final = "it would open a cell's own walls"
 _PROFILES: Final = frozenset({"label", "apparmor", "seccomp"})
@@ -27,57 +27,57 @@ _PRIVILEGED: Final = (
 )
 
 
-def read_security_opt(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def read_security_opt(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """Labels and profiles of a host's security modules narrow a container; a cell has its own filter."""
     if not isinstance(value, list):
         return False
     for option in map(text, value):
         name, _, rest = option.replace("=", ":", 1).partition(":")
         if name == "no-new-privileges" and rest in ("", "true"):
-            taken.words["rights"] = {**taken.words.get("rights", {}), "setuid_programs": "off"}
+            converted.words["rights"] = {**converted.words.get("rights", {}), "setuid_programs": "off"}
             continue
         if (name, rest) == ("seccomp", "unconfined"):
-            taken.granted("security_opt", _DEBUGGERS, seccomp="unconfined")
+            converted.granted("security_opt", _DEBUGGERS, seccomp="unconfined")
             continue
         if name not in _PROFILES:
-            raise refusal(f"service {taken.service}", "security_opt", f"{option}: {_REFUSED_OPTION}")
-        taken.dropped("security_opt", f"{option}: a cell's programs have its own filter")
+            raise refusal(f"service {converted.service}", "security_opt", f"{option}: {_REFUSED_OPTION}")
+        converted.dropped("security_opt", f"{option}: a cell's programs have its own filter")
     return True
 
 
-def read_cap_add(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def read_cap_add(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """The usual capabilities are root's anyway; one that no tier grants is refused by its name."""
     names = {name.upper().removeprefix("CAP_") for name in map(text, names_in(value))}
     if isinstance(value, Mapping):
         return False
     if "ALL" in names:
-        return read_privileged("true", taken, key="cap_add")
+        return read_privileged("true", converted, key="cap_add")
     more = sorted(names - USUAL_CAPABILITIES)
     refused = Refusals()
     for name in more:
         with refused.collected():
             if name not in _GRANTED:
-                raise refusal(f"service {taken.service}", "cap_add", f"{name}: {_NO_TIER}")
+                raise refusal(f"service {converted.service}", "cap_add", f"{name}: {_NO_TIER}")
     refused.raise_all()
     if "MKNOD" in names:
-        taken.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
+        converted.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
     for name in more:
-        taken.granted("cap_add", f"{name}: {_GRANTING}", capabilities=more)
+        converted.granted("cap_add", f"{name}: {_GRANTING}", capabilities=more)
     return True
 
 
-def read_cap_drop(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def read_cap_drop(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """What works in a cell for its owner (files that are written as root) needs the usual ones."""
     if isinstance(value, Mapping):
         return False
     if names_in(value):
         why = "it is not narrowed: root keeps a container's usual capabilities, over its cell alone"
-        taken.changed("cap_drop", why)
+        converted.changed("cap_drop", why)
     return True
 
 
-def read_privileged(value: Any, taken: Taken, *, key: str = "privileged") -> bool:  # noqa: ANN401 - YAML
-    """All that the cell's tier grants: how much that is, and what not, is said."""
+def read_privileged(value: Any, converted: Converted, *, key: str = "privileged") -> bool:  # noqa: ANN401 - YAML
+    """All that the cell's tier grants; the difference lists it."""
     if switch(value):
-        taken.granted(key, _PRIVILEGED, privileged=True)
+        converted.granted(key, _PRIVILEGED, privileged=True)
     return True

@@ -1,8 +1,13 @@
 """One service of a compose file: what becomes of each of its keys. Pure.
 
-Every key that Compose knows is in one of the tables below: read here (`TAKEN`), read by the modules for health, networks, volumes and order (`ELSEWHERE`), true of a
-cell anyway for some values (`TRUE_ANYWAY`), dropped with a reason (`DROPPED`), or refused with one (`REFUSED`). A key in none of them is no key of Compose's, and
-refused.
+Every key that Compose knows is in one of the tables below. A key in none of them is refused, as
+Compose has no such key.
+
+- `CONVERTED`: read here.
+- `ELSEWHERE`: read by the modules for health, networks, volumes, order and others.
+- `TRUE_ANYWAY`: some of its values are true of every cell; others are refused.
+- `DROPPED`: left out, with a reason.
+- `REFUSED`: refused, with a reason.
 
 Source: compose-spec schema/compose-spec.json, `definitions.service`.
 """
@@ -52,7 +57,7 @@ _HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NA
 
 
 @dataclass
-class Taken:
+class Converted:
     """What one service comes to, while it is read: a policy's words, lines of its hosts file (name and
     address), and what differs."""
 
@@ -80,19 +85,19 @@ class Taken:
         self.differs(Kind.DROPPED, key, detail)
 
 
-_Take = Callable[[Any, Taken], bool]
+_Convert = Callable[[Any, Converted], bool]
 """Reads a value; False (or `ValueError`) when a cell can't keep it."""
 
 
-def read_service(name: str, service: Mapping[str, Any]) -> Taken:
+def read_service(name: str, service: Mapping[str, Any]) -> Converted:
     """Read one service's own keys. Raises `CannotKeepError` with each key that a cell can't keep."""
-    taken = Taken(name)
+    converted = Converted(name)
     refused = Refusals()
     for key, value in service.items():
         if value is None or key in ELSEWHERE or key.startswith("x-"):
             continue
         with refused.collected():
-            if not _take(key, value, taken):
+            if not _convert(key, value, converted):
                 raise refusal(f"service {name}", key, _reason(key))
     image = text(service.get("image") or "").removesuffix(":latest")
     if service.get("build") is not None and image in STAND_INS:
@@ -100,8 +105,8 @@ def read_service(name: str, service: Mapping[str, Any]) -> Taken:
             why = "a cell does not build images"
             raise refusal(f"service {name}", "build", why, hint=_HINT_BUILD)
     refused.raise_all()
-    _quota_as_processors(service, taken)
-    return taken
+    _quota_as_processors(service, converted)
+    return converted
 
 
 def _reason(key: str) -> str:
@@ -109,37 +114,37 @@ def _reason(key: str) -> str:
     return known.get(key, "its value can't be read" if key in KEYS else "Compose has no such key")
 
 
-def _take(key: str, value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _convert(key: str, value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     try:
         if key in DROPPED:
-            taken.dropped(key, DROPPED[key])
+            converted.dropped(key, DROPPED[key])
             return True
         if key in TRUE_ANYWAY:
             return TRUE_ANYWAY[key](value)
-        return key in TAKEN and TAKEN[key](value, taken)
+        return key in CONVERTED and CONVERTED[key](value, converted)
     except (TypeError, ValueError, AttributeError) as error:
         if isinstance(error, CannotKeepError):
             raise
         return False
 
 
-# ---- what is taken over
+# ---- keys that are converted
 
 
-def _image(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _image(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     name = text(value)
     if name and IMAGE_ID.fullmatch(name) is None:
         try:
             name = parse_reference(name).familiar
         except ValueError as error:
-            raise refusal(f"service {taken.service}", "image", str(error)) from None
+            raise refusal(f"service {converted.service}", "image", str(error)) from None
     if name not in STAND_INS:
-        taken.words["image"] = name
+        converted.words["image"] = name
     return True
 
 
-def _build(_value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    taken.changed(
+def _build(_value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
+    converted.changed(
         "build",
         "built by `belljar image build`, without network, unless the store has an image with the name in "
         "`image`, or the one that `docker compose build` gives it",
@@ -147,15 +152,15 @@ def _build(_value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
     return True
 
 
-def _to(name: str) -> _Take:
-    def take(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-        taken.words[name] = text(value)
+def _to(name: str) -> _Convert:
+    def convert(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
+        converted.words[name] = text(value)
         return True
 
-    return take
+    return convert
 
 
-def _environment(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _environment(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """A name without a value would be the host's: it is left out, as Compose does where the host has none."""
     if isinstance(value, Mapping):
         pairs = {str(name): None if item is None else text(item) for name, item in value.items()}
@@ -164,63 +169,63 @@ def _environment(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
         pairs = {name: item if equals else None for name, equals, item in split}
     if left_out := sorted(name for name, item in pairs.items() if item is None):
         names = ", ".join(left_out)
-        taken.changed(
+        converted.changed(
             "environment",
             f"this host's environment is not read: variables without a value are not set ({names})",
         )
-    taken.words["env"] = {name: item for name, item in pairs.items() if item is not None}
+    converted.words["env"] = {name: item for name, item in pairs.items() if item is not None}
     return True
 
 
-def _program(value: Any, _taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    """Looked at here, so that a fault has the key's name; `program_of` takes it over."""
+def _program(value: Any, _converted: Converted) -> bool:  # noqa: ANN401 - YAML
+    """Looked at here, so that a fault has the key's name; `program_of` converts it."""
     words(value)
     return True
 
 
-def _resource(name: str, read: Callable[[Any], Any]) -> _Take:
-    def take(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-        taken.words["resources"] = {**taken.words.get("resources", {}), name: read(value)}
+def _resource(name: str, read: Callable[[Any], Any]) -> _Convert:
+    def convert(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
+        converted.words["resources"] = {**converted.words.get("resources", {}), name: read(value)}
         return True
 
-    return take
+    return convert
 
 
-def _cpus(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _cpus(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """Whole processors; 0 is no limit to Docker, and none to a cell."""
     if float(text(value)) == 0:
         return True
     whole = processors(value)
     if whole != float(text(value)):
-        taken.changed("cpus", f"a cell has whole processors: {text(value)} becomes {whole}")
-    return _resource("cpus", processors)(value, taken)
+        converted.changed("cpus", f"a cell has whole processors: {text(value)} becomes {whole}")
+    return _resource("cpus", processors)(value, converted)
 
 
-def _cpu_quota(value: Any, _taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _cpu_quota(value: Any, _converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """A whole number of microseconds, looked at here; both together are `_quota_as_processors`."""
     return isinstance(int(text(value)), int)
 
 
-def _quota_as_processors(service: Mapping[str, Any], taken: Taken) -> None:
+def _quota_as_processors(service: Mapping[str, Any], converted: Converted) -> None:
     """A share of processing time is so many processors, rounded up, unless `cpus` says it."""
     quota = int(text(service.get("cpu_quota") or 0))
     period = int(text(service.get("cpu_period") or 0)) or _USUAL_PERIOD_US
-    if quota <= 0 or period < 0 or "cpus" in taken.words.get("resources", {}):
+    if quota <= 0 or period < 0 or "cpus" in converted.words.get("resources", {}):
         return
     number = -(-quota // period)
-    taken.words["resources"] = {**taken.words.get("resources", {}), "cpus": number}
-    taken.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
+    converted.words["resources"] = {**converted.words.get("resources", {}), "cpus": number}
+    converted.changed("cpu_quota", f"a cell has whole processors: it becomes {number}")
 
 
 _DEPLOYED: Final = {"cpus": "cpus", "memory": "mem_limit", "pids": "pids_limit"}
 _DEPLOY_IDLE: Final = frozenset({"labels", "mode", "endpoint_mode", "update_config", "rollback_config", "placement"})
 
 
-def _deploy(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
-    """Limits are kept; replicas and devices are not to be had; the rest is a swarm's."""
+def _deploy(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
+    """Limits are kept; replicas and devices are refused; the rest is for a swarm."""
     fields = mapping(value, "deploy")
     if "restart_policy" in fields:
-        taken.dropped("deploy.restart_policy", _NOT_RESTARTED)
+        converted.dropped("deploy.restart_policy", _NOT_RESTARTED)
     resources = mapping(fields.get("resources"), "deploy.resources")
     known = {"resources", "replicas", "restart_policy", *_DEPLOY_IDLE}
     if set(fields) - known or set(resources) - {"limits", "reservations"} or not _one(fields.get("replicas", 1)):
@@ -229,47 +234,47 @@ def _deploy(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
         return False
     for key in fields:
         if key in _DEPLOY_IDLE:
-            taken.dropped(f"deploy.{key}", "it tells a swarm where and how to run a service")
+            converted.dropped(f"deploy.{key}", "it only matters to a swarm")
     limits = mapping(resources.get("limits"), "deploy.resources.limits")
-    return all(key in _DEPLOYED and TAKEN[_DEPLOYED[key]](limit, taken) for key, limit in limits.items())
+    return all(key in _DEPLOYED and CONVERTED[_DEPLOYED[key]](limit, converted) for key, limit in limits.items())
 
 
-def _read_only(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _read_only(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     if switch(value):
-        taken.changed("read_only", "the cell's root file system can be written, and ends with the cell")
+        converted.changed("read_only", "the cell's root file system can be written, and ends with the cell")
     return True
 
 
-def _tmpfs(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _tmpfs(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     if tmpfs_of(value):
-        taken.changed("tmpfs", "it is a directory of the cell, which ends with the cell; its options are not kept")
+        converted.changed("tmpfs", "it is a directory of the cell, which ends with the cell; its options are not kept")
     return True
 
 
-def _hostname(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _hostname(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """`networks.names_of` makes it one of the service's names."""
     if text(value):
-        taken.changed("hostname", "others reach the cell by it; inside, a cell's host name is drawn anew")
+        converted.changed("hostname", "others reach the cell by it; inside, a cell's host name is drawn anew")
     return True
 
 
-def _extra_hosts(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _extra_hosts(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """Lines of the hosts file: text, which opens no way to any address."""
     for name, address in _host_pairs(value):
         if _HOST_NAME.fullmatch(name) is None:
-            raise refusal(f"service {taken.service}", "extra_hosts", f"{name} is no host name")
+            raise refusal(f"service {converted.service}", "extra_hosts", f"{name} is no host name")
         if address == _GATEWAY:
             why = f"{name} has no address: a cell does not reach the host"
-            taken.dropped("extra_hosts", why)
+            converted.dropped("extra_hosts", why)
             continue
         try:
             found = ip_address(address.removeprefix("[").removesuffix("]"))
         except ValueError:
             why = f"{name}: {address} is neither an IP address nor `{_GATEWAY}`"
-            raise refusal(f"service {taken.service}", "extra_hosts", why) from None
-        taken.hosts.append((name, str(found)))
-    if len(taken.hosts) > _MAX_HOSTS:
-        raise refusal(f"service {taken.service}", "extra_hosts", f"at most {_MAX_HOSTS} names")
+            raise refusal(f"service {converted.service}", "extra_hosts", why) from None
+        converted.hosts.append((name, str(found)))
+    if len(converted.hosts) > _MAX_HOSTS:
+        raise refusal(f"service {converted.service}", "extra_hosts", f"at most {_MAX_HOSTS} names")
     return True
 
 
@@ -287,47 +292,47 @@ def _host_pairs(value: Any) -> list[tuple[str, str]]:  # noqa: ANN401 - YAML
     return [(name.strip(), address.strip()) for name, address in split]
 
 
-def _shm_size(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _shm_size(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     size(value)
-    taken.dropped("shm_size", "shared memory may take at least half of a cell's memory")
+    converted.dropped("shm_size", "shared memory may take at least half of a cell's memory")
     return True
 
 
-def _ulimits(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _ulimits(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     if not isinstance(value, Mapping):
         return False
     if value:
-        taken.dropped("ulimits", "a cell has its own limits of open files, processes and core dumps")
+        converted.dropped("ulimits", "a cell has its own limits of open files, processes and core dumps")
     return True
 
 
-def _ports(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _ports(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     if not isinstance(value, Sequence):
         return False
     if value:
-        taken.dropped("ports", "no port is published on this host; the range's cells reach all of them")
+        converted.dropped("ports", "no port is published on this host; the range's cells reach all of them")
     return True
 
 
-def _restart(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _restart(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     if value not in (False, "no"):
-        taken.dropped("restart", _NOT_RESTARTED)
+        converted.dropped("restart", _NOT_RESTARTED)
     return True
 
 
-def _platform(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _platform(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """The image in the store is one of this machine's architecture: another is refused where it is imported."""
     if not text(value).startswith("linux"):
         return False
-    taken.dropped("platform", "the image is one of this machine's architecture")
+    converted.dropped("platform", "the image is one of this machine's architecture")
     return True
 
 
-def _runtime(value: Any, taken: Taken) -> bool:  # noqa: ANN401 - YAML
+def _runtime(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """One that a container's host may have: a cell's walls are no file's to choose, stronger or weaker."""
     if value not in RUNTIMES:
         return False
-    taken.dropped("runtime", _OWN_WALLS)
+    converted.dropped("runtime", _OWN_WALLS)
     return True
 
 
@@ -347,7 +352,7 @@ def _empty(value: Any) -> bool:  # noqa: ANN401 - YAML
     return value in ([], {}, "")
 
 
-TAKEN: Final[Mapping[str, _Take]] = {
+CONVERTED: Final[Mapping[str, _Convert]] = {
     "image": _image,
     "build": _build,
     "command": _program,
@@ -426,16 +431,16 @@ REFUSED: Final[Mapping[str, str]] = {
     "network_mode": "a range has one network and nothing beyond it; only `none` can be asked for",
     "group_add": "put the groups into the image",
     "post_start": "put it into the service's command",
-    **dict.fromkeys(("provider", "models"), "a cell takes over nothing that is provided elsewhere"),
+    **dict.fromkeys(("provider", "models"), "a cell uses nothing that is provided elsewhere"),
     "scale": "each service is one cell",
 }
 """Why, for the operator. Keys that are in `TRUE_ANYWAY` too are refused for other values."""
 _OTHERWISE: Final[Mapping[str, str]] = {
-    "deploy": "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not to be had",
+    "deploy": "limits of processors, memory and processes are kept; replicas, GPUs and other devices are not available",
     "runtime": _HOST,
 }
-"""Why some values of keys that are taken are refused."""
-KEYS: Final = frozenset({*TAKEN, *ELSEWHERE, *TRUE_ANYWAY, *DROPPED, *REFUSED})
+"""Why some values of keys that are converted are refused."""
+KEYS: Final = frozenset({*CONVERTED, *ELSEWHERE, *TRUE_ANYWAY, *DROPPED, *REFUSED})
 
 
 # ---- what runs

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from belljar.differences import Difference, Kind, told
+from belljar.differences import Difference, Kind, sentences
 from belljar.units import printable
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.ASCII | re.IGNORECASE)
@@ -47,7 +47,7 @@ class CannotKeepError(ValueError):
 
     def __init__(self, message: str = "", *, mend: str = "", differences: Iterable[Difference] = ()) -> None:
         refused = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=mend),)
-        super().__init__(message or "; ".join(told(refused)))
+        super().__init__(message or "; ".join(sentences(refused)))
         self.differences = refused
         self.mend = mend or (refused[0].hint if len(refused) == 1 else "")
 

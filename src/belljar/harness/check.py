@@ -18,7 +18,7 @@ from belljar.compose.document import is_compose_name, read_document
 from belljar.compose.interpolate import references
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.config import BelljarConfig, beside_policy, of_compose, settled
-from belljar.harness.operator import Operator, OperatorsWord, read_operator
+from belljar.harness.operator import Operator, OperatorOptions, read_operator
 from belljar.harness.preview import (
     Group,
     Preview,
@@ -100,17 +100,17 @@ def kind_of(target: str) -> str:
     return "compose" if is_compose_name(target) or _IS_COMPOSE.search(text) else "policy"
 
 
-def check_policy(target: str, word: OperatorsWord) -> list[Preview]:
+def check_policy(target: str, options: OperatorOptions) -> list[Preview]:
     """A policy file or a preset, as what `--policy` would be for a task that brings nothing."""
-    alone: OperatorsWord = {**word, "walls": target}
+    alone: OperatorOptions = {**options, "walls": target}
     return _one(BelljarConfig(), read_operator(**alone), target)
 
 
-def check_compose(target: str, word: OperatorsWord) -> list[Preview]:
+def check_compose(target: str, options: OperatorOptions) -> list[Preview]:
     """A compose file, with the policy beside it. Metadata that it needs is only known with a
     sample: what depends on it is judged by a value in its place."""
     path = Path(target).absolute()
-    operator = read_operator(**word)
+    operator = read_operator(**options)
     try:
         config = of_compose(read_document(path), beside_policy(path.parent), where=target)
         return _one(_without_metadata(config), operator, target)

@@ -25,7 +25,7 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honoured:
-    """What a cell takes over: fields for `BelljarConfig`, and what differs from the task."""
+    """What a configuration is converted to: fields for `BelljarConfig`, and what differs from the task."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     differences: tuple[Difference, ...] = ()

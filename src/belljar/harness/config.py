@@ -36,7 +36,7 @@ from belljar.harness.fidelity import NO_NETWORK, TASK, under_policy
 from belljar.harness.operator import (
     POLICY_VARIABLE,
     Operator,
-    OperatorsWord,
+    OperatorOptions,
     permitted,
     read_operator,
 )
@@ -250,7 +250,7 @@ def _preset_again(config: str) -> str:
 def choose_policy(config: BelljarConfig, operator: Operator) -> str:
     """The file or preset to load where `--policy` names none.
 
-    What `os.environ` alone says came later, from a `.env` file: it is the task's word.
+    What `os.environ` alone says came later, from a `.env` file: it is the task's.
     """
     return config.policy or operator.policy or os.environ.get(POLICY_VARIABLE, "") or DEFAULT_POLICY
 
@@ -259,14 +259,14 @@ def load(
     config: BaseModel | str | None,
     *,
     metadata: Mapping[str, object] | None = None,
-    **word: Unpack[OperatorsWord],
+    **options: Unpack[OperatorOptions],
 ) -> LoadedPolicy:
-    """The policy for a sandbox configuration, under the operator's word. `metadata`: as `settled`.
+    """The policy for a sandbox configuration, under the operator's options. `metadata`: as `settled`.
 
     Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own
     configuration, demands.
     """
-    return within(settled(as_config(config), metadata), read_operator(**word))[0]
+    return within(settled(as_config(config), metadata), read_operator(**options))[0]
 
 
 def within(ours: BelljarConfig, operator: Operator) -> tuple[LoadedPolicy, tuple[Difference, ...]]:
@@ -347,7 +347,7 @@ def _changed(loaded: LoadedPolicy, ours: BelljarConfig) -> LoadedPolicy:
 def sample_policy(
     config: BaseModel | str | None,
     metadata: Mapping[str, object],
-    **word: Unpack[OperatorsWord],
+    **options: Unpack[OperatorOptions],
 ) -> SamplePolicy:
     """As `load`, for one sample, with its metadata in the values of `env` too.
 
@@ -355,7 +355,7 @@ def sample_policy(
     """
     written = as_config(config)
     ours = settled(written, metadata)
-    loaded, differences = within(ours, read_operator(**word))
+    loaded, differences = within(ours, read_operator(**options))
     policy = for_sample(loaded, metadata)
     return SamplePolicy(
         policy=policy,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from belljar.differences import Difference, told
+from belljar.differences import Difference, sentences
 from belljar.events import JsonValue
 from belljar.probe.model import ProbeReport, Verdict, worst
 
@@ -79,7 +79,7 @@ def bind(containment: Containment, who: SampleIdentity) -> None:
     if state is None or not who.uuid or state.uuid != who.uuid:
         return
     data: dict[str, Any] = containment.data()
-    data["differences"] = list(told(containment.differences))
+    data["differences"] = list(sentences(containment.differences))
     state.metadata[KEY] = data
     for score in (state.scores or {}).values():
         score.metadata = {**(score.metadata or {}), SCORE_KEY: data["cell_verdict"]}

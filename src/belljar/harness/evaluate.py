@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from inspect_ai import Task
 
     from belljar.harness.config import BelljarConfig
-    from belljar.harness.operator import Operator, OperatorsWord
+    from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
 
 
@@ -86,7 +86,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         _check_policy(request.policy, request.tier)
     options = read_options(request.inspect_args)
     session = Session(
-        operators_word={
+        operator_options={
             "walls": _absolute(request.policy),
             "override": request.override,
             "tier": request.tier,
@@ -102,7 +102,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
     with sole_provider(session), hold_tools(session):
         with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
-            tasks, previews = load_tasks(options, read_operator(**session.operators_word))
+            tasks, previews = load_tasks(options, read_operator(**session.operator_options))
         if session.stopped is not None:
             raise session.stopped
         _show_preview(previews, session)
@@ -110,21 +110,21 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         return _run_tasks(request, options, tasks, session)
 
 
-def check_tasks(arguments: Sequence[str], word: OperatorsWord) -> list[Preview]:
+def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
     """What the samples of tasks would run in: as far as `run_evaluation` goes before anything
     starts. `arguments` are Inspect's. Raises as that.
     """
     from belljar.harness.host_tools import hold_tools
     from belljar.harness.sole_provider import sole_provider
 
-    if walls := word.get("walls", ""):
-        _check_policy(walls, word.get("tier", ""))
-    session = Session(operators_word={**word, "walls": _absolute(walls)})
+    if walls := operator.get("walls", ""):
+        _check_policy(walls, operator.get("tier", ""))
+    session = Session(operator_options={**operator, "walls": _absolute(walls)})
     options = read_options(arguments)
     with _standard_output_to_error():
         _start_hooks()
         with sole_provider(session), hold_tools(session):
-            _, previews = load_tasks(options, read_operator(**session.operators_word))
+            _, previews = load_tasks(options, read_operator(**session.operator_options))
     if session.stopped is not None:
         raise session.stopped
     return previews

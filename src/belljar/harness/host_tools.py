@@ -184,7 +184,7 @@ def _rules(task: Task, session: Session) -> set[HostTools]:
 def _rule(session: Session, config: Any) -> HostTools:  # noqa: ANN401 - as Inspect hands it over
     # A compose file changes nothing of the rule, and may ask for metadata that only a sample has.
     ours = configs.as_config(config).model_copy(update={"compose": ""})
-    return configs.load(ours, **session.operators_word).policy.host_tools_rule
+    return configs.load(ours, **session.operator_options).policy.host_tools_rule
 
 
 def _names(tool: str) -> tuple[str, ...]:

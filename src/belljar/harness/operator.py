@@ -1,4 +1,4 @@
-"""The operator's word on a task's policy: how far it holds, and whether something real may be reached.
+"""What the operator decides over a task's policy, and whether a cell may reach a real host.
 
 A task is someone else's, and so is every file beside it. `--policy` states the walls (`fidelity`);
 `$BELLJAR_POLICY` and the host's settings are a floor that a task's own policy is never looser than.
@@ -38,8 +38,8 @@ class Operator:
     tier: str = ""
 
 
-class OperatorsWord(TypedDict, total=False):
-    """What was typed for a run: arguments of `read_operator`."""
+class OperatorOptions(TypedDict, total=False):
+    """Options of the command line: arguments of `read_operator`."""
 
     walls: str
     override: bool

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from belljar.compose.interpolate import references
-from belljar.differences import Difference, Kind, samples_named, told
+from belljar.differences import Difference, Kind, samples_named, sentences
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
@@ -87,7 +87,7 @@ def preview(sandboxes: Iterable[SampleSandbox], operator: Operator) -> Iterator[
 
 
 def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Iterator[Difference]:
-    """What the task says that its cell takes over unchanged."""
+    """What the task says that its cell has unchanged."""
     changed = {fact.key.partition(".")[0] for fact in differences if fact.where == TASK}
     asked = ours.asked()
     said: dict[str, str] = {
@@ -253,7 +253,7 @@ def summary(previews: Iterable[Preview]) -> list[str]:
     count = 0
     for each in previews:
         count += 1
-        for sentence in told(each.differences):
+        for sentence in sentences(each.differences):
             by_fact.setdefault((each.task, sentence), []).append(each.sample)
     return [
         sentence if len(samples) == count else f"{samples_named(samples)}: {sentence}"

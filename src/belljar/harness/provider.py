@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
-from belljar.differences import told
+from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Actor, Event, Kind
 from belljar.harness import config as configs
@@ -71,7 +71,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         """As many cells as this host carries if each uses all that the default policy allows."""
         cpus, available_bytes = host_cpus_and_memory()
         try:
-            resources = configs.load(None, **current_session().operators_word).policy.resources
+            resources = configs.load(None, **current_session().operator_options).policy.resources
         except BelljarError:  # `task_init` refuses it, as Inspect shows errors of set-up
             return None
         return cells_at_once(
@@ -90,7 +90,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Yes: compose files and Dockerfiles are taken over; what a cell does not keep of them is refused before anything runs."""
+        """Yes: compose files and Dockerfiles are converted; what a cell can't keep of them is refused before anything runs."""
         return True
 
     @override
@@ -109,10 +109,10 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         lifecycle.enter(session)
         session.directories.append(Path.cwd())  # the task's, here
         try:
-            operator = read_operator(**session.operators_word)
+            operator = read_operator(**session.operator_options)
             ours = configs.settled(configs.as_config(config), None)
             loaded, differences = configs.within(ours, operator)
-            lifecycle.tell(session, () if session.is_previewed else told(differences))
+            lifecycle.tell(session, () if session.is_previewed else sentences(differences))
             lifecycle.tell(session, announcements(loaded))
             if ours.builds and not session.is_previewed:
                 build = partial(session.source.build_images, images=set(loaded.policy.images), home=session.home)
@@ -150,9 +150,9 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         session = current_session()
         await session.check_running()
         own = of_active_sample(config, session.directories)
-        sample = configs.sample_policy(own, metadata, **session.operators_word)
+        sample = configs.sample_policy(own, metadata, **session.operator_options)
         if own is not config:  # `task_init` has not seen it
-            lifecycle.tell(session, told(sample.differences))
+            lifecycle.tell(session, sentences(sample.differences))
             await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
         lifecycle.tell(session, announcements(sample.policy))
         of_images = session.source.image_differences(sample.policy, home=session.home)

@@ -21,7 +21,7 @@ import anyio
 from belljar.differences import Difference
 from belljar.errors import BelljarError, ContainmentBreach
 from belljar.events import Actor, Event, JsonValue, Kind
-from belljar.harness.operator import OperatorsWord
+from belljar.harness.operator import OperatorOptions
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Session:
 
     Attributes:
         run: the run directory; None until the first use.
-        operators_word: what the operator typed: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
+        operator_options: what the operator typed: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
         home: the store, None for the default.
         own: holds the run directory open when the provider opened it.
         users: `task_init` calls without their `task_cleanup`.
@@ -156,7 +156,7 @@ class Session:
     """
 
     run: RunDirectory | None = None
-    operators_word: OperatorsWord = field(default_factory=OperatorsWord)
+    operator_options: OperatorOptions = field(default_factory=OperatorOptions)
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
     own: ExitStack | None = None

@@ -69,7 +69,7 @@ class SoleProvider:
         sandbox.
         """
         try:
-            risk = configs.load(None, **self.session.operators_word).policy.risk
+            risk = configs.load(None, **self.session.operator_options).policy.risk
         except BelljarError:
             return True  # what can't be read is not low
         return risk in {Risk.HIGH, Risk.CRITICAL}

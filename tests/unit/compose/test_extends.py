@@ -1,4 +1,4 @@
-"""What a service takes over from another of its file."""
+"""What a service inherits from another of its file."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def test_the_three_conditions() -> None:
     [
         ({"db": {"condition": "service_content"}}, "condition service_content"),
         ({"db": {"condition": "service_started", "made_up": 1}}, "made_up"),
-        (["gone"], "gone, which there is not"),
-        ({"gone": {"condition": "service_started"}}, "gone, which there is not"),
+        (["gone"], "gone, which does not exist"),
+        ({"gone": {"condition": "service_started"}}, "gone, which does not exist"),
     ],
 )
 def test_what_can_not_be_waited_for_is_refused(depends_on: Any, named: str) -> None:  # noqa: ANN401 - YAML

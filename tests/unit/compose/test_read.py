@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.compose.read import MAX_SERVICES, CannotKeepError, Composed, read_compose
-from belljar.differences import Kind, told
+from belljar.differences import Kind, sentences
 from belljar.harness.compat import Refused, judge_compose
 
 
@@ -114,7 +114,7 @@ def test_a_service_of_a_profile_is_left_out() -> None:
     assert (fact.kind, fact.where, fact.key) == (Kind.DROPPED, "service shop", "profiles")
     file = two(profiles=["debug"])
     file["services"]["default"]["depends_on"] = ["shop"]
-    with pytest.raises(CannotKeepError, match="shop, which there is not"):
+    with pytest.raises(CannotKeepError, match="shop, which does not exist"):
         read_compose(file)
 
 
@@ -155,7 +155,7 @@ def test_each_key_of_each_service_is_a_fact() -> None:
         ("service shop", "labels"),
         ("service shop", "attach"),
     ]
-    assert len(told(found)) == 2
+    assert len(sentences(found)) == 2
 
 
 def test_the_most_services() -> None:

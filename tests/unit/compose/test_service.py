@@ -11,12 +11,12 @@ from tests.unit.compose.test_read import shop, two
 
 from belljar.compose.read import CannotKeepError, read_compose
 from belljar.compose.service import (
+    CONVERTED,
     DROPPED,
     ELSEWHERE,
     KEYS,
     REFUSED,
     RUNTIMES,
-    TAKEN,
     TRUE_ANYWAY,
     program_of,
     read_service,
@@ -55,7 +55,7 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
 def test_every_key_of_compose_has_one_fate() -> None:
     """None is forgotten, none is invented, and none has two fates (but for those that are refused for some values)."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
-    tables = [set(TAKEN), set(ELSEWHERE), set(DROPPED), set(TRUE_ANYWAY) | set(REFUSED)]
+    tables = [set(CONVERTED), set(ELSEWHERE), set(DROPPED), set(TRUE_ANYWAY) | set(REFUSED)]
     assert sum(len(table) for table in tables) == len(KEYS)
 
 
@@ -133,7 +133,7 @@ def test_what_would_widen_the_blast_radius_is_refused_by_name(field: str, value:
     ],
 )
 def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
-    """Is taken without a word."""
+    """Is accepted, and nothing is reported."""
     assert facts(**fields) == set()
 
 
@@ -370,8 +370,8 @@ def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
 )
 def test_extra_hosts_are_lines_of_a_file(written: Any) -> None:  # noqa: ANN401 - YAML
     """This host is no address: its name is left out, and its author is told."""
-    taken = read_service("s", {"image": "i", "extra_hosts": written})
-    assert taken.hosts == [("shop.local", "10.0.0.7"), ("six", "::1")]
-    (fact,) = taken.differences
+    converted = read_service("s", {"image": "i", "extra_hosts": written})
+    assert converted.hosts == [("shop.local", "10.0.0.7"), ("six", "::1")]
+    (fact,) = converted.differences
     assert (fact.kind, fact.key) == (Kind.DROPPED, "extra_hosts")
     assert "host.docker.internal" in fact.detail

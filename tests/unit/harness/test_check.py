@@ -20,11 +20,11 @@ from belljar.harness.check import (
     kind_of,
     outlooks,
 )
-from belljar.harness.operator import OperatorsWord
+from belljar.harness.operator import OperatorOptions
 from belljar.host import HostFacts, settings
 from belljar.image import ImageConfig, Store
 
-WORD: OperatorsWord = {"walls": "", "override": False, "tier": "", "allow_upstreams": False}
+OPTIONS: OperatorOptions = {"walls": "", "override": False, "tier": "", "allow_upstreams": False}
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +50,10 @@ def with_image(home: Path, *names: str) -> Path:
     return home
 
 
-def check(directory: Path, text: str, *, home: Path, word: OperatorsWord = WORD) -> Outlook:
+def check(directory: Path, text: str, *, home: Path, options: OperatorOptions = OPTIONS) -> Outlook:
     """The outlook of a compose file."""
     (directory / "compose.yaml").write_text(text)
-    (found,) = outlooks(check_compose(str(directory / "compose.yaml"), word), host(home))
+    (found,) = outlooks(check_compose(str(directory / "compose.yaml"), options), host(home))
     return found
 
 
@@ -76,7 +76,7 @@ def test_each_outcome_has_its_exit_code(tmp_path: Path) -> None:
 def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
     """Both at once: they are mended apart."""
     (tmp_path / "critical.yaml").write_text("belljar: 1\nrisk: low\nimage: gone\nresources: {memory: 256GiB}\n")
-    previews = check_policy(str(tmp_path / "critical.yaml"), WORD)
+    previews = check_policy(str(tmp_path / "critical.yaml"), OPTIONS)
     (found,) = outlooks(previews, host(tmp_path / "home"))
     assert found.lacking is not None
     assert [each.image for each in found.missing] == ["gone"]
@@ -86,8 +86,8 @@ def test_a_host_that_cannot_is_told_with_the_images(tmp_path: Path) -> None:
 def test_what_is_kept_is_listed(tmp_path: Path) -> None:
     """By the author's words; what the operator's walls change is not among it."""
     text = "services: {a: {image: i, user: '7', environment: {A: b}, mem_limit: 8g}, b: {image: j}}"
-    walls: OperatorsWord = {**WORD, "walls": "low"}
-    first = check(tmp_path, text, home=tmp_path / "home", word=walls).group.first
+    walls: OperatorOptions = {**OPTIONS, "walls": "low"}
+    first = check(tmp_path, text, home=tmp_path / "home", options=walls).group.first
     kept = {fact.key: fact.detail for fact in first.kept}
     assert {"image", "user", "env", "services"} <= set(kept)
     assert (kept["image"], kept["services"]) == ("i", "b")

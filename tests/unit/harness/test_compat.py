@@ -29,7 +29,7 @@ def service(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
 
 
 def test_a_plain_compose_file_is_honoured() -> None:
-    """Image, directory, user and environment are taken over; what a cell fulfils anyway is accepted."""
+    """Image, directory, user and environment are converted; what is true of every cell is accepted."""
     compose = service(
         image="ctf:1",
         working_dir="/srv",
