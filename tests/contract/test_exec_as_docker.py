@@ -1,4 +1,5 @@
-"""What a task's author knows of `docker exec` holds for every tier: directory, user, groups, home, and what is said of those that are not there."""
+"""What a task's author knows of `docker exec` holds for every tier: directory, user, groups, home,
+and what is said of those that are not there."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ async def test_what_is_missing_is_named(cell: Cell, user: str, cwd: str, code: i
 
 
 async def test_who_it_runs_as(cell: Cell) -> None:
-    """Groups come from the group file unless one is asked for; an id needs no entry, and its home is then the root."""
+    """Groups come from the group file unless one is asked for; an id needs no entry, and its home
+    is then the root."""
     await cell.exec(["sh", "-c", "echo extra:x:4242:daemon,nobody >> /etc/group"], user="0")
     ask = ["sh", "-c", 'echo "$(id -u) $(id -g) $(id -G) $HOME"']
     home = (await cell.exec(["sh", "-c", "grep ^nobody: /etc/passwd | cut -d: -f6"])).stdout.decode().strip()
@@ -80,7 +82,8 @@ async def test_who_it_runs_as(cell: Cell) -> None:
 
 
 async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:
-    """A directory behind another process's root or an open descriptor is refused, or is one below the cell's own root (CVE-2024-21626)."""
+    """A directory behind another process's root or an open descriptor is refused, or is one below
+    the cell's own root (CVE-2024-21626)."""
     here = 'test "$(stat -c %d:%i .)" = "$(stat -c %d:%i "$(pwd -P)")"'
     for place in (*(f"/proc/self/fd/{fd}" for fd in range(10)), "/proc/1/root", "/proc/1/cwd", "/proc/1/fd/0"):
         for user in ("nobody", "0"):

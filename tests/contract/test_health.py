@@ -1,4 +1,5 @@
-"""Ways in which a workload breaks its own sandbox, in every tier: the check finds each, and no damage where there is none."""
+"""Ways in which a workload breaks its own sandbox, in every tier: the check finds each, and no
+damage where there is none."""
 
 from __future__ import annotations
 

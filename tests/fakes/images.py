@@ -79,7 +79,8 @@ def oci_archive(
     blobs_tweak: Callable[[dict[str, bytes]], None] = lambda _blobs: None,
     annotations: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write an OCI archive. `annotations`: of its only entry. `tweak` may change manifest and configuration, `blobs_tweak` what is stored under which digest."""
+    """Write an OCI archive. `annotations`: of its only entry. `tweak` may change manifest and
+    configuration, `blobs_tweak` what is stored under which digest."""
     packed = [compress(content) for content in layers]
     document = config_document(layers, config)
     manifest: Json = {

@@ -1,6 +1,8 @@
-"""A container registry and a Docker daemon on this machine alone, for real skopeo: the pull side of both protocols, honest or not.
+"""A container registry and a Docker daemon on this machine alone, for real skopeo: the pull side of
+both protocols, honest or not.
 
-Source: distribution-spec v1.1, `GET /v2/<name>/manifests/<reference>` and `/blobs/<digest>`; Docker Engine API, `GET /images/…`.
+Source: distribution-spec v1.1, `GET /v2/<name>/manifests/<reference>` and `/blobs/<digest>`; Docker
+Engine API, `GET /images/…`.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Registry:
         is_docker: bool = False,
         has_other: bool = False,
     ) -> tuple[str, str, str]:
-        """Serve an image, under an index or not: the digests of what the tag names, its manifest and its configuration.
+        """Serve an image, under an index or not: the digests of what the tag names, its manifest
+        and its configuration.
 
         The index lists another processor's manifest too, which is there with `has_other`.
         """
@@ -227,7 +230,8 @@ def _served(server: socketserver.BaseServer) -> Iterator[None]:
 
 @contextmanager
 def silent_socket(path: Path | None = None) -> Iterator[str]:
-    """Something that accepts connections and never says a word: the address, `HOST:PORT` or `unix://PATH`."""
+    """Something that accepts connections and never says a word: the address, `HOST:PORT` or
+    `unix://PATH`."""
     with socket.socket(socket.AF_UNIX if path else socket.AF_INET) as listening:
         listening.bind(str(path) if path else ("127.0.0.1", 0))
         listening.listen()

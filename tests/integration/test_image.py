@@ -117,7 +117,8 @@ def test_every_file_transport_gives_the_same_tree_and_configuration(
 
 
 def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) -> None:
-    """A health check and a shell are the image's after the import; volumes and the work directory are there."""
+    """A health check and a shell are the image's after the import; volumes and the work directory
+    are there."""
     config = {
         "Healthcheck": {"Test": ["CMD-SHELL", "up"], "Interval": 5_000_000_000},
         "Shell": ["/bin/bash", "-c"],

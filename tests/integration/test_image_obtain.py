@@ -1,4 +1,5 @@
-"""`belljar image import --from-compose` and `--from-task`, with real skopeo, a registry and a daemon on this machine."""
+"""`belljar image import --from-compose` and `--from-task`, with real skopeo, a registry and a
+daemon on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def served() -> Iterator[Registry]:
 def test_all_images_of_a_compose_file_are_got(
     home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From the daemon what it has, from the registry the rest, pinned ones by their digest; a second time nothing is fetched."""
+    """From the daemon what it has, from the registry the rest, pinned ones by their digest; a
+    second time nothing is fetched."""
     pinned, _, _ = served.put("team/pinned", "1", [LAYER])
     served.put("team/other", "2", [layer(entry("x"))])
     (tmp_path / "compose.yaml").write_text(
@@ -78,7 +80,8 @@ services:
 @pytest.mark.root
 @pytest.mark.slow
 def test_what_is_built_is_built_when_its_bases_are_there(home: Path, served: Registry, tmp_path: Path) -> None:
-    """The images that a service's Dockerfile starts from are got, then it is built; the second time it is in the store."""
+    """The images that a service's Dockerfile starts from are got, then it is built; the second time
+    it is in the store."""
     served.put("base", "1", [LAYER])
     (tmp_path / "web").mkdir()
     (tmp_path / "web/Dockerfile").write_text(f"FROM {served.address}/base:1\nCOPY page /page\n")
@@ -95,7 +98,8 @@ def test_what_is_built_is_built_when_its_bases_are_there(home: Path, served: Reg
 def test_what_can_not_be_got_is_named_with_its_reason(
     home: Path, served: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others are there all the same, and the exit code is the host's fault; no daemon that hangs holds it up."""
+    """The others are there all the same, and the exit code is the host's fault; no daemon that
+    hangs holds it up."""
     served.put("good", "1", [LAYER])
     (tmp_path / "compose.yaml").write_text(
         f"""
@@ -119,7 +123,8 @@ services:
 def test_all_images_of_a_tasks_samples_are_got(
     home: Path, served: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sample's own, by its metadata and by its own sandbox; a `.env` file beside the task changes nothing of where they come from."""
+    """Each sample's own, by its metadata and by its own sandbox; a `.env` file beside the task
+    changes nothing of where they come from."""
     for name in ("by-tag:1", "by-tag:2", "own:1", "web:1"):
         served.put(name.partition(":")[0], name.partition(":")[2], [layer(entry(name.replace(":", "-")))])
     (tmp_path / "several.py").write_text(TASK)

@@ -1,4 +1,5 @@
-"""Images with programs of their own under Inspect: what they set up is there before a sample starts, or the sample does not start."""
+"""Images with programs of their own under Inspect: what they set up is there before a sample
+starts, or the sample does not start."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def ran(folder: Path, config: str) -> EvalSample:
 
 
 def test_the_images_own_check_is_waited_for(home: Path, tmp_path: Path) -> None:
-    """What the entrypoint sets up late is there, as the image's user, in its directory, with its variables."""
+    """What the entrypoint sets up late is there, as the image's user, in its directory, with its
+    variables."""
     check = HealthCheck(test=("CMD-SHELL", "grep -q ready /tmp/state"), interval_ns=10**9)
     derived(home, "checked", SET_UP.format(wait=2), cmd=("sleep", "infinity"), check=check)
     (tmp_path / "policy.yaml").write_text(POLICY.format(image="checked"))

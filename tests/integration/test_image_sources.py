@@ -1,4 +1,5 @@
-"""Images from registries, daemons and archives, by real skopeo: their names, their digests, and what goes wrong with each."""
+"""Images from registries, daemons and archives, by real skopeo: their names, their digests, and
+what goes wrong with each."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def served() -> Iterator[Registry]:
 def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
     is_index: bool, is_docker: bool, served: Registry, home: Path
 ) -> None:
-    """By tag, by the digest of its index and its manifest with and without a tag, and by its id; each was checked."""
+    """By tag, by the digest of its index and its manifest with and without a tag, and by its id;
+    each was checked."""
     top, manifest, config = served.put("team/tool", "1", [LAYER], is_index=is_index, is_docker=is_docker)
     name = f"{served.address}/team/tool"
     image = import_image(home, f"docker://{name}:1")
@@ -56,7 +58,8 @@ def test_an_image_of_a_registry_is_found_by_every_digest_it_has(
 
 
 def test_an_archive_of_a_whole_index_keeps_its_digest(served: Registry, home: Path, tmp_path: Path) -> None:
-    """What `skopeo copy --all --preserve-digests` carries to a machine without a network is found by the digest that the registry had."""
+    """What `skopeo copy --all --preserve-digests` carries to a machine without a network is found
+    by the digest that the registry had."""
     top, _, _ = served.put("tool", "1", [LAYER], is_index=True, has_other=True)
     archive = f"oci-archive:{tmp_path}/tool.tar"
     copy = ["skopeo", "--insecure-policy", "copy", "--all", "--preserve-digests", "--src-tls-verify=false"]
@@ -109,7 +112,8 @@ def test_a_registry_without_the_image_or_without_this_machines_is_told(served: R
 
 @pytest.mark.parametrize("stuck_at", ["/v2/", "/manifests/", "/blobs/"])
 def test_a_registry_that_hangs_is_given_up(stuck_at: str, served: Registry, home: Path) -> None:
-    """Before its first answer, before a manifest and in the middle of the blobs: a bounded wait, one error, nothing left."""
+    """Before its first answer, before a manifest and in the middle of the blobs: a bounded wait,
+    one error, nothing left."""
     served.put("tool", "1", [LAYER])
     never = threading.Event()
 
@@ -133,7 +137,8 @@ def test_nobody_at_the_registrys_address(home: Path) -> None:
 
 
 def test_a_daemon_is_asked_where_docker_host_says(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name without a tag is its `latest`; its id and the digests that the daemon knows for it are known afterwards."""
+    """A name without a tag is its `latest`; its id and the digests that the daemon knows for it are
+    known afterwards."""
     archive = docker_archive(tmp_path / "a.tar", [LAYER])
     with daemon(tmp_path / "d.sock") as there:
         image_id = there.put("small:latest", archive, digests=[sha256(b"registry's")])
@@ -165,7 +170,8 @@ def test_podmans_socket_is_found_without_a_word(tmp_path: Path, home: Path, monk
 
 
 def test_a_daemon_that_hangs_is_given_up(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that accepts and never answers ends in one error, in the time that an answer may take."""
+    """A socket that accepts and never answers ends in one error, in the time that an answer may
+    take."""
     with silent_socket(tmp_path / "d.sock") as host:
         monkeypatch.setenv("DOCKER_HOST", host)
         with pytest.raises(HostError, match="did not answer"):
@@ -174,7 +180,8 @@ def test_a_daemon_that_hangs_is_given_up(tmp_path: Path, home: Path, monkeypatch
 
 
 def test_a_daemon_that_stops_sending_is_given_up(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the first byte of the image, in the middle of it, and with more than is allowed: one error, nothing left."""
+    """Before the first byte of the image, in the middle of it, and with more than is allowed: one
+    error, nothing left."""
     never = threading.Event()
     with daemon(tmp_path / "d.sock") as there:
         monkeypatch.setenv("DOCKER_HOST", there.host)
@@ -209,7 +216,8 @@ def test_a_daemon_that_is_reached_otherwise_is_told(host: str, home: Path, monke
 
 
 def test_names_come_out_of_archives(tmp_path: Path, home: Path) -> None:
-    """RepoTags of `docker save`, annotations of OCI archives; a file without any is called by its own name."""
+    """RepoTags of `docker save`, annotations of OCI archives; a file without any is called by its
+    own name."""
     assert import_image(home, f"docker-archive:{docker_archive(tmp_path / 'a.tar', [LAYER])}").names == ("small",)
     plain = import_image(home, f"oci-archive:{oci_archive(tmp_path / 'My Tool.tar.gz', [OTHER])}")
     assert plain.names == ("my-tool",)
@@ -260,7 +268,8 @@ def host_program(name: str) -> bytes:
 def test_a_pinned_image_of_a_registry_runs_in_a_cell(
     served: Registry, vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """From the registry to the cell: a policy that pins a digest gets that image, and with another digest nothing runs."""
+    """From the registry to the cell: a policy that pins a digest gets that image, and with another
+    digest nothing runs."""
     monkeypatch.setenv("BELLJAR_HOME", str(vm_home))
     pinned, _, _ = served.put("echo", "1", [host_program("echo")], is_index=True)
     name = f"{served.address}/echo"

@@ -1,6 +1,8 @@
-"""Every compose file of inspect_evals, where it is installed: what a cell keeps of it, and what not.
+"""Every compose file of inspect_evals, where it is installed: what a cell keeps of it, and what
+not.
 
-`docs/inspect-evals.md` lists the refused files and the keys that are not kept; here both lists are counted.
+`docs/inspect-evals.md` lists the refused files and the keys that are not kept; here both lists are
+counted.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ def test_the_refused_files_are_those_the_docs_list() -> None:
 
 
 def test_what_is_not_kept_is_reported_and_listed() -> None:
-    """Each key that an accepted file has and a cell does not keep as it is has a sentence, and is in the docs' list."""
+    """Each key that an accepted file has and a cell does not keep as it is has a sentence, and is
+    in the docs' list."""
     listed = {match.group("kind", "key") for match in _NOT_KEPT.finditer(DOCS.read_text())}
     facts = [
         fact

@@ -1,7 +1,8 @@
 """Tasks of inspect_evals, as they are installed, by `belljar run` to a scripted agent's steps.
 
 The tasks' own code, Dockerfiles, compose files, tools and scorers are used. What this machine can't
-have (registries, hubs, GitHub) is replaced as `tests/integration/real_tasks.py` says, and nothing else.
+have (registries, hubs, GitHub) is replaced as `tests/integration/real_tasks.py` says, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.thorough, pytest.mar
 
 @pytest.fixture(scope="module")
 def workshop() -> Iterator[Workshop]:
-    """Where bases and tasks' images are built, each once: a store that the builds' own ids can reach."""
+    """Where bases and tasks' images are built, each once: a store that the builds' own ids can
+    reach."""
     prepared = belljar_home()
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
         Path(scratch).chmod(0o711)

@@ -184,7 +184,8 @@ def test_a_machine_that_dies_is_noticed(home: Path, tasks: Path) -> None:
 
 
 def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
-    """Inspect says success and gives a score; the run says degraded with its cause, by exit code, summary, JSON, record and score."""
+    """Inspect says success and gives a score; the run says degraded with its cause, by exit code,
+    summary, JSON, record and score."""
     policy = POLICY.replace("env:", "user: root\nenv:").partition("env:")[0]
     (tasks / "root.yaml").write_text(policy)
     code, said, errors = belljar_run(tasks, "tasks.py@breaks", "--policy", "root.yaml")
@@ -210,7 +211,8 @@ def test_a_broken_sandbox_is_no_failed_model(home: Path, tasks: Path) -> None:
 def test_a_samples_own_sandbox_is_used_or_refused(
     home: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory, name: str, status: str
 ) -> None:
-    """Under plain `inspect eval --sandbox belljar`, from another directory: never the default image instead."""
+    """Under plain `inspect eval --sandbox belljar`, from another directory: never the default image
+    instead."""
     (tasks / "compose.yaml").unlink()
     (tasks / "compose_7.yaml").write_text(COMPOSE)
     (tasks / "values.yaml").write_text("replicas: 2\n")
@@ -299,7 +301,8 @@ def test_an_interrupt_leaves_nothing(home: Path, tasks: Path, number: signal.Sig
 
 
 def test_an_interrupt_during_preparation_is_no_missing_evidence(home: Path, tasks: Path) -> None:
-    """Inspect's own commands ran in the cell, the sample had not begun and no log has it: 130, not void."""
+    """Inspect's own commands ran in the cell, the sample had not begun and no log has it: 130, not
+    void."""
     known = set((home / "runs").glob("*"))
     with running(tasks, "tasks.py@prepares", "--json") as process:
         wait_for(

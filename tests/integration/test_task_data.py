@@ -91,7 +91,8 @@ async def said(cell: Cell, command: str) -> str:
 async def test_a_tasks_files_and_names_are_in_its_cells(
     home: Path, task: Path, monkeypatch: pytest.MonkeyPatch, tier: str
 ) -> None:
-    """As they would be in containers; nothing that a cell writes comes back, and a secret is on record by its digest alone."""
+    """As they would be in containers; nothing that a cell writes comes back, and a secret is on
+    record by its digest alone."""
     (task / "low.yaml").write_text(POLICY.format(tier=tier))
     monkeypatch.setenv("BELLJAR_POLICY", str(task / "low.yaml"))
     loaded = load(as_config(str(task / "compose.yaml")))
@@ -157,7 +158,8 @@ def challenges() -> Task:
 
 
 def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
-    """Under `belljar run` each sample has its own directory; a name that leads out is refused before any begins."""
+    """Under `belljar run` each sample has its own directory; a name that leads out is refused
+    before any begins."""
     (tmp_path / "compose.yaml").write_text(OF_SAMPLE)
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "low.yaml").write_text(POLICY.format(tier="container"))

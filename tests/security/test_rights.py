@@ -1,4 +1,5 @@
-"""Rights that a plan grants inside a cell: they work there, and reach neither the guest agent nor this host."""
+"""Rights that a plan grants inside a cell: they work there, and reach neither the guest agent nor
+this host."""
 
 from __future__ import annotations
 
@@ -112,9 +113,11 @@ print(first, libc.personality(0x40000) != -1, libc.personality(0xFFFFFFFF) & 0x4
 
 
 async def test_the_guest_agent_is_out_of_reach(cell: Cell) -> None:
-    """Nobody traces, reads or takes a descriptor of process 1, nor of any process that is not the workload's.
+    """Nobody traces, reads or takes a descriptor of process 1, nor of any process that is not the
+    workload's.
 
-    gVisor shows everybody the names of everybody's descriptors and mappings, with rights or without.
+    gVisor shows everybody the names of everybody's descriptors and mappings, with rights or
+    without.
     """
     paths = ("mem", "environ", "maps", "fd") if cell.plan.tier is Tier.MICROVM else ("mem",)
     script = """

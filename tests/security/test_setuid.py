@@ -1,4 +1,5 @@
-"""Set-user-ID programs: with the right for them they gain what a command of the cell's root has, and nothing more."""
+"""Set-user-ID programs: with the right for them they gain what a command of the cell's root has,
+and nothing more."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ async def said(cell: Cell, command: str, user: str) -> list[bytes]:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_set_user_id_program_has_the_rights_of_a_command_of_root(home: Path, tmp_path: Path) -> None:
-    """Its capabilities are those of the cell's root, its filter stays; the probes find the cell contained."""
+    """Its capabilities are those of the cell's root, its filter stays; the probes find the cell
+    contained."""
     async with open_cell(load_policy(str(policy(tmp_path, "microvm", "on")))) as cell:
         await said(cell, "cp /bin/grep /tmp/gained && chmod 4755 /tmp/gained", "root")
         of_root = await said(cell, _STATUS, "root")

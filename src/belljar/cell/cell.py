@@ -39,7 +39,8 @@ class Cell:
         plan: what it was made by.
         image_command: what the image says is to be run: its entrypoint and command, often nothing.
         image_entrypoint: the first of these alone.
-        image_health: the image's own health check, as `health` of a target cell; empty where it has none.
+        image_health: the image's own health check, as `health` of a target cell; empty where it has
+            none.
         router: what its port leads to; None without a network device.
         others: the target cells of its range, by name; they end with it.
         questions: what its range's gateway asks; None when there is no range.
@@ -302,7 +303,8 @@ class Cell:
     async def check_health(self) -> Health:
         """Run the check of `belljar.cell.health` as the workload's default user.
 
-        Not recorded as a command: the caller records the check. A dead cell is a fact, not an error.
+        Not recorded as a command: the caller records the check. A dead cell is a fact, not an
+        error.
         """
         request = ExecRequest(
             argv=ARGV,

@@ -1,8 +1,9 @@
 """Whether a cell can still run commands: one cheap check, compared with a baseline. Pure.
 
-The check runs the image's own shell as the workload's user, through the guest agent, which is static
-and needs no file of the image. A cell without a shell at its baseline is not degraded by having none.
-What it prints is the guest's word: a hostile cell can hide its damage or pretend to have some.
+The check runs the image's own shell as the workload's user, through the guest agent, which is
+static and needs no file of the image. A cell without a shell at its baseline is not degraded by
+having none. What it prints is the guest's word: a hostile cell can hide its damage or pretend to
+have some.
 """
 
 from __future__ import annotations

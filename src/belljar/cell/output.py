@@ -86,7 +86,10 @@ def reason_not_started(code: int, stage: str, detail: str, *, user: str) -> str:
 
 
 def output_of(outcome: ExecOutcome, *, user: str = "", host_limits: tuple[str, ...] = ()) -> ExecOutput:
-    """The channel's outcome as the caller sees it, with the limits that the host saw fire. `user`: who it was to run as."""
+    """The channel's outcome as the caller sees it, with the limits that the host saw fire.
+
+    `user`: who it was to run as.
+    """
     started = outcome.status is not ExecStatus.NOT_STARTED
     return ExecOutput(
         returncode=outcome.returncode,

@@ -34,10 +34,13 @@ class Parts:
 
 
 def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:  # noqa: FBT001, FBT002 - to_thread takes no keywords
-    """Read the host, find the images of the cell and its range, and the kernel, make the plan. Blocks: run it in a thread. `has_port`: as `make_plan`.
+    """Read the host, find the images of the cell and its range, and the kernel, make the plan.
+
+    Blocks: run it in a thread. `has_port`: as `make_plan`.
 
     Raises:
-        PolicyError: the policy can't be meant. HostError: this host can't, or `belljar setup` has not run.
+        PolicyError: the policy can't be meant. HostError: this host can't, or `belljar setup` has
+            not run.
     """
     image = find_images(Store(home), loaded.policy.images)[loaded.policy.image]
     kernel = _kernel(home)

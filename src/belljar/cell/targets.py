@@ -38,7 +38,8 @@ printed. Ends after so many tenths of a second, or with the program and its stat
 since a POSIX shell ends where its own `:` can't write.
 """
 _EARLY_END_S: Final = 0.2
-"""A program with a health check that ends with another status within it is not asked for its health."""
+"""A program with a health check that ends with another status within it is not asked for its
+health."""
 _START_TIMEOUT_S: Final = 30.0
 _LEAST_TIMEOUT_S: Final = 1.0
 _LOG_BYTES: Final = 2000
@@ -82,11 +83,12 @@ async def serve(cell: Cell, stand_in: StandInPlan) -> None:
 async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     """Start the target's program; one that `completes` has then ended.
 
-    What is returned waits until it is healthy, and raises `CellError` when it does not become so in its time. Without a health check it is
-    ready when it has run for `SETTLE_S`, or ended with status 0 before.
+    What is returned waits until it is healthy, and raises `CellError` when it does not become so in
+    its time. Without a health check it is ready when it has run for `SETTLE_S`, or ended with
+    status 0 before.
 
-    Raises `CellError` when it can't be started, or ends until then with another status, with what it said last; or when its image ought to have
-    a health check and has none.
+    Raises `CellError` when it can't be started, or ends until then with another status, with what
+    it said last; or when its image ought to have a health check and has none.
     """
     if stand_in.kind == "python":
         await _copy_app(cell, stand_in)

@@ -27,7 +27,8 @@ _WORDS_AT_ONCE: Final = 500
 
 
 async def put_in(cell: Cell, data: TaskData) -> None:
-    """Copy the cell's files in and name its hosts; each file is on record, and each source as a whole.
+    """Copy the cell's files in and name its hosts; each file is on record, and each source as a
+    whole.
 
     Raises:
         PolicyError: a file of the task is gone, or is not what it was when the task was read.
@@ -116,7 +117,8 @@ async def _copy(cell: Cell, root: Path, file: TaskFile, tree: Tree | None) -> No
 
 
 def _line(entry: Entry, contents: bytes) -> bytes:
-    """One entry as a directory's digest has it: kind, mode, path, link, and the digest of its contents."""
+    """One entry as a directory's digest has it: kind, mode, path, link, and the digest of its
+    contents."""
     words = (entry.kind.value, f"{entry.mode:04o}", entry.path, entry.link)
     return "\0".join((*words, hashlib.sha256(contents).hexdigest())).encode() + b"\n"
 

@@ -220,7 +220,8 @@ def config_payload(
     debugger_calls: bool = False,
     setuid_programs: bool = False,
 ) -> bytes:
-    """The payload of CONFIG; the last three are what the workload may do beyond an ordinary container's."""
+    """The payload of CONFIG; the last three are what the workload may do beyond an ordinary
+    container's."""
     flags = (_DEBUGGER_CALLS if debugger_calls else 0) | (_SETUID_PROGRAMS if setuid_programs else 0)
     limits = (memory_max_bytes, disk_bytes, disk_inodes, processes)
     head = _pack(_CONFIG_HEAD, *limits, capabilities, flags)

@@ -30,8 +30,8 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> int:
 def image() -> None:
     """Build, import, name, list, inspect and remove images.
 
-    An image is an immutable root file system. It is named by a reference, as Docker writes it (NAME, NAME:TAG,
-    NAME@sha256:DIGEST), by its digest here, or by a unique beginning of that.
+    An image is an immutable root file system. It is named by a reference, as Docker writes it
+    (NAME, NAME:TAG, NAME@sha256:DIGEST), by its digest here, or by a unique beginning of that.
     """
 
 

@@ -1,4 +1,5 @@
-"""`belljar image import --from-compose` and `--from-task`: all images that a compose file or a task runs."""
+"""`belljar image import --from-compose` and `--from-task`: all images that a compose file or a task
+runs."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def wanted_by_files(files: Sequence[str]) -> list[Wanted]:
 
 
 def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
-    """The images that a service's Dockerfile starts from; none where it can't be read: the build says why."""
+    """The images that a service's Dockerfile starts from; none where it can't be read: the build
+    says why."""
     from belljar.image.dockerfile import MAX_BYTES, base_images
     from belljar.policy.reference import parse_reference
     from belljar.policy.regular import read_regular
@@ -63,10 +65,11 @@ def _bases(build: Mapping[str, Any]) -> tuple[str, ...]:
 def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
     """The images of all samples of tasks: each one's own sandbox, and the other cells of its range.
 
-    The tasks are loaded as `belljar run` does, and nothing of them is run. What they (and a `.env` file beside them) make of
-    this process's environment ends here: it chooses no daemon, proxy or login. A sample that a cell can't stand in for is
-    one whose images are not known. Raises `PolicyError` for a task that can't be loaded; `ContainmentBreach` when another
-    sandbox provider was about to be used.
+    The tasks are loaded as `belljar run` does, and nothing of them is run. What they (and a `.env`
+    file beside them) make of this process's environment ends here: it chooses no daemon, proxy or
+    login. A sample that a cell can't stand in for is one whose images are not known. Raises
+    `PolicyError` for a task that can't be loaded; `ContainmentBreach` when another sandbox provider
+    was about to be used.
     """
     from belljar.harness.evaluate import check_tasks
 
@@ -93,7 +96,8 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
 
 
 def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:
-    """Get them, a line for each. Raises `HostError` that names each that could not be got, when the others are there."""
+    """Get them, a line for each. Raises `HostError` that names each that could not be got, when the
+    others are there."""
     from belljar.cli.image import progress
     from belljar.image.obtain import obtain
 

@@ -22,8 +22,8 @@ _WHOLE_SUITES: Final = frozenset({"trixie", "forky", "sid"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A tool that must be there: the command, Debian's package of it, what it is for; `elsewhere` is its name on Fedora. `only_with`: the part of
-    `setup --with` that needs it.
+    """A tool that must be there: the command, Debian's package of it, what it is for; `elsewhere`
+    is its name on Fedora. `only_with`: the part of `setup --with` that needs it.
     """
 
     command: str

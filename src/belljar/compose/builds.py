@@ -1,4 +1,8 @@
-"""What a compose file's `build` asks for, and a Dockerfile alone as the compose file that Inspect makes of it. Pure."""
+"""What a compose file's `build` asks for, and a Dockerfile alone as the compose file that Inspect
+makes of it.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ _WITHOUT_EFFECT: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceBuild:
-    """An image to build. `context` and `dockerfile` are paths below `root`, which nothing of the build leaves."""
+    """An image to build.
+
+    `context` and `dockerfile` are paths below `root`, which nothing of the build leaves.
+    """
 
     image: str
     root: str
@@ -37,10 +44,11 @@ class ServiceBuild:
 
 
 def read_build(name: str, service: Mapping[str, Any], document: Mapping[str, Any], image: str) -> ServiceBuild | None:
-    """What `build` of a service asks for; None when it has none or the file was read from no directory.
+    """What `build` of a service asks for; None when it has none or the file was read from no
+    directory.
 
-    Raises `CannotKeepError` for a path that leads out of the task's files, and for a key that decides the image and is not
-    known here.
+    Raises `CannotKeepError` for a path that leads out of the task's files, and for a key that
+    decides the image and is not known here.
     """
     files, written = files_named_by(document), service.get("build")
     if written is None or files is None:
@@ -97,7 +105,10 @@ def dockerfile_document(path: Path) -> dict[str, Any]:
 
 
 def _args(written: Any) -> dict[str, str]:  # noqa: ANN401 - YAML
-    """A mapping, or a list of `NAME=VALUE`. A name alone asks for this host's environment, which a task gets nothing of."""
+    """A mapping, or a list of `NAME=VALUE`.
+
+    A name alone asks for this host's environment, which a task gets nothing of.
+    """
     if written is None:
         return {}
     if isinstance(written, Mapping):

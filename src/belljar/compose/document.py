@@ -36,7 +36,8 @@ def is_dockerfile_name(config: str) -> bool:
 
 
 def beside(directory: Path) -> Path | None:
-    """The compose file of a directory, if it has one; a link that leads nowhere is one too, which is refused when it is read."""
+    """The compose file of a directory, if it has one; a link that leads nowhere is one too, which
+    is refused when it is read."""
     return next((directory / name for name in COMPOSE_NAMES if os.path.lexists(directory / name)), None)
 
 
@@ -50,10 +51,12 @@ def as_document(config: BaseModel) -> dict[str, Any]:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """A compose file, parsed, with what it takes from other files (`with_others`), names for what it
-    builds (`name_built`), and the directory that its relative paths are meant from (`DIRECTORY_KEY`).
+    """A compose file, parsed, with what it takes from other files (`with_others`), names for what
+    it builds (`name_built`), and the directory that its relative paths are meant from
+    (`DIRECTORY_KEY`).
 
-    Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or what `compose_yaml` refuses.
+    Raises `PolicyError` for one that is none: no regular file of at most `MAX_BYTES`, no UTF-8, or
+    what `compose_yaml` refuses.
     """
     from belljar.compose.include import with_others
     from belljar.compose.parse import NotReadError, read_yaml
@@ -84,11 +87,15 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
-    """The same, where a service that has `build` and no `image` has the image that `docker compose build` makes of it: `PROJECT-SERVICE`. Pure.
+    """The same, where a service that has `build` and no `image` has the image that
+    `docker compose build` makes of it: `PROJECT-SERVICE`.
+
+    Pure.
 
     With a Dockerfile of another name, arguments or a target, it gets a tag of its own (`_tag`).
 
-    Source: compose-spec 04-version-and-name.md and build.md; compose-go's `NormalizeProjectName` and compose's `GetImageNameOrDefault`.
+    Source: compose-spec 04-version-and-name.md and build.md; compose-go's `NormalizeProjectName`
+    and compose's `GetImageNameOrDefault`.
     """
     services = document.get("services")
     name = document.get("name") or directory
@@ -104,8 +111,11 @@ def name_built(document: dict[str, Any], directory: str) -> dict[str, Any]:
 
 
 def _tag(build: object) -> str:
-    """Compose files of one directory may build different images for services of one name: Inspect gives
-    each sample a project of its own. What distinguishes them is in the tag."""
+    """Compose files of one directory may build different images for services of one name: Inspect
+    gives each sample a project of its own.
+
+    What distinguishes them is in the tag.
+    """
     written = build if isinstance(build, Mapping) else {}
     decisive = {key: written[key] for key in ("dockerfile", "args", "target") if written.get(key)}
     if decisive in ({}, {"dockerfile": "Dockerfile"}):

@@ -18,7 +18,10 @@ _NAMED: Final = frozenset({"environment", "labels", "annotations", "sysctls", "d
 
 
 def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Each service with what it extends. Raises `CannotKeepError` for another file, and for a circle."""
+    """Each service with what it extends.
+
+    Raises `CannotKeepError` for another file, and for a circle.
+    """
     return {name: _extended(name, services, ()) for name in services}
 
 

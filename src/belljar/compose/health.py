@@ -1,7 +1,8 @@
 """A compose file's `healthcheck` in a policy's words. Pure.
 
-As patient as Compose would be, and no more: Inspect waits for start_period, one more timeout where there is one, and retries times interval and timeout
-together. But the check is asked at least once a second: Docker's first question comes after a whole interval, half a minute unless it is said.
+As patient as Compose would be, and no more: Inspect waits for start_period, one more timeout where
+there is one, and retries times interval and timeout together. But the check is asked at least once
+a second: Docker's first question comes after a whole interval, half a minute unless it is said.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from belljar.compose.words import CannotKeepError, count, mapping, seconds, swit
 from belljar.units import printable
 
 SETTLE_S: Final = 1.0
-"""A program without a health check is ready when it has run for so long, or has ended with status 0."""
+"""A program without a health check is ready when it has run for so long, or has ended with status
+0."""
 UNCHECKED: Final[Mapping[str, Any]] = {"image": False}
 """`health` of a service whose file switches its check off, the image's too."""
 KEYS: Final = frozenset({"test", "interval", "timeout", "retries", "start_period", "start_interval", "disable"})
@@ -25,7 +27,10 @@ _MOST_TRIES: Final = 1000
 
 
 def read_health(check: object, *, name: str) -> dict[str, Any] | None:
-    """`health` of a target cell; None: whatever the image's own check is. Raises `CannotKeepError`."""
+    """`health` of a target cell; None: whatever the image's own check is.
+
+    Raises `CannotKeepError`.
+    """
     if check is None:
         return None
     fields = mapping(check, f"healthcheck of {name}")

@@ -1,4 +1,7 @@
-"""The images that a compose file's services run, as far as they are known before there is a sample. Pure."""
+"""The images that a compose file's services run, as far as they are known before there is a sample.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ _DEFAULT: Final = "default"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceImage:
-    """What a service runs: `image` in its normal form, and how the file builds it; or why that is not known."""
+    """What a service runs: `image` in its normal form, and how the file builds it; or why that is
+    not known."""
 
     service: str
     image: str = ""
@@ -28,7 +32,9 @@ class ServiceImage:
 
 
 def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
-    """Of each service that runs (no profile is active). Whatever else a cell can't keep of the file does not matter here.
+    """Of each service that runs (no profile is active).
+
+    Whatever else a cell can't keep of the file does not matter here.
 
     Raises `CannotKeepError` for a file without services.
     """

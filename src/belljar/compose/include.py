@@ -1,4 +1,6 @@
-"""Compose files that another names: `include`, and `extends` with a `file`. Read below the task's root.
+"""Compose files that another names: `include`, and `extends` with a `file`.
+
+Read below the task's root.
 
 Source: compose-spec 14-include.md: what is included is read with its own directory, then put beside
 what includes it; a name that both have, with different contents, is an error.

@@ -1,7 +1,12 @@
-"""The `$` in a compose file's values, as Compose has it, with a sample's metadata as the only variables. Pure.
+"""The `$` in a compose file's values, as Compose has it, with a sample's metadata as the only
+variables.
 
-This host's environment is never read: a file that runs in a cell must not draw anything of this host into it. So a variable that is no metadata is
-unset: its default is put in and said, and without one the file is refused by the variable's name. What is put in is data: no `$` of it means anything.
+Pure.
+
+This host's environment is never read: a file that runs in a cell must not draw anything of this
+host into it. So a variable that is no metadata is unset: its default is put in and said, and
+without one the file is refused by the variable's name. What is put in is data: no `$` of it means
+anything.
 
 Source: compose-spec 12-interpolation; Inspect names a sample's metadata `SAMPLE_METADATA_<KEY>`.
 """
@@ -22,9 +27,11 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OPERATOR: Final = re.compile(r":?[-?+]")
 _METADATA: Final = re.compile(rf"\$(?=\{{?{METADATA_PREFIX}[A-Za-z0-9_])")
 MAX_NODES: Final = 20_000
-"""Values of a file, each counted as often as it stands there: an alias of YAML is all that it names."""
+"""Values of a file, each counted as often as it stands there: an alias of YAML is all that it
+names."""
 MAX_CHARACTERS: Final = 1 << 20
-"""Of all its texts together, counted likewise; and once more of all that is put in for references."""
+"""Of all its texts together, counted likewise; and once more of all that is put in for references.
+"""
 MAX_DEPTH: Final = 64
 _MAX_NESTED: Final = 16
 
@@ -92,7 +99,11 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpolated:
-    """A file without references. `names`: the metadata it asked for; `shaping`: those of them that stand elsewhere than in `environment`."""
+    """A file without references.
+
+    `names`: the metadata it asked for; `shaping`: those of them that stand elsewhere than in
+    `environment`.
+    """
 
     document: dict[str, Any]
     names: frozenset[str]
@@ -103,10 +114,12 @@ class Interpolated:
 def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Interpolated:
     """Replace every reference in the values of a parsed file; keys stay.
 
-    `blanks`: no sample is known yet: metadata that is missing in a service's `environment` is empty there.
+    `blanks`: no sample is known yet: metadata that is missing in a service's `environment` is empty
+    there.
 
     Raises:
-        CannotKeepError: a variable that has neither a value nor a default, a reference that Compose does not know, or a file that is too large or too deep.
+        CannotKeepError: a variable that has neither a value nor a default, a reference that Compose
+            does not know, or a file that is too large or too deep.
     """
     reading = _Reading(variables, blanks=blanks)
     made = _walk(document, reading, ())
@@ -119,13 +132,17 @@ def interpolate(document: Mapping[str, Any], variables: Mapping[str, str], *, bl
 
 
 def references(document: Mapping[str, Any]) -> frozenset[str]:
-    """The metadata that a file asks for anywhere, also in a default that would not be used. Raises as `interpolate` for its size."""
+    """The metadata that a file asks for anywhere, also in a default that would not be used.
+
+    Raises as `interpolate` for its size.
+    """
     found = (name for text in _texts(document, _Reading({}), 0) for name in _NAME.findall(text))
     return frozenset(name for name in found if name.startswith(METADATA_PREFIX))
 
 
 def literal(value: str) -> str:
-    """A text so written that a policy's `env`, in which metadata is put in for references, means exactly it."""
+    """A text so written that a policy's `env`, in which metadata is put in for references, means
+    exactly it."""
     return _METADATA.sub("$$", value)
 
 

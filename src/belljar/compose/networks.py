@@ -1,7 +1,8 @@
 """A compose file's networks. Pure.
 
-A range's cells reach each other's services where they share a network, at addresses drawn for that range, and nothing beyond it. A file that fixes what a
-range draws means something else, and is refused by name.
+A range's cells reach each other's services where they share a network, at addresses drawn for that
+range, and nothing beyond it. A file that fixes what a range draws means something else, and is
+refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ TOP_KEYS: Final[Mapping[str, str]] = {
     "attachable": "",
     "labels": "",
 }
-"""Every key that Compose knows of a network; what is said when a range can't keep it, "" where it keeps any."""
+"""Every key that Compose knows of a network; what is said when a range can't keep it, "" where it
+keeps any."""
 SERVICE_KEYS: Final[Mapping[str, str]] = {
     "aliases": "",
     "interface_name": "only `eth0`",
@@ -60,7 +62,8 @@ SERVICE_KEYS: Final[Mapping[str, str]] = {
 def read_networks(
     services: Mapping[str, Mapping[str, Any]], networks: object
 ) -> tuple[dict[str, list[str]], list[Difference]]:
-    """The networks of each service, by its name; empty where all share one, so that none is kept apart.
+    """The networks of each service, by its name; empty where all share one, so that none is kept
+    apart.
 
     And what is not kept of them. Raises `CannotKeepError` for what a range can't be.
     """
@@ -110,7 +113,8 @@ def _subnets(fields: Mapping[str, Any]) -> list[IPv4Network]:
 
 
 def _check_subnets(services: Mapping[str, Mapping[str, Any]], declared: Mapping[str, Any]) -> None:
-    """Addresses are drawn for each range: a file that names one of a subnet of its own relies on it."""
+    """Addresses are drawn for each range: a file that names one of a subnet of its own relies on
+    it."""
     for name, settings in declared.items():
         for subnet in _subnets(mapping(settings, f"network {name}")):
             if found := next((at for at in _addresses(str(services)) if at in subnet), None):
@@ -181,7 +185,10 @@ def _keeps_place(key: str, value: Any) -> bool:  # noqa: ANN401 - YAML
 
 
 def names_of(services: Mapping[str, Mapping[str, Any]], default: str) -> dict[str, list[str]]:
-    """By what names each service is known. Raises `CannotKeepError` for a name that two have, and for one that a cell can't have."""
+    """By what names each service is known.
+
+    Raises `CannotKeepError` for a name that two have, and for one that a cell can't have.
+    """
     linked = list(_linked(services))
     names: dict[str, list[str]] = {}
     owner: dict[str, str] = {}

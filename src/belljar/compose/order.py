@@ -68,7 +68,10 @@ def _wait(name: str, what: str, settings: Mapping[str, Any]) -> Wait:
 
 
 def restarts(services: Mapping[str, Mapping[str, Any]]) -> list[Difference]:
-    """Where a service is to be started again with another. Raises `ValueError` for what can't be read."""
+    """Where a service is to be started again with another.
+
+    Raises `ValueError` for what can't be read.
+    """
     asked = sorted(
         name
         for name, service in services.items()
@@ -111,7 +114,10 @@ def awaited_by(name: str, waits: tuple[Wait, ...]) -> list[str]:
 
 
 def in_order(services: Mapping[str, Any], waits: tuple[Wait, ...], *, default: str) -> list[str]:
-    """Services so that each comes after those it waits for, `default` last, else as in the file. Raises `CannotKeepError` for a circle."""
+    """Services so that each comes after those it waits for, `default` last, else as in the file.
+
+    Raises `CannotKeepError` for a circle.
+    """
     needs: dict[str, set[str]] = {name: set() for name in services}
     for wait in waits:
         needs[wait.who] |= {wait.what} - {default}

@@ -1,7 +1,11 @@
-"""A compose file's text → plain values. Pure. The parser is ruamel.yaml's; what the text means is YAML 1.2's core schema (`policy.yaml_tree.scalar`).
+"""A compose file's text → plain values.
 
-Anchors, aliases and merge keys are read, because compose files use them. Each is counted as what it stands for, before that is put in: a short text that
-means a long one is refused at the line where it becomes too long.
+Pure. The parser is ruamel.yaml's; what the text means is YAML 1.2's core schema
+(`policy.yaml_tree.scalar`).
+
+Anchors, aliases and merge keys are read, because compose files use them. Each is counted as what it
+stands for, before that is put in: a short text that means a long one is refused at the line where
+it becomes too long.
 """
 
 from __future__ import annotations
@@ -40,12 +44,16 @@ class NotReadError(ValueError):
 
 
 def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # noqa: ANN401 - YAML
-    """The value of the one document in a text; None where there is none. `step` is called for each of the parser's events, and for each name that a merge puts in.
+    """The value of the one document in a text; None where there is none.
 
-    A value that an alias names is the same object wherever it stands: `MAX_NODES` and `MAX_CHARACTERS` hold for whoever walks all of it.
+    `step` is called for each of the parser's events, and for each name that a merge puts in.
+
+    A value that an alias names is the same object wherever it stands: `MAX_NODES` and
+    `MAX_CHARACTERS` hold for whoever walks all of it.
 
     Raises:
-        NotReadError: no YAML, more than one document, a tag but `!!str`, a name twice, or more than `MAX_NODES`, `MAX_CHARACTERS` or `MAX_DEPTH`.
+        NotReadError: no YAML, more than one document, a tag but `!!str`, a name twice, or more than
+            `MAX_NODES`, `MAX_CHARACTERS` or `MAX_DEPTH`.
     """
     reading = _Reading(step)
     try:
@@ -63,7 +71,11 @@ def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # 
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list that is being filled. `nodes` and `characters`: how much had been read before it. `merged`: what merge keys name, in their order."""
+    """A mapping or list that is being filled.
+
+    `nodes` and `characters`: how much had been read before it. `merged`: what merge keys name, in
+    their order.
+    """
 
     value: Any
     anchor: str | None
@@ -76,7 +88,10 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Anchored:
-    """What an alias stands for, and how much that is. `name`: it as the name of a field, None where it can't be one."""
+    """What an alias stands for, and how much that is.
+
+    `name`: it as the name of a field, None where it can't be one.
+    """
 
     value: Any
     nodes: int
@@ -171,7 +186,8 @@ class _Reading:
         self._put(done.value, None, plain=False)
 
     def _with_merged(self, done: _Open) -> dict[str, Any]:
-        """The names of what merge keys name, and its own; of a name that several have an own one counts, else the first."""
+        """The names of what merge keys name, and its own; of a name that several have an own one
+        counts, else the first."""
         together: dict[str, Any] = {}
         for source in (*reversed(done.merged), done.value):
             for name in source:
@@ -183,7 +199,8 @@ class _Reading:
         return bool(self.stack) and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
 
     def _put(self, value: Any, name: str | None, *, plain: bool) -> None:  # noqa: ANN401 - YAML
-        """A whole value where it stands: the document's, a list's, the name of a field, or what the field has."""
+        """A whole value where it stands: the document's, a list's, the name of a field, or what the
+        field has."""
         if not self.stack:
             self.value = value
             return

@@ -1,8 +1,11 @@
-"""Converts a compose file's services to the fields of a policy, or refuses what cells can't keep. Pure.
+"""Converts a compose file's services to the fields of a policy, or refuses what cells can't keep.
 
-One service is a cell. Several are a range: the default service's cell, and a target cell for each other, which is reachable by its name from the cells
-of the range and from nowhere else. What would widen the blast radius (`privileged`, mounts of this host, its network, devices, the container runtime's
-socket) is refused by name; so is what a cell would silently not do.
+Pure.
+
+One service is a cell. Several are a range: the default service's cell, and a target cell for each
+other, which is reachable by its name from the cells of the range and from nowhere else. What would
+widen the blast radius (`privileged`, mounts of this host, its network, devices, the container
+runtime's socket) is refused by name; so is what a cell would silently not do.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from belljar.units import printable
 
 __all__ = ["CannotKeepError", "Composed", "check_services", "default_service", "read_compose"]
 _TOP: Final = frozenset({"services", "version", "name", "networks", "volumes", "secrets", "configs"})
-"""The keys of a file that are read; others are refused. (`version` and `name` mean nothing to Compose either.)"""
+"""The keys of a file that are read; others are refused. (`version` and `name` mean nothing to
+Compose either.)"""
 MAX_SERVICES: Final = 64
 
 
@@ -39,9 +43,11 @@ class Composed:
     Attributes:
         service: the name of the service that the sample works in.
         changes: for its policy: image, user, workdir, env (pairs), resources.
-        program: what runs in it, as a target cell's words: `command` or `arguments`, `directories` and `health`.
+        program: what runs in it, as a target cell's words: `command` or `arguments`, `directories`
+            and `health`.
         network: for its range, in a policy's words; None: one cell alone.
-        is_apart: the one service has `network_mode: none`: whatever network its policy has is not for it.
+        is_apart: the one service has `network_mode: none`: whatever network its policy has is not
+            for it.
         data: what the cells hold besides their images; None: nothing.
         differences: every key that is not plainly kept.
     """
@@ -56,7 +62,9 @@ class Composed:
 
 
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
-    """What a compose file without references (`interpolate`) means for cells. Raises `CannotKeepError`.
+    """What a compose file without references (`interpolate`) means for cells.
+
+    Raises `CannotKeepError`.
 
     `files`: those of its task, which are looked at, and read where they hold variables.
     """
@@ -178,7 +186,8 @@ def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]],
 
 
 def default_service(services: Mapping[str, Mapping[str, Any]]) -> str:
-    """The service that a task's tools work in, as Inspect chooses it: the one with `x-default: true`, else `default`, else the first."""
+    """The service that a task's tools work in, as Inspect chooses it: the one with
+    `x-default: true`, else `default`, else the first."""
     marked = [name for name, service in services.items() if switch(service.get("x-default") or False)]
     return next(iter([*marked, *(name for name in services if name == "default"), *services]))
 
@@ -219,7 +228,10 @@ def _network(
 
 
 def _end_of_start(name: str, service: _Service, completed: frozenset[str], waits: tuple[Wait, ...]) -> dict[str, Any]:
-    """When a target has started, for others. One whose health is waited for, without a check in the file, has its image's."""
+    """When a target has started, for others.
+
+    One whose health is waited for, without a check in the file, has its image's.
+    """
     if name in completed:
         return {"completes": True}
     is_awaited = any(wait.what == name and wait.condition is Condition.HEALTHY for wait in waits)

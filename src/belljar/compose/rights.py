@@ -1,4 +1,7 @@
-"""Keys of a service that ask for rights inside its machine: `cap_add`, `cap_drop`, `privileged`, `security_opt`. Pure.
+"""Keys of a service that ask for rights inside its machine: `cap_add`, `cap_drop`, `privileged`,
+`security_opt`.
+
+Pure.
 
 Each reads a value into a policy's `rights`; False (or `ValueError`) when it can't be read. Raises
 `CannotKeepError` for a right that no tier grants. Which tier a cell gets is not known here.
@@ -28,7 +31,8 @@ _PRIVILEGED: Final = (
 
 
 def read_security_opt(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
-    """Labels and profiles of a host's security modules narrow a container; a cell has its own filter."""
+    """Labels and profiles of a host's security modules narrow a container; a cell has its own
+    filter."""
     if not isinstance(value, list):
         return False
     for option in map(text, value):

@@ -1,6 +1,9 @@
-"""A compose file's `secrets` and `configs`: files that a service's cell gets. Pure but for their sizes.
+"""A compose file's `secrets` and `configs`: files that a service's cell gets.
 
-Source: compose-spec 08-configs.md and 09-secrets.md; where and how a service sees them is 05-services.md.
+Pure but for their sizes.
+
+Source: compose-spec 08-configs.md and 09-secrets.md; where and how a service sees them is
+05-services.md.
 """
 
 from __future__ import annotations
@@ -26,7 +29,10 @@ _MAX_ID: Final = 65_535
 def add_granted(
     mounts: Mounts, service: Mapping[str, Any], document: Mapping[str, Any], files: TaskFiles | None
 ) -> None:
-    """Give a service's cell its secrets and configs. Raises `CannotKeepError` for each that it can't get."""
+    """Give a service's cell its secrets and configs.
+
+    Raises `CannotKeepError` for each that it can't get.
+    """
     refused = Refusals()
     for key in ("secrets", "configs"):
         declared = mapping(document.get(key), key)

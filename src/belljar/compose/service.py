@@ -58,8 +58,8 @@ _HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NA
 
 @dataclass
 class Converted:
-    """What one service comes to, while it is read: a policy's words, lines of its hosts file (name and
-    address), and what differs."""
+    """What one service comes to, while it is read: a policy's words, lines of its hosts file (name
+    and address), and what differs."""
 
     service: str
     words: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +90,10 @@ _Convert = Callable[[Any, Converted], bool]
 
 
 def read_service(name: str, service: Mapping[str, Any]) -> Converted:
-    """Read one service's own keys. Raises `CannotKeepError` with each key that a cell can't keep."""
+    """Read one service's own keys.
+
+    Raises `CannotKeepError` with each key that a cell can't keep.
+    """
     converted = Converted(name)
     refused = Refusals()
     for key, value in service.items():
@@ -161,7 +164,8 @@ def _to(name: str) -> _Convert:
 
 
 def _environment(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
-    """A name without a value would be the host's: it is left out, as Compose does where the host has none."""
+    """A name without a value would be the host's: it is left out, as Compose does where the host
+    has none."""
     if isinstance(value, Mapping):
         pairs = {str(name): None if item is None else text(item) for name, item in value.items()}
     else:
@@ -321,7 +325,8 @@ def _restart(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
 
 
 def _platform(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
-    """The image in the store is one of this machine's architecture: another is refused where it is imported."""
+    """The image in the store is one of this machine's architecture: another is refused where it is
+    imported."""
     if not text(value).startswith("linux"):
         return False
     converted.dropped("platform", "the image is one of this machine's architecture")
@@ -329,7 +334,8 @@ def _platform(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
 
 
 def _runtime(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
-    """One that a container's host may have: a cell's walls are no file's to choose, stronger or weaker."""
+    """One that a container's host may have: a cell's walls are no file's to choose, stronger or
+    weaker."""
     if value not in RUNTIMES:
         return False
     converted.dropped("runtime", _OWN_WALLS)
@@ -447,10 +453,11 @@ KEYS: Final = frozenset({*CONVERTED, *ELSEWHERE, *TRUE_ANYWAY, *DROPPED, *REFUSE
 
 
 def program_of(name: str, service: Mapping[str, Any]) -> dict[str, Any]:
-    """What runs, in a target cell's words: `command` is all of it; `arguments` stand behind the image's entrypoint; neither: the image's own.
+    """What runs, in a target cell's words: `command` is all of it; `arguments` stand behind the
+    image's entrypoint; neither: the image's own.
 
-    As Compose has it: an `entrypoint` leaves the image's command out; a `command` alone leaves the entrypoint; an empty one takes the image's away.
-    Raises `CannotKeepError`.
+    As Compose has it: an `entrypoint` leaves the image's command out; a `command` alone leaves the
+    entrypoint; an empty one takes the image's away. Raises `CannotKeepError`.
     """
     entrypoint, command = (service.get(key) for key in ("entrypoint", "command"))
     arguments = None if command is None else words(command)

@@ -1,4 +1,5 @@
-"""The files that a compose file may name: those of its task, below one root, and nothing else of this host.
+"""The files that a compose file may name: those of its task, below one root, and nothing else of
+this host.
 
 The root is the Python package that the compose file is in (the nearest directory, its own or one
 above, with an `__init__.py`), because tasks of a package share files; without one it is the compose
@@ -46,7 +47,10 @@ class TaskFiles:
         return found
 
     def read_text(self, path: str) -> str:
-        """A text of at most `MAX_TEXT_BYTES`, by its path below the root. Raises `OSError`, `ValueError`."""
+        """A text of at most `MAX_TEXT_BYTES`, by its path below the root.
+
+        Raises `OSError`, `ValueError`.
+        """
         content = read_regular(self.root, path, MAX_TEXT_BYTES + 1)
         if len(content) > MAX_TEXT_BYTES:
             raise ValueError(f"it is larger than {format_size(MAX_TEXT_BYTES)}")
@@ -74,7 +78,8 @@ def files_of(directory: Path) -> TaskFiles:
 
 
 def mark_read(document: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """The parsed file with the directory that it was read from, whose files it may name from now on."""
+    """The parsed file with the directory that it was read from, whose files it may name from now
+    on."""
     own = directory.resolve()
     _read_here.update((str(own), str(files_of(own).root)))
     return {**document, DIRECTORY_KEY: str(own)}

@@ -101,7 +101,8 @@ def mounts_of(
 
     Args:
         files: the task's; None: it has none.
-        waits: what the services wait for; `default`, the one that the sample works in, waits for all.
+        waits: what the services wait for; `default`, the one that the sample works in, waits for
+            all.
 
     Raises `CannotKeepError` for any other kind of volume, by the service's name.
     """
@@ -123,8 +124,10 @@ def mounts_of(
 
 
 def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str) -> None:
-    """Copy a volume that one service fills before the others start. Raises `CannotKeepError` for one
-    that several have in another way, and for one that nobody can write.
+    """Copy a volume that one service fills before the others start.
+
+    Raises `CannotKeepError` for one that several have in another way, and for one that nobody can
+    write.
     """
     if len(used) == 1 and not used[0].read_only:
         return
@@ -148,7 +151,10 @@ def _share(name: str, used: Sequence[_Use], waits: Sequence[Wait], default: str)
 
 
 def tmpfs_of(tmpfs: object) -> list[str]:
-    """The directories that a service's `tmpfs` are in its cell, without their options. Raises `ValueError` for what is none."""
+    """The directories that a service's `tmpfs` are in its cell, without their options.
+
+    Raises `ValueError` for what is none.
+    """
     listed = [] if tmpfs is None else [tmpfs] if isinstance(tmpfs, str) else tmpfs
     if not isinstance(listed, list):
         raise ValueError("no list of directories")
@@ -156,7 +162,10 @@ def tmpfs_of(tmpfs: object) -> list[str]:
 
 
 def place_of(target: str) -> str:
-    """An absolute path in a cell, written in one way. Raises `ValueError` for another, and for `/`."""
+    """An absolute path in a cell, written in one way.
+
+    Raises `ValueError` for another, and for `/`.
+    """
     found = posixpath.normpath(target)
     if not target.startswith("/") or found in ("/", "//") or "\0" in found:
         raise ValueError("its place is no directory below /")

@@ -1,4 +1,7 @@
-"""The small words of a compose file: switches, sizes, times, commands. Pure; each raises `CannotKeepError` or `ValueError` for what it can't read."""
+"""The small words of a compose file: switches, sizes, times, commands.
+
+Pure; each raises `CannotKeepError` or `ValueError` for what it can't read.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,10 @@ def words(value: object) -> list[str]:
 
 
 def split(command: str) -> list[str]:
-    """As `shlex.split`, which copies a word for each of its characters. Raises `ValueError` for an open quote, and for a backslash at the end."""
+    """As `shlex.split`, which copies a word for each of its characters.
+
+    Raises `ValueError` for an open quote, and for a backslash at the end.
+    """
     found: list[str] = []
     word: list[str] = []
     at = 0
@@ -185,7 +191,8 @@ _SHELLS: Final = frozenset(f"{place}{shell}" for place in ("", "/bin/", "/usr/bi
 
 
 def is_idle(command: Sequence[str]) -> bool:
-    """Whether it does nothing but keep a container from ending: waiting, or a shell that nobody types into."""
+    """Whether it does nothing but keep a container from ending: waiting, or a shell that nobody
+    types into."""
     if not command:
         return True
     words = list(command)

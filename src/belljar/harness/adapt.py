@@ -130,10 +130,12 @@ def stand_in(spec: SandboxEnvironmentSpec | None, *, directory: Path, where: str
 
 
 def of_active_sample(config: BaseModel | str | None, directories: Iterable[Path]) -> BaseModel | str | None:
-    """The sandbox of the sample that Inspect is starting in this context, where `config` is not its own.
+    """The sandbox of the sample that Inspect is starting in this context, where `config` is not its
+    own.
 
-    Under `inspect eval --sandbox belljar` Inspect drops a sample's configuration whose file has no name
-    that it knows, or that is another provider's. Raises `PolicyError` when a cell can't stand in for it.
+    Under `inspect eval --sandbox belljar` Inspect drops a sample's configuration whose file has no
+    name that it knows, or that is another provider's. Raises `PolicyError` when a cell can't stand
+    in for it.
 
     Args:
         config: what Inspect made of it.
@@ -192,7 +194,8 @@ def _own_config(config: BaseModel | str | None, directory: Path) -> BelljarConfi
 
 
 def _description(spec: SandboxEnvironmentSpec, directory: Path) -> dict[str, Any] | None:
-    """The compose file that the sandbox means, parsed; of a Dockerfile the one that Inspect makes; or None."""
+    """The compose file that the sandbox means, parsed; of a Dockerfile the one that Inspect makes;
+    or None."""
     config = spec.config
     if isinstance(config, BaseModel):
         is_other = spec.type == OURS and not isinstance(config, ComposeConfig)

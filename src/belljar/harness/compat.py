@@ -25,7 +25,8 @@ from belljar.units import printable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honoured:
-    """What a configuration is converted to: fields for `BelljarConfig`, and what differs from the task."""
+    """What a configuration is converted to: fields for `BelljarConfig`, and what differs from the
+    task."""
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     differences: tuple[Difference, ...] = ()
@@ -63,7 +64,8 @@ _MEND_COMPOSE: Final = (
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
     """Decide about a sandbox of type `kind`.
 
-    `compose` is the parsed compose file or `ComposeConfig`, also the one that stands for a Dockerfile; None when there is none.
+    `compose` is the parsed compose file or `ComposeConfig`, also the one that stands for a
+    Dockerfile; None when there is none.
     """
     if kind == "local":
         return Honoured(

@@ -1,10 +1,11 @@
-"""Which policy a sample's cell gets: from what Inspect hands us to a `LoadedPolicy`. Reads policy files, decides
-purely.
+"""Which policy a sample's cell gets: from what Inspect hands us to a `LoadedPolicy`.
+
+Reads policy files, decides purely.
 
 Order, first hit wins: the task's or sample's own (`("belljar", "policy.yaml")`); `$BELLJAR_POLICY`;
-the preset `high`. What a compose file says is put on top of it. The policy of `belljar run --policy`
-states the walls around that (`fidelity`). `$BELLJAR_POLICY` is a floor too: a task's own policy, and
-its compose file, is used as far as it is nowhere looser.
+the preset `high`. What a compose file says is put on top of it. The policy of
+`belljar run --policy` states the walls around that (`fidelity`). `$BELLJAR_POLICY` is a floor too:
+a task's own policy, and its compose file, is used as far as it is nowhere looser.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ _REFERENCE: Final = re.compile(rf"\$\$(?=\{{?{_NAME})|\$\{{({_NAME})(?:(:?-)([^{
 class BelljarConfig(BaseModel):
     """A sandbox configuration as Inspect keeps it in its log: a policy and what is changed in it.
 
-    `policy` is a file or a preset, "" for the default. The other fields, when given, replace the policy's field of the
-    same name; `tier` can only raise it. The rest comes from a compose file: `network` is JSON, in a policy's words: what several services
-    mean; or `none`; `resources` are those that it sets; `service` is the name of the one that the sample works in, and `program`, JSON in a target
-    cell's words, what runs in it. `data`, JSON of `TaskData`, is what the cells hold besides their images; `builds`, JSON of
-    `ServiceBuild`s, which of these are built. `compose` is a whole file, as JSON, that
-    asks for a sample's metadata: what it means is known with the sample.
+    `policy` is a file or a preset, "" for the default. The other fields, when given, replace the
+    policy's field of the same name; `tier` can only raise it. The rest comes from a compose file:
+    `network` is JSON, in a policy's words: what several services mean; or `none`; `resources` are
+    those that it sets; `service` is the name of the one that the sample works in, and `program`,
+    JSON in a target cell's words, what runs in it. `data`, JSON of `TaskData`, is what the cells
+    hold besides their images; `builds`, JSON of `ServiceBuild`s, which of these are built.
+    `compose` is a whole file, as JSON, that asks for a sample's metadata: what it means is known
+    with the sample.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -261,7 +264,9 @@ def load(
     metadata: Mapping[str, object] | None = None,
     **options: Unpack[OperatorOptions],
 ) -> LoadedPolicy:
-    """The policy for a sandbox configuration, under the operator's options. `metadata`: as `settled`.
+    """The policy for a sandbox configuration, under the operator's options.
+
+    `metadata`: as `settled`.
 
     Raises `PolicyError`, also for a tier that is lower than the policy, or the task's own
     configuration, demands.

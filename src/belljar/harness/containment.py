@@ -25,7 +25,9 @@ SCORE_KEY: Final = "containment_cell_verdict"
 
 @dataclass(slots=True, kw_only=True)
 class Containment:
-    """What is known so far. `clean`: the destruction found nothing left; None as long as it was not looked for.
+    """What is known so far.
+
+    `clean`: the destruction found nothing left; None as long as it was not looked for.
 
     `differences`: what of the cell is not as the task's author or the policy's wrote it.
     """

@@ -1,8 +1,9 @@
-"""Watches whether a sample's cell can still run commands, and says so in Inspect's sample and in the ledger.
+"""Watches whether a sample's cell can still run commands, and says so in Inspect's sample and in
+the ledger.
 
-A baseline is taken when the sample's own work begins. Afterwards the cell is checked when an operation
-failed as it would in a broken cell, and once when the sample ends. The first damage is kept: a cell that
-was repaired afterwards stays degraded. An operation that succeeds costs nothing.
+A baseline is taken when the sample's own work begins. Afterwards the cell is checked when an
+operation failed as it would in a broken cell, and once when the sample ends. The first damage is
+kept: a cell that was repaired afterwards stays degraded. An operation that succeeds costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from belljar.harness.identity import SampleIdentity
 
 KEY: Final = "sandbox_degraded"
-"""Key of the sample's metadata in Inspect's log (a list of objects) and of each score's (causes)."""
+"""Key of the sample's metadata in Inspect's log (a list of objects) and of each score's (causes).
+"""
 
 Phase = Literal["baseline", "call", "end"]
 

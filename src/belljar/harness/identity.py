@@ -65,7 +65,8 @@ def identify(task_name: str, metadata: Mapping[str, object]) -> SampleIdentity:
 
 
 def is_preparing() -> bool:
-    """Inspect prepares the sample of this context (files, setup script, tools); its solver has not begun.
+    """Inspect prepares the sample of this context (files, setup script, tools); its solver has not
+    begun.
 
     Inspect logs nothing of a sample that ends here. False outside of a sample.
     """

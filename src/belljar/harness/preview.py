@@ -46,9 +46,9 @@ class SampleSandbox:
 class Preview:
     """One sample: the policy of its cell and how it differs from what was written, or its error.
 
-    `policy` is that of the sample's configuration: metadata in `env` is not expanded in it.
-    `kept`: what the cell has as it was written. `builds`: as `BelljarConfig.builds`. `replaced`: what
-    its cells don't take from their images, as `where` and `key` of a `Difference`.
+    `policy` is that of the sample's configuration: metadata in `env` is not expanded in it. `kept`:
+    what the cell has as it was written. `builds`: as `BelljarConfig.builds`. `replaced`: what its
+    cells don't take from their images, as `where` and `key` of a `Difference`.
     """
 
     task: str
@@ -197,7 +197,10 @@ def differences_of_images(policy: LoadedPolicy, home: Path) -> tuple[Difference,
 
 
 def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
-    """What becomes of its set-user-ID programs. A policy that asks for none gets none, as it says."""
+    """What becomes of its set-user-ID programs.
+
+    A policy that asks for none gets none, as it says.
+    """
     rights = policy.rights or NO_RIGHTS
     tier = demanded_tier(policy.risk, policy.tier)
     if rights.setuid_programs == "off" or not image.setuid_programs:

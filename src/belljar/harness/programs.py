@@ -1,4 +1,5 @@
-"""The program of the cell that a sample works in: as in a container, it is there before the sample's files and tools."""
+"""The program of the cell that a sample works in: as in a container, it is there before the
+sample's files and tools."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ if TYPE_CHECKING:
 
 
 async def start_program(cell: Cell, service: str, program: str) -> None:
-    """Start what the service runs, behind the image's entrypoint where that stays, and wait until it is ready.
+    """Start what the service runs, behind the image's entrypoint where that stays, and wait until
+    it is ready.
 
-    Nothing is started where that only waits or is a shell alone. Ready is healthy, where the service or its image has a check;
-    else `SETTLE_S` of running, or an end with status 0.
+    Nothing is started where that only waits or is a shell alone. Ready is healthy, where the
+    service or its image has a check; else `SETTLE_S` of running, or an end with status 0.
 
     Args:
         service: the service's name, for errors.
-        program: JSON, a target cell's words; "": what the image says (Belljar's own has a shell only).
+        program: JSON, a target cell's words; "": what the image says (Belljar's own has a shell
+            only).
 
     Raises:
-        CellError: it can't be started, ends with another status, or does not become healthy in its time.
+        CellError: it can't be started, ends with another status, or does not become healthy in its
+            time.
     """
     from belljar.cell.targets import serve, words_to_run
     from belljar.plan.network import StandInPlan

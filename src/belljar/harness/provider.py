@@ -84,13 +84,15 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     @override
     @classmethod
     def config_files(cls) -> list[str]:
-        """A policy beside the task is found by these names, else a compose file, else a Dockerfile: as Docker's."""
+        """A policy beside the task is found by these names, else a compose file, else a Dockerfile:
+        as Docker's."""
         return [*configs.POLICY_NAMES, *COMPOSE_NAMES, "Dockerfile"]
 
     @override
     @classmethod
     def is_docker_compatible(cls) -> bool:
-        """Yes: compose files and Dockerfiles are converted; what a cell can't keep of them is refused before anything runs."""
+        """Yes: compose files and Dockerfiles are converted; what a cell can't keep of them is
+        refused before anything runs."""
         return True
 
     @override
@@ -348,7 +350,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
         return _POLLING_INTERVAL_S
 
     async def _before_operation(self) -> None:
-        """Refuse after a breach; record once that the sample's own work has begun; let terminals in."""
+        """Refuse after a breach; record once that the sample's own work has begun; let terminals
+        in."""
         await self._session.check_running()
         if not self._running and not is_preparing():
             await self._begin_running()

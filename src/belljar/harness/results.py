@@ -63,8 +63,10 @@ def timed_out(timeout_s: float | None, partial: str) -> TimeoutError:
 
 
 def not_started(output: ExecOutput, code: int, cmd: list[str]) -> ExecResult[str]:
-    """What Inspect's Docker provider makes of a command that could not be started: a result with `docker exec`'s
-    status. Raises `PermissionError` where a program may not be executed, or a directory not entered.
+    """What Inspect's Docker provider makes of a command that could not be started: a result with
+    `docker exec`'s status.
+
+    Raises `PermissionError` where a program may not be executed, or a directory not entered.
     """
     stage, why = output.stage, os.strerror(code)
     if stage in {"user", "cwd"} and code in {errno.ENOENT, errno.ENOTDIR}:

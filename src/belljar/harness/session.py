@@ -46,7 +46,8 @@ class CellSource(Protocol):
         """A new run directory; leaving the block closes it. `what` names it in lists."""
 
     def build_images(self, builds: Iterable[str], *, images: Set[str], home: Path | None) -> None:
-        """Build those of `builds` (as `BelljarConfig.builds`) that are among `images` and not in the store."""
+        """Build those of `builds` (as `BelljarConfig.builds`) that are among `images` and not in
+        the store."""
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Raises `HostError` that names every image that is missing."""
@@ -135,11 +136,15 @@ class RealCells:
 
 @dataclass
 class Session:
-    """One evaluation. Mutable, owned by one event loop; `breached` may be called from the thread of cells made ahead too.
+    """One evaluation.
+
+    Mutable, owned by one event loop; `breached` may be called from the thread of cells made ahead
+    too.
 
     Attributes:
         run: the run directory; None until the first use.
-        operator_options: what the operator typed: `--policy`, `--override`, `--tier`, `--allow-upstreams`.
+        operator_options: what the operator typed: `--policy`, `--override`, `--tier`,
+            `--allow-upstreams`.
         home: the store, None for the default.
         own: holds the run directory open when the provider opened it.
         users: `task_init` calls without their `task_cleanup`.
@@ -147,12 +152,14 @@ class Session:
         warm: cells made ahead, if the operator wants them.
         refusal: the first error of ours that ended a task before it began.
         breaches: errors of destruction and of probes; any of them voids the run.
-        stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by the monotonic clock.
+        stopped: the breach after which nothing more is done in any cell; `stopped_at_s`, when, by
+            the monotonic clock.
         stop: how to end the evaluation at once, if its owner gave a way.
         directories: those of the tasks that were begun.
         said: sentences about tasks that the operator has read.
         is_previewed: what differs from the tasks was shown before the run.
-        told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look at.
+        told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look
+            at.
     """
 
     run: RunDirectory | None = None

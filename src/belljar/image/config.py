@@ -1,4 +1,7 @@
-"""What an image says of its processes: read with bounds from its configuration, and what a cell makes of it. Pure.
+"""What an image says of its processes: read with bounds from its configuration, and what a cell
+makes of it.
+
+Pure.
 
 Docker's configuration has a health check and a shell; OCI's has neither.
 Sources: moby, image specification v1.2; OCI image-spec, `config.md`.
@@ -29,7 +32,10 @@ _SHELL: Final = ("/bin/sh", "-c")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """A `HEALTHCHECK` as Docker keeps it. `test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's usual."""
+    """A `HEALTHCHECK` as Docker keeps it.
+
+    `test` begins with `CMD` or `CMD-SHELL`; 0 is Docker's usual.
+    """
 
     test: tuple[str, ...]
     interval_ns: int = 0
@@ -75,7 +81,10 @@ class ImageConfig:
 
 
 def later_fields_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same fields out of a stored image's JSON. Raises `TypeError` for what was not stored so."""
+    """The same fields out of a stored image's JSON.
+
+    Raises `TypeError` for what was not stored so.
+    """
     check = document.get("healthcheck")
     return {
         "healthcheck": HealthCheck(**{**check, "test": tuple(check["test"])}) if check else None,
@@ -132,7 +141,8 @@ def _health_check(value: object) -> HealthCheck | None:
 
 
 def image_health(config: ImageConfig) -> dict[str, Any] | None:
-    """The image's own check, as a target cell's plan has `health`: times in seconds; None where it has none."""
+    """The image's own check, as a target cell's plan has `health`: times in seconds; None where it
+    has none."""
     check = config.healthcheck
     if check is None:
         return None
@@ -145,7 +155,8 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
 
 
 def image_differences(config: ImageConfig) -> tuple[Difference, ...]:
-    """What of an image's configuration is kept in a cell, and how: one fact for each part that the image states."""
+    """What of an image's configuration is kept in a cell, and how: one fact for each part that the
+    image states."""
     return tuple(Difference(kind=kind, where="image", key=key, detail=detail) for kind, key, detail in _facts(config))
 
 

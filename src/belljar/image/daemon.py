@@ -1,4 +1,7 @@
-"""Asking a Docker daemon, or Podman's service, for an image: where it listens, and what it knows of a name. Bounded in time and bytes.
+"""Asking a Docker daemon, or Podman's service, for an image: where it listens, and what it knows of
+a name.
+
+Bounded in time and bytes.
 
 Source: Docker Engine API, `GET /images/{name}/json`; Podman serves the same.
 """
@@ -40,7 +43,8 @@ class DaemonImage:
 
 
 def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Where to ask, best first: `$DOCKER_HOST` alone when it is set, else each socket of Docker and Podman that there is.
+    """Where to ask, best first: `$DOCKER_HOST` alone when it is set, else each socket of Docker and
+    Podman that there is.
 
     Raises `HostError` for a `$DOCKER_HOST` that isn't taken.
     """
@@ -57,7 +61,10 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> DaemonImage:
-    """The image of this name or id, from the first daemon that has it. Raises `HostError` that says what each answered."""
+    """The image of this name or id, from the first daemon that has it.
+
+    Raises `HostError` that says what each answered.
+    """
     said = []
     for host in hosts:
         try:
@@ -79,7 +86,8 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
 def save_image(
     found: DaemonImage, path: Path, *, max_bytes: int, stall_s: float, timeout_s: float, report: Callable[[str], None]
 ) -> None:
-    """What `docker save` gives, written to a new file. skopeo's own client is too old for the daemons of today.
+    """What `docker save` gives, written to a new file. skopeo's own client is too old for the
+    daemons of today.
 
     Raises `HostError` when the daemon stops sending, `PolicyError` for more than `max_bytes`.
     """

@@ -1,4 +1,5 @@
-"""Fetching a container image with skopeo into a directory: with as few rights as the source allows, bounded in time and size."""
+"""Fetching a container image with skopeo into a directory: with as few rights as the source allows,
+bounded in time and size."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from belljar.units import format_duration, format_size, printable
 _FILES: Final = ("oci-archive", "oci", "docker-archive")
 _SERVICES: Final = ("docker-daemon", "docker")
 _DAEMON_STALLS: Final = 5
-"""How many times `stall_s` a daemon may say nothing: it packs a large image before it sends the first byte."""
+"""How many times `stall_s` a daemon may say nothing: it packs a large image before it sends the
+first byte."""
 _LAYOUT_NAME: Final = re.compile(r"oci-layout|index\.json|blobs/sha256/[0-9a-f]{64}")
 _FATAL: Final = re.compile(r'level=fatal msg="((?:[^"\\]|\\.)*)"')
 _NOBODY: Final = 65534
@@ -38,7 +40,8 @@ _TRUST_POLICIES: Final = (Path.home() / ".config/containers/policy.json", Path("
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """What skopeo copied: a directory with `manifest.json` and blobs named by their digests; and what its source says of it."""
+    """What skopeo copied: a directory with `manifest.json` and blobs named by their digests; and
+    what its source says of it."""
 
     directory: Path
     origin: Origin
@@ -59,10 +62,12 @@ def transport_of(ref: str) -> str:
 def fetched(
     ref: str, scratch: Path, limits: ImportLimits, report: Callable[[str], None] = lambda _line: None
 ) -> Iterator[Fetched]:
-    """The image `ref` copied into a directory that is gone after the block; its manifest is the one that its source has.
+    """The image `ref` copied into a directory that is gone after the block; its manifest is the one
+    that its source has.
 
-    Files, and what a daemon gave, are read as an unprivileged user when this process is root (registries need the caller's own credentials).
-    Raises `PolicyError` when a file can't be read as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
+    Files, and what a daemon gave, are read as an unprivileged user when this process is root
+    (registries need the caller's own credentials). Raises `PolicyError` when a file can't be read
+    as an image or is too large, `HostError` when skopeo, the registry or the daemon fails.
     """
     transport, _, rest = ref.partition(":")
     drop = transport != "docker" and os.geteuid() == 0
@@ -237,7 +242,8 @@ def _take_back(work: Path, ref: str, *, drop: bool) -> None:
 
 
 def _watch(work: Path, limits: ImportLimits, report: Callable[[str], None], *, stall_s: float) -> Callable[[], None]:
-    """A check that the copy grows, though not beyond what a bounded image can need (its blobs and skopeo's own copy)."""
+    """A check that the copy grows, though not beyond what a bounded image can need (its blobs and
+    skopeo's own copy)."""
     seen, changed_s = -1, monotonic()
 
     def check() -> None:

@@ -1,6 +1,10 @@
-"""What the documents of an image say: which manifest is for this machine, and what an archive calls its images. Pure.
+"""What the documents of an image say: which manifest is for this machine, and what an archive calls
+its images.
 
-Nothing here is believed: names are references or left out, digests are checked by those who use them.
+Pure.
+
+Nothing here is believed: names are references or left out, digests are checked by those who use
+them.
 
 Source: image-spec v1.1 (image-index.md, annotations.md) and the layout of `docker save`.
 """

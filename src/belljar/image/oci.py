@@ -64,10 +64,12 @@ def import_image(
     keep_setuid: bool = False,
     report: Report = lambda _line: None,
 ) -> Image:
-    """Put the container image `ref` (as skopeo names it) into the store under `name` (default: what its source calls it).
+    """Put the container image `ref` (as skopeo names it) into the store under `name` (default: what
+    its source calls it).
 
-    All of it is checked before it is packed; setuid bits are taken away unless `keep_setuid`. Raises `PolicyError` when the image is broken, hostile
-    or beyond `limits`, `HostError` when this host can't; the store is then as it was and nothing is left behind.
+    All of it is checked before it is packed; setuid bits are taken away unless `keep_setuid`.
+    Raises `PolicyError` when the image is broken, hostile or beyond `limits`, `HostError` when this
+    host can't; the store is then as it was and nothing is left behind.
     """
     bounds = limits or ImportLimits()
     transport_of(ref)
@@ -107,7 +109,10 @@ def import_directory(
     keep_setuid: bool,
     report: Report,
 ) -> Image:
-    """Put the image in `directory` (as skopeo's `dir:`, files of ours alone) into the store. Raises as `import_image`."""
+    """Put the image in `directory` (as skopeo's `dir:`, files of ours alone) into the store.
+
+    Raises as `import_image`.
+    """
     try:
         made = _from_directory(directory, "", scratch, limits, keep_setuid=keep_setuid, report=report)
     except LayerError as error:

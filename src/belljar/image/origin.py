@@ -1,6 +1,8 @@
-"""Where an image comes from: what skopeo is told to copy, and the names and digests that the source has for it.
+"""Where an image comes from: what skopeo is told to copy, and the names and digests that the source
+has for it.
 
-A registry is asked for the digest that is then fetched, so that what a tag names can't change between the two; a daemon for an id.
+A registry is asked for the digest that is then fetched, so that what a tag names can't change
+between the two; a daemon for an id.
 """
 
 from __future__ import annotations
@@ -56,9 +58,11 @@ class Origin:
 
 
 def origin_of_service(transport: str, rest: str, work: Path, limits: ImportLimits) -> Origin:
-    """The image of a registry (`docker://NAME`) or a daemon (`docker-daemon:NAME`), by its digest or id.
+    """The image of a registry (`docker://NAME`) or a daemon (`docker-daemon:NAME`), by its digest
+    or id.
 
-    Raises `PolicyError` for what can't be a name and for another digest than the named one, `HostError` when none answers.
+    Raises `PolicyError` for what can't be a name and for another digest than the named one,
+    `HostError` when none answers.
     """
     text = rest.removeprefix("//") if transport == "docker" else rest
     try:
@@ -115,7 +119,10 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
 
 
 def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits) -> Origin:
-    """What `docker save` wrote: the image named `tag`, or the only one. Raises `PolicyError` for several, `LayerError`."""
+    """What `docker save` wrote: the image named `tag`, or the only one.
+
+    Raises `PolicyError` for several, `LayerError`.
+    """
     if not path.is_file():
         raise PolicyError("it is no file", where=printable(str(path)), mend="name what `docker save` wrote")
     try:
@@ -129,7 +136,10 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
 
 
 def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
-    """An OCI layout: the image of this tag, or the only one. Raises `PolicyError` for several, `LayerError`."""
+    """An OCI layout: the image of this tag, or the only one.
+
+    Raises `PolicyError` for several, `LayerError`.
+    """
     index = _json(_bounded(path / "index.json", limits))
     if tag:
         named = tuple(
@@ -143,7 +153,8 @@ def origin_of_layout(path: Path, tag: str, limits: ImportLimits) -> Origin:
 
 
 def _index_digest(layout: Path, descriptor: Mapping[str, Any], limits: ImportLimits) -> tuple[str, ...]:
-    """The digest of a nested index, under which a registry has the image, if it is one and holds what it says."""
+    """The digest of a nested index, under which a registry has the image, if it is one and holds
+    what it says."""
     digest = str(descriptor.get("digest"))
     blob = layout / "blobs/sha256" / digest.removeprefix("sha256:")
     if DIGEST.fullmatch(digest) is None or not is_index(descriptor) or not blob.is_file():
@@ -154,7 +165,8 @@ def _index_digest(layout: Path, descriptor: Mapping[str, Any], limits: ImportLim
 
 
 def _member(archive: Path, name: bytes, scratch: Path, limits: ImportLimits) -> bytes:
-    """One small file of a tar archive, read where it lies unless it is compressed; empty when there is none."""
+    """One small file of a tar archive, read where it lies unless it is compressed; empty when there
+    is none."""
     with closing(
         Layer(archive.open("rb"), archive.stat().st_size, "")
         if is_plain(archive)

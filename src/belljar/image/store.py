@@ -1,10 +1,12 @@
-"""The image store: immutable root file systems, addressed by the SHA-256 of their bytes, and the names people gave them.
+"""The image store: immutable root file systems, addressed by the SHA-256 of their bytes, and the
+names people gave them.
 
     images/<digest>/{rootfs.sqfs,image.json}    image-names.json    image-digests.json
 
-Names are Docker's references (`policy.reference`). `image-digests.json` says which manifests, indexes and configurations an
-image was imported from, by their digests: what a digest in a reference is checked against.
-An image appears whole (made in a scratch directory, then renamed) or not at all. Reading needs no lock; writers hold `locks/images`.
+Names are Docker's references (`policy.reference`). `image-digests.json` says which manifests,
+indexes and configurations an image was imported from, by their digests: what a digest in a
+reference is checked against. An image appears whole (made in a scratch directory, then renamed) or
+not at all. Reading needs no lock; writers hold `locks/images`.
 """
 
 from __future__ import annotations
@@ -39,11 +41,13 @@ SetuidPrograms: TypeAlias = Literal["", "kept", "removed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """An immutable root file system. `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
+    """An immutable root file system.
 
-    `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was imported from. `built`: of
-    an image that Belljar built from a Dockerfile, what went into it (`image.buildah`). `setuid_programs`: whether files
-    had the set-user-ID bit, and still have it.
+    `digest` is the SHA-256 of `rootfs` (a squashfs file, read-only), in hex.
+
+    `origins`: the digests (`sha256:…`) of the manifests, indexes and configurations that it was
+    imported from. `built`: of an image that Belljar built from a Dockerfile, what went into it
+    (`image.buildah`). `setuid_programs`: whether files had the set-user-ID bit, and still have it.
     """
 
     digest: str
@@ -86,10 +90,12 @@ class Store:
         self._digests_file = home / "image-digests.json"
 
     def find(self, ref: str) -> Image:
-        """The image of a reference, of a digest, or of a unique beginning of one in the store (≥ 6 hex digits).
+        """The image of a reference, of a digest, or of a unique beginning of one in the store (≥ 6
+        hex digits).
 
-        A digest in a reference must be one that the image was imported from; the tag beside it says nothing, as in Docker.
-        Costs a few small file reads: the image's bytes are not re-hashed (see `verify`). Raises `HostError` when there is none.
+        A digest in a reference must be one that the image was imported from; the tag beside it says
+        nothing, as in Docker. Costs a few small file reads: the image's bytes are not re-hashed
+        (see `verify`). Raises `HostError` when there is none.
         """
         names, origins = self._names(), self._origins()
         digest = self._digest_of(ref, names, origins)
@@ -126,12 +132,14 @@ class Store:
         built: Mapping[str, Any] | None = None,
         setuid_programs: SetuidPrograms = "",
     ) -> Image:
-        """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image called `name` (and `more_names`).
+        """Take `rootfs` (a squashfs file on the store's file system; it is moved) as an image
+        called `name` (and `more_names`).
 
-        A name moves to it from whichever image had it, and so does each of its `origins` (the digests that it was imported
-        from). What the store already has is not stored twice. The configuration is part of the digest: its hash is appended to
-        the file, behind the end of the file system.
-        Raises `PolicyError` for a name that isn't allowed, `HostError` when the store can't be written.
+        A name moves to it from whichever image had it, and so does each of its `origins` (the
+        digests that it was imported from). What the store already has is not stored twice. The
+        configuration is part of the digest: its hash is appended to the file, behind the end of the
+        file system. Raises `PolicyError` for a name that isn't allowed, `HostError` when the store
+        can't be written.
         """
         called = [check_name(each, origins=origins) for each in (name, *more_names)]
         _seal(rootfs, config)
@@ -316,7 +324,10 @@ def command_for(ref: str) -> str:
 
 
 def verify(image: Image) -> None:
-    """Hash the image's bytes again, and its configuration. Raises `HostError` when they are not what its digest says."""
+    """Hash the image's bytes again, and its configuration.
+
+    Raises `HostError` when they are not what its digest says.
+    """
     if file_sha256(image.rootfs) != image.digest or _sealed(image.rootfs) != _seal_of(image.config):
         raise HostError(
             "the image's bytes are not those of its digest: the file was changed or the disk is failing",
@@ -326,7 +337,9 @@ def verify(image: Image) -> None:
 
 
 def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
-    """The name in its normal form. Raises `PolicyError` unless it may name an image: a reference, not like a digest.
+    """The name in its normal form.
+
+    Raises `PolicyError` unless it may name an image: a reference, not like a digest.
 
     A digest in it must be one of `origins`.
     """
@@ -354,7 +367,10 @@ def _parsed(ref: str) -> Reference | None:
 
 
 def _name_in(names: Mapping[str, str], reference: Reference) -> str | None:
-    """The written name that means this reference. Stores of earlier versions hold names that are not in the normal form."""
+    """The written name that means this reference.
+
+    Stores of earlier versions hold names that are not in the normal form.
+    """
     if reference.familiar in names:
         return reference.familiar
     return next((name for name in names if _parsed(name) == reference), None)
@@ -366,7 +382,8 @@ def _name_of(names: Mapping[str, str], ref: str) -> str | None:
 
 
 def _named(names: Mapping[str, str], called: Sequence[str], digest: str) -> dict[str, str]:
-    """The names with `called` (in the normal form) given to an image, however they were written before."""
+    """The names with `called` (in the normal form) given to an image, however they were written
+    before."""
     kept = {
         name: each for name, each in names.items() if (parsed := _parsed(name)) is None or parsed.familiar not in called
     }

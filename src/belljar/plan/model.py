@@ -22,9 +22,11 @@ LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What the plan needs to know of an image: `digest` in hex, and how its maker meant its processes to start.
+    """What the plan needs to know of an image: `digest` in hex, and how its maker meant its
+    processes to start.
 
-    `program`: its entrypoint and command, "" where they only wait. `has_check`: it has a health check of its own.
+    `program`: its entrypoint and command, "" where they only wait. `has_check`: it has a health
+    check of its own.
     """
 
     digest: str

@@ -58,7 +58,8 @@ class Rules:
 
 
 def seccomp_profile(arch: str, *, gvisor: bool, calls: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`linux.seccomp` for this machine; `gvisor`: as runsc's kernel shall apply it; `calls`: opened by the plan's rights.
+    """`linux.seccomp` for this machine; `gvisor`: as runsc's kernel shall apply it; `calls`: opened
+    by the plan's rights.
 
     Raises `ValueError` for an architecture without one.
     """

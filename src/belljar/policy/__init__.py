@@ -57,7 +57,8 @@ _MODULES: Final = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used: whoever needs `reference` alone loads neither pydantic nor a YAML reader."""
+    """Import a name when it is first used: whoever needs `reference` alone loads neither pydantic
+    nor a YAML reader."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'load')}"), name)

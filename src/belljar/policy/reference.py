@@ -1,6 +1,9 @@
-"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`. Pure; the one place that normalises them.
+"""Docker's references to images: `[registry/]name[:tag][@sha256:…]`.
 
-Source: the grammar and the normalisation of github.com/distribution/reference. Of digests only SHA-256 is known here.
+Pure; the one place that normalises them.
+
+Source: the grammar and the normalisation of github.com/distribution/reference. Of digests only
+SHA-256 is known here.
 """
 
 from __future__ import annotations
@@ -23,9 +26,11 @@ _PART: Final = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _PATH: Final = rf"{_PART}(?:/{_PART})*"
 _TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 PATTERN: Final = rf"(?:{_HOST}/)?{_PATH}(?::{_TAG})?(?:@sha256:[0-9a-f]{{64}})?"
-"""What a reference looks like; `parse_reference` also checks lengths and what a name can be taken for."""
+"""What a reference looks like; `parse_reference` also checks lengths and what a name can be taken
+for."""
 IMAGE_ID: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-"""The digest of an image's configuration, which Docker calls its id, or of an image in the store."""
+"""The digest of an image's configuration, which Docker calls its id, or of an image in the store.
+"""
 _REFERENCE: Final = re.compile(
     rf"(?:(?P<host>{_HOST})/)?(?P<path>{_PATH})(?::(?P<tag>{_TAG}))?(?:@(?P<digest>sha256:[0-9a-f]{{64}}))?", re.ASCII
 )
@@ -40,7 +45,8 @@ class Reference:
         registry: `docker.io` unless the text names another.
         path: the name below the registry: `library/debian`.
         tag: `latest` when the text has neither tag nor digest; "" when it has a digest alone.
-        digest: `sha256:` and 64 hexadecimal digits, or "". It names a manifest, or an index of manifests.
+        digest: `sha256:` and 64 hexadecimal digits, or "". It names a manifest, or an index of
+            manifests.
     """
 
     registry: str
@@ -55,7 +61,8 @@ class Reference:
 
     @property
     def familiar(self) -> str:
-        """As people write it: without the default registry, `library/` and the tag `latest` (unless a digest follows)."""
+        """As people write it: without the default registry, `library/` and the tag `latest` (unless
+        a digest follows)."""
         is_latest = self.tag == DEFAULT_TAG and not self.digest
         return f"{self.familiar_name}{_suffix('' if is_latest else self.tag, self.digest)}"
 
@@ -76,7 +83,10 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Read a reference. Raises `ValueError`, whose text is for the author, for anything else, an image's id included."""
+    """Read a reference.
+
+    Raises `ValueError`, whose text is for the author, for anything else, an image's id included.
+    """
     if IMAGE_ID.fullmatch(text) or _HEX_NAME.fullmatch(text):
         raise ValueError(f"`{text}` is an image's id, not its name")
     match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
@@ -90,7 +100,10 @@ def parse_reference(text: str) -> Reference:
 
 
 def _split(host: str, path: str) -> tuple[str, str]:
-    """Registry and path. What stands before the first slash is a registry only if it can't be a part of a name."""
+    """Registry and path.
+
+    What stands before the first slash is a registry only if it can't be a part of a name.
+    """
     first, slash, rest = path.partition("/")
     if host and not _is_host(host):
         path, host = f"{host}/{path}", ""

@@ -1,4 +1,5 @@
-"""Rights that a workload may have inside its cell beyond an ordinary container's, and which tier grants them.
+"""Rights that a workload may have inside its cell beyond an ordinary container's, and which tier
+grants them.
 
 The list is short on purpose. A right is in it only where it can't reach the host, nor the guest
 agent, whose word counts in verdicts: see docs/policy.md for the reason of each.
@@ -71,10 +72,10 @@ GRANTABLE: Final[Mapping[Tier, Granted]] = MappingProxyType(
         Tier.MICROVM: Granted(capabilities=("SYS_PTRACE",), calls=DEBUGGER_CALLS, setuid_programs=True),
     }
 )
-"""The most that each tier grants. In a container the kernel is the host's, so nothing. In gVisor the
-guest agent shares the workload's user namespace, where CAP_SYS_PTRACE would reach it; in a microVM
-it does not. Set-user-ID programs add nothing to what a command of the cell's root may do; gVisor
-ignores their bit."""
+"""The most that each tier grants. In a container the kernel is the host's, so nothing. In gVisor
+the guest agent shares the workload's user namespace, where CAP_SYS_PTRACE would reach it; in a
+microVM it does not. Set-user-ID programs add nothing to what a command of the cell's root may do;
+gVisor ignores their bit."""
 
 
 def _read_capabilities(value: object) -> object:

@@ -317,7 +317,8 @@ class OpenAiStandIn(StandIn):
 
 
 class Health(Strict):
-    """How it is known that a target cell serves: a command that exits with 0, an HTTP path that answers with less than 400, or the image's own check."""
+    """How it is known that a target cell serves: a command that exits with 0, an HTTP path that
+    answers with less than 400, or the image's own check."""
 
     command: Annotated[tuple[Annotated[str, kinds.TEXT], ...], list_of("words", MAX_WORDS)] | None = Field(
         default=None, description="A command in the cell, as a list of words."

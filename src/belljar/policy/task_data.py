@@ -16,7 +16,8 @@ from belljar.policy.resources import Strict
 from belljar.units import format_size
 
 MAX_ENTRIES: Final = 2_000
-"""Files, directories and links that one cell is given: each is an operation of its own on record."""
+"""Files, directories and links that one cell is given: each is an operation of its own on record.
+"""
 MAX_BYTES: Final = 100 << 20
 """Of all files of one cell together. More belongs into an image."""
 

@@ -60,7 +60,8 @@ class Probing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degraded:
-    """The first damage that a check found in a cell: it could no longer run commands as at its sample's start.
+    """The first damage that a check found in a cell: it could no longer run commands as at its
+    sample's start.
 
     `phase`: at a call, or at the sample's `end`; `op`: the operation begun last.
     """
@@ -77,9 +78,12 @@ class Degraded:
 
 @dataclass(slots=True, kw_only=True)
 class CellFindings:
-    """One cell. Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of it
-    (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all; none where that is not
-    on record. `preparing`: the sample's own work never began; False where the ledger does not tell preparation and work apart.
+    """One cell.
+
+    Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of
+    it (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all;
+    none where that is not on record. `preparing`: the sample's own work never began; False where
+    the ledger does not tell preparation and work apart.
     """
 
     cell_id: str

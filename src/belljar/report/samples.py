@@ -77,7 +77,10 @@ class Row:
 
     @property
     def degraded(self) -> tuple[tuple[str, Degraded], ...]:
-        """Its cells that could no longer run commands, by id. No containment verdict: the score is in doubt."""
+        """Its cells that could no longer run commands, by id.
+
+        No containment verdict: the score is in doubt.
+        """
         return tuple((cell.cell_id, cell.degraded) for cell in self.cells if cell.degraded)
 
     @property

@@ -1,4 +1,5 @@
-"""The check of a cell's health: what its answer means, and that a hostile answer means nothing else."""
+"""The check of a cell's health: what its answer means, and that a hostile answer means nothing
+else."""
 
 from __future__ import annotations
 

@@ -69,7 +69,8 @@ async def put(cell: Asked, data: TaskData) -> None:
 
 
 async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
-    """A file's own mode unless one is asked for; a secret's contents are marked; each source is on record with its digest."""
+    """A file's own mode unless one is asked for; a secret's contents are marked; each source is on
+    record with its digest."""
     (tmp_path / "a").write_text("contents")
     (tmp_path / "a").chmod(0o640)
     cell = Asked()
@@ -90,7 +91,8 @@ async def test_files_keep_mode_and_digest(tmp_path: Path) -> None:
 
 
 async def test_a_directory_takes_the_place_of_the_images(tmp_path: Path) -> None:
-    """As a mount hides what is below it; empty directories, modes and links too. Another tree has another digest."""
+    """As a mount hides what is below it; empty directories, modes and links too. Another tree has
+    another digest."""
     (tmp_path / "d" / "s").mkdir(parents=True)
     (tmp_path / "d" / "s").chmod(0o700)
     (tmp_path / "d" / "f").write_text("x")

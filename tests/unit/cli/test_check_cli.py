@@ -71,7 +71,8 @@ def test_a_limit_leaves_samples_out(capsys: pytest.CaptureFixture[str]) -> None:
 def test_samples_are_selected_by_their_ids(
     ids: str, code: int, images: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As Inspect selects them: a refused sample that does not run is no reason to refuse the others."""
+    """As Inspect selects them: a refused sample that does not run is no reason to refuse the
+    others."""
     got, shown = checked("task.py@many", "--sample-id", ids, "--policy", "low", capsys=capsys)
     missing = shown["missing_images"]
     assert isinstance(missing, list)

@@ -1,4 +1,5 @@
-"""`belljar image import --from-compose` and `--from-task`: what is asked for, before anything is fetched."""
+"""`belljar image import --from-compose` and `--from-task`: what is asked for, before anything is
+fetched."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def test_a_file_that_is_no_compose_file_is_the_authors(tmp_path: Path) -> None:
 
 
 def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
-    """What is built has the name that Docker would give it, with a tag where it names a Dockerfile; what has none says which service of which file it is."""
+    """What is built has the name that Docker would give it, with a tag where it names a Dockerfile;
+    what has none says which service of which file it is."""
     (tmp_path / "my files").mkdir()
     (tmp_path / "my files/a.yaml").write_text("name: p\nservices: {x: {build: {dockerfile: D}}, y: {image: debian}}")
     (tmp_path / "b.yaml").write_text("name: $$\nservices: {z: {build: .}}")

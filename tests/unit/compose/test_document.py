@@ -66,7 +66,8 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
     ids=["list", "empty", "open", "tag", "bytes", "large"],
 )
 def test_what_is_none(content: bytes, said: str, line: str, tmp_path: Path) -> None:
-    """Is refused with its path, and the line where it is of one; one that is too long is not read in part."""
+    """Is refused with its path, and the line where it is of one; one that is too long is not read
+    in part."""
     path = tmp_path / "compose.yaml"
     path.write_bytes(content)
     with pytest.raises(PolicyError, match=said) as caught:
@@ -91,7 +92,8 @@ def test_no_pipe_and_no_device_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_what_a_file_builds_has_compose_s_own_name(tmp_path: Path) -> None:
-    """The one under which it is found where it was built: by the file's name or its directory's. What has a name, and what is not built, stays."""
+    """The one under which it is found where it was built: by the file's name or its directory's.
+    What has a name, and what is not built, stays."""
     path = tmp_path / "_My.Task 2" / "compose.yaml"
     path.parent.mkdir()
     services = "services: {default: {build: .}, web: {build: {context: w}, image: mine}, db: {image: postgres}}\n"

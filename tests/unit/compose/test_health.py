@@ -23,7 +23,8 @@ def health(**check: Any) -> dict[str, Any]:  # noqa: ANN401 - YAML values
 
 
 def test_composes_defaults() -> None:
-    """Every 30 s, for 30 s each, 3 times, from the start: so for 180 s at most, and here once a second."""
+    """Every 30 s, for 30 s each, 3 times, from the start: so for 180 s at most, and here once a
+    second."""
     assert health(test="up") == {
         "command": ["sh", "-c", "up"],
         "interval": "1s",
@@ -48,7 +49,8 @@ def test_the_ways_to_write_a_test(test: Any, command: list[str]) -> None:  # noq
 
 @pytest.mark.parametrize("check", [None, {"test": ["NONE"]}, {"test": "x", "disable": True}])
 def test_nothing_to_ask(check: Any) -> None:  # noqa: ANN401 - YAML
-    """What the file switches off is off in the image too; a file that says nothing leaves the image's own check."""
+    """What the file switches off is off in the image too; a file that says nothing leaves the
+    image's own check."""
     assert read_health(check, name="db") == (None if check is None else {"image": False})
     assert check is None or Health.model_validate(read_health(check, name="db"), strict=False).image is False
 
@@ -86,7 +88,8 @@ _TIMES = st.sampled_from(["100ms", "500ms", "1s", "2s", "10s", "1m30s", "5m", "1
     )
 )
 def test_whatever_the_times(check: dict[str, Any]) -> None:
-    """A policy takes them; no longer than Inspect would wait; at most a second between questions, unless there would be too many; and patience enough for each."""
+    """A policy takes them; no longer than Inspect would wait; at most a second between questions,
+    unless there would be too many; and patience enough for each."""
     found = health(**check)
     read = Health.model_validate(found, strict=False)
     assert read.within is not None

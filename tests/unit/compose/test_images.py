@@ -17,7 +17,8 @@ DIGEST = "sha256:" + "1" * 64
 
 
 def test_the_images_of_a_file() -> None:
-    """In their normal form; what is built, what only means some Linux, and what is not known before there is a sample."""
+    """In their normal form; what is built, what only means some Linux, and what is not known before
+    there is a sample."""
     services: dict[str, Any] = {
         "a": {"image": "docker.io/library/python:3.12", "privileged": True, "devices": ["/dev/kvm"]},
         "b": {"image": f"x:1@{DIGEST}"},

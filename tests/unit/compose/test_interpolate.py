@@ -108,7 +108,8 @@ def test_what_shapes_a_cell() -> None:
 
 
 def test_before_a_sample_is_known() -> None:
-    """What is missing from `environment` is empty there, of metadata alone; elsewhere it is refused."""
+    """What is missing from `environment` is empty there, of metadata alone; elsewhere it is
+    refused."""
     file = {"services": {"x": {"environment": {"A": "$SAMPLE_METADATA_N"}}}}
     assert interpolate(file, {}, blanks=True).document["services"]["x"]["environment"] == {"A": ""}
     for service in ({"environment": ["A=$HOME"]}, {"image": "$SAMPLE_METADATA_N"}):
@@ -136,7 +137,8 @@ def test_a_file_that_grows_is_refused() -> None:
 
 
 def test_texts_that_grow_are_refused() -> None:
-    """A long text that stands in many places, and metadata that is put in often, are counted before they are there."""
+    """A long text that stands in many places, and metadata that is put in often, are counted before
+    they are there."""
     long = "$$" * 1000
     for read in (references, lambda it: interpolate(it, {})):
         with pytest.raises(CannotKeepError, match="more than 1,048,576 characters"):

@@ -45,7 +45,8 @@ def test_services_that_share_a_network_are_a_range() -> None:
     ],
 )
 def test_services_that_are_kept_apart_stay_apart(apart: dict[str, list[str]]) -> None:
-    """Each cell has its service's networks: the agent does not reach the database that the file hides from it."""
+    """Each cell has its service's networks: the agent does not reach the database that the file
+    hides from it."""
     network = read_compose(joined(**apart)).network
     assert network is not None
     assert network["own_cell"]["networks"] == apart["default"]
@@ -126,7 +127,8 @@ def test_what_a_range_draws_can_not_be_fixed(key: str, value: Any) -> None:  # n
 
 
 def test_what_nothing_relies_on_is_not_kept() -> None:
-    """A subnet that no address of the file is in, and settings of a host's side of a bridge; each is a fact."""
+    """A subnet that no address of the file is in, and settings of a host's side of a bridge; each
+    is a fact."""
     own: dict[str, Any] = {"ipam": {"config": [{"subnet": "172.30.0.0/16", "gateway": "172.30.0.1"}]}}
     own["driver_opts"] = {"com.docker.network.bridge.name": "br-lab"}
     place = {"lab": {"mac_address": "02:42:ac:11:00:02"}}
@@ -150,7 +152,8 @@ def test_a_file_that_names_an_address_of_its_subnet_is_refused(fields: dict[str,
 
 
 def test_names() -> None:
-    """A service is known by its name, its host name, its container's name, its aliases, and those that links give it."""
+    """A service is known by its name, its host name, its container's name, its aliases, and those
+    that links give it."""
     networks = {"default": {"aliases": ["a1"], "priority": 7, "gw_priority": 1, "interface_name": "eth0"}}
     assert shop(hostname="Web.Example", container_name="web", networks=networks)["names"] == [
         "shop",

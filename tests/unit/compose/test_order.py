@@ -63,7 +63,8 @@ def test_who_must_end_before_others_start() -> None:
 
 
 def test_health_that_is_switched_off_is_not_waited_for() -> None:
-    """Nor that of a program that has to end; without a check in the file, the image's own is waited for."""
+    """Nor that of a program that has to end; without a check in the file, the image's own is waited
+    for."""
     healthy = Wait("web", "db", Condition.HEALTHY)
     check(healthy)
     with pytest.raises(CannotKeepError, match="switches off"):
@@ -91,7 +92,8 @@ def test_a_circle_is_refused() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=20))
 def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int, int]]) -> None:
-    """The default one last; every service once. (A service waits only for those with a smaller number here, so there is no circle.)"""
+    """The default one last; every service once. (A service waits only for those with a smaller
+    number here, so there is no circle.)"""
     waits = tuple(Wait(f"s{max(p)}", f"s{min(p)}", Condition.STARTED) for p in pairs if p[0] != p[1])
     order = in_order({f"s{i}": {} for i in (5, 2, 7, 0, 1, 6, 4, 3)}, waits, default="s7")
     assert sorted(order) == [f"s{i}" for i in range(8)]
@@ -100,7 +102,8 @@ def test_whatever_waits_each_comes_after_what_it_waits_for(pairs: list[tuple[int
 
 
 def test_many_waits_take_few_steps() -> None:
-    """Twenty thousand waits of as many services as a file may have: each set of names is asked for once a turn, and none is made anew."""
+    """Twenty thousand waits of as many services as a file may have: each set of names is asked for
+    once a turn, and none is made anew."""
     names = [f"s{number}" for number in range(64)]
     waits = tuple(
         Wait(names[who], names[what], Condition.STARTED) for who in range(64) for what in range(who) for _ in range(10)

@@ -39,7 +39,8 @@ def size(value: object) -> tuple[int, int]:
 
 
 def calls(read: Callable[[], object]) -> int:
-    """How many calls of functions reading takes, the parser's and the interpreter's among them; no clock is asked."""
+    """How many calls of functions reading takes, the parser's and the interpreter's among them; no
+    clock is asked."""
     counted = 0
 
     def count(_frame: FrameType, _event: str, _argument: object) -> None:
@@ -73,7 +74,8 @@ def calls(read: Callable[[], object]) -> int:
     ],
 )  # fmt: skip
 def test_what_a_text_means(text: str, value: object) -> None:
-    """By YAML 1.2, with anchors, aliases and merge keys: an own name counts, else the first merged one."""
+    """By YAML 1.2, with anchors, aliases and merge keys: an own name counts, else the first merged
+    one."""
     assert read_yaml(text) == value
 
 
@@ -126,7 +128,8 @@ _PIECES = st.sampled_from(
 
 @given(st.lists(_PIECES, max_size=60).map("".join) | st.text(max_size=60))
 def test_any_text_is_read_or_refused_in_few_steps(text: str) -> None:
-    """The steps are not more than the text's own and the bound's; and what is read is no more than the bound, however it is walked."""
+    """The steps are not more than the text's own and the bound's; and what is read is no more than
+    the bound, however it is walked."""
     steps = Steps()
     value: Any = None
     with suppress(NotReadError):
@@ -151,6 +154,7 @@ def test_what_doubles_takes_no_more_steps_than_the_bound(make: Any) -> None:  # 
     ["- ", "[1],",  "k: v\n", "&a x ", "- &a x\n", "? ", "'", "'' ", '"\\n', "x ", "#\n", " ", "\n", "a:", "%A ", "--- x\n", "| \n", "\t", ": ", ", "],
 )  # fmt: skip
 def test_reading_takes_a_bounded_number_of_calls_for_each_character(unit: str) -> None:
-    """The parser's own among them: no text of twice the length takes four times as many. (It looks 1,024 characters ahead for a name's end, and no further.)"""
+    """The parser's own among them: no text of twice the length takes four times as many. (It looks
+    1,024 characters ahead for a name's end, and no further.)"""
     short, long = ((unit * 4000)[:length] for length in (1500, 3000))
     assert calls(lambda: read_yaml(long)) <= max(3 * calls(lambda: read_yaml(short)), 3000)

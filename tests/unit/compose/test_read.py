@@ -36,7 +36,8 @@ def test_one_service_is_a_cell_without_a_network() -> None:
 
 
 def test_several_services_are_a_range() -> None:
-    """The default service's cell, and a target cell for each other, reachable by name at every port as compose has it."""
+    """The default service's cell, and a target cell for each other, reachable by name at every port
+    as compose has it."""
     found = read_compose(two())
     assert found.changes == {"image": "agent"}
     assert found.network == {
@@ -46,7 +47,8 @@ def test_several_services_are_a_range() -> None:
 
 
 def test_one_service_can_be_without_any_network() -> None:
-    """`network_mode: none` is more than to name none: it takes one away. No other service changes that of a range."""
+    """`network_mode: none` is more than to name none: it takes one away. No other service changes
+    that of a range."""
     assert read_compose({"services": {"x": {"image": "i", "network_mode": "none"}}}).is_apart
     assert not read_compose({"services": {"x": {"image": "i"}}}).is_apart
 
@@ -60,7 +62,8 @@ def test_the_default_service() -> None:
 
 
 def test_a_program_of_the_default_service() -> None:
-    """It is kept as a target's is, and so is its health check; nothing of it is in its range's words."""
+    """It is kept as a target's is, and so is its health check; nothing of it is in its range's
+    words."""
     services = {"default": {"image": "a", "command": "serve", "healthcheck": {"test": "up"}}, "web": {"image": "w"}}
     found = read_compose({"services": services})
     assert found.program["arguments"] == ["serve"]
@@ -107,7 +110,8 @@ def test_whose_health_is_waited_for_has_a_check() -> None:
 
 
 def test_a_service_of_a_profile_is_left_out() -> None:
-    """No profile is ever active: what activates one is this host's environment. It is said; who depends on it is refused."""
+    """No profile is ever active: what activates one is this host's environment. It is said; who
+    depends on it is refused."""
     found = read_compose(two(profiles=["debug"]))
     (fact,) = found.differences
     assert found.network is None

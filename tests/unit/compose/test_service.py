@@ -53,7 +53,8 @@ def refused(**fields: Any) -> set[str]:  # noqa: ANN401 - YAML
 
 
 def test_every_key_of_compose_has_one_fate() -> None:
-    """None is forgotten, none is invented, and none has two fates (but for those that are refused for some values)."""
+    """None is forgotten, none is invented, and none has two fates (but for those that are refused
+    for some values)."""
     assert sorted(KEYS) == sorted(COMPOSE.split())
     tables = [set(CONVERTED), set(ELSEWHERE), set(DROPPED), set(TRUE_ANYWAY) | set(REFUSED)]
     assert sum(len(table) for table in tables) == len(KEYS)
@@ -175,7 +176,8 @@ def test_a_tmpfs_is_a_directory() -> None:
 
 
 def test_an_image_is_never_built() -> None:
-    """Refused with what to do; where the image has a name, the one of that name in the store is it, and that is said."""
+    """Refused with what to do; where the image has a name, the one of that name in the store is it,
+    and that is said."""
     for fields in ({"build": ".", "image": None}, {"build": {"context": "."}, "image": "aisiuk/inspect-tool-support"}):
         with pytest.raises(CannotKeepError) as caught:
             read_compose(two(**fields))
@@ -186,7 +188,8 @@ def test_an_image_is_never_built() -> None:
 
 
 def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
-    """A runtime that means no more is said to be without effect; one that means devices is refused, as they are."""
+    """A runtime that means no more is said to be without effect; one that means devices is refused,
+    as they are."""
     assert [read_compose(two(runtime=name)).changes for name in sorted(RUNTIMES)] == [{"image": "agent"}] * len(
         RUNTIMES
     )
@@ -197,7 +200,8 @@ def test_how_a_cell_is_isolated_is_no_file_s_to_choose() -> None:
 
 
 def test_what_runs() -> None:
-    """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out; lists as they are, text as a shell splits it."""
+    """A command stands behind the image's entrypoint; an entrypoint leaves the image's command out;
+    lists as they are, text as a shell splits it."""
     assert program_of("x", {}) == {}
     assert program_of("x", {"command": None, "entrypoint": None}) == {}
     assert program_of("x", {"command": "run 'a b'"}) == {"arguments": ["run", "a b"]}
@@ -216,7 +220,8 @@ def test_a_command_that_is_none_is_refused_by_name(command: Any) -> None:  # noq
 
 
 def test_an_environment() -> None:
-    """Values as Compose writes them; a name without one would be this host's, which is not read: it is left out, and that is said."""
+    """Values as Compose writes them; a name without one would be this host's, which is not read: it
+    is left out, and that is said."""
     values = {"A": True, "B": 1.0, "C": 2.5, "D": "x=y", "E": ""}
     assert shop(environment=values)["env"] == {"A": "true", "B": "1", "C": "2.5", "D": "x=y", "E": ""}
     assert shop(environment=["A=x=y", "B="])["env"] == {"A": "x=y", "B": ""}
@@ -344,7 +349,8 @@ def fate(service: dict[str, Any], root: Path) -> str:
 
 
 def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
-    """The table has every key of Compose's, once, and is true of each: of a value that is kept or said, and of one that is refused."""
+    """The table has every key of Compose's, once, and is true of each: of a value that is kept or
+    said, and of one that is refused."""
     page = fates_on_the_page()
     assert sorted(page) == sorted(COMPOSE.split())
     for key, said in page.items():

@@ -80,7 +80,8 @@ def test_two_services_share_no_directory() -> None:
 
 
 def filled(*readers: str, fill: str = "v:/out", **waits: str) -> dict[str, Mounts]:
-    """What becomes of a volume that `fill` has, and readers of it; `waits`: what each reader waits for in it."""
+    """What becomes of a volume that `fill` has, and readers of it; `waits`: what each reader waits
+    for in it."""
     needs = {name: {"fill": {"condition": waits.get(name, "service_completed_successfully")}} for name in "ab"}
     services: dict[str, Any] = {"fill": {"volumes": [fill]}}
     services |= {name: {"volumes": [line]} for name, line in zip("ab", readers, strict=False)}

@@ -1,4 +1,5 @@
-"""Which sandbox a sample gets under plain `inspect eval --sandbox belljar`, where Inspect has merged task, sample and command line."""
+"""Which sandbox a sample gets under plain `inspect eval --sandbox belljar`, where Inspect has
+merged task, sample and command line."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def test_what_inspect_drops_of_a_sample_is_used(tmp_path: Path) -> None:
 
 
 def test_a_sample_that_names_only_another_provider_is_told(tmp_path: Path) -> None:
-    """Nothing is beside its task, or Inspect would have handed that over: what it gets is a difference."""
+    """Nothing is beside its task, or Inspect would have handed that over: what it gets is a
+    difference."""
     found = made(tmp_path, Spec("docker"))
     assert isinstance(found, BelljarConfig)
     assert [each.key for each in found.differences] == ["sandbox"]

@@ -84,7 +84,8 @@ def compose_file(tmp_path: Path) -> Path:
 
 
 def test_an_image_of_a_compose_file_may_pin_a_digest() -> None:
-    """It reaches the policy in its normal form; a name that is none is the author's error, with the service."""
+    """It reaches the policy in its normal form; a name that is none is the author's error, with the
+    service."""
     from inspect_ai.util import ComposeConfig
 
     pinned = "python:3.12@sha256:" + "1a" * 32
@@ -96,7 +97,8 @@ def test_an_image_of_a_compose_file_may_pin_a_digest() -> None:
 
 
 def test_a_compose_file_is_a_configuration(compose_file: Path, tmp_path: Path) -> None:
-    """As Inspect hands it over, a file's path or a `ComposeConfig`; the policy beside it is what it is put on. A Dockerfile names the image that is built of it."""
+    """As Inspect hands it over, a file's path or a `ComposeConfig`; the policy beside it is what it
+    is put on. A Dockerfile names the image that is built of it."""
     from inspect_ai.util import ComposeConfig
 
     (compose_file.parent / "belljar.yaml").write_text(POLICY)

@@ -240,7 +240,8 @@ ASKED: dict[str, Any] = {
 
 
 def test_a_task_keeps_its_rights_unless_the_policy_bounds_them() -> None:
-    """What is taken away is reported, of the task and of each service; what is not asked for is the policy's."""
+    """What is taken away is reported, of the task and of each service; what is not asked for is the
+    policy's."""
     made, differences = under_policy(load_preset("high"), None, ASKED)
     assert made.policy.rights == Rights(privileged=True)
     assert differences == ()

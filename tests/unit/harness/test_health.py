@@ -1,4 +1,5 @@
-"""When a sample's cell is checked, and where its damage is told. Fake cells; the real ones are in `tests/contract`."""
+"""When a sample's cell is checked, and where its damage is told. Fake cells; the real ones are in
+`tests/contract`."""
 
 from __future__ import annotations
 

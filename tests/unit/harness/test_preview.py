@@ -131,8 +131,8 @@ def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> 
     ],
 )
 def test_what_a_file_says_itself_is_not_kept_of_its_image(service: str, taken: set[str], tmp_path: Path) -> None:
-    """A user, directory or program of the compose file is not said to be the image's; another service
-    of the same image still takes it."""
+    """A user, directory or program of the compose file is not said to be the image's; another
+    service of the same image still takes it."""
     (home := tmp_path / "home").mkdir()
     (home / "file").write_bytes(b"x")
     config = ImageConfig(user="7", workdir="/i", entrypoint=("e",), cmd=("c",))

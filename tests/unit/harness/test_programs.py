@@ -63,7 +63,8 @@ async def test_it_is_healthy_before_the_sample_begins() -> None:
 
 
 async def test_an_image_of_the_authors_runs_its_program() -> None:
-    """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a shell only, and of one that only waits, nothing runs."""
+    """Also without a compose file: its entrypoint and command; of Belljar's own image, which has a
+    shell only, and of one that only waits, nothing runs."""
     serving = Machine(entrypoint=["/enter"], command=["serve"])
     await start_program(serving, "", "")  # type: ignore[arg-type]
     assert [argv[4:] for argv in serving.ran] == [["/enter", "serve"]]

@@ -35,7 +35,8 @@ def test_what_is_missing_is_a_result(stage: str, code: int, detail: str, status:
 
 @pytest.mark.parametrize(("stage", "named"), [("exec", "prog"), ("cwd", "/x")])
 def test_what_is_closed_is_an_error(stage: str, named: str) -> None:
-    """A program that may not be run, a directory that may not be entered: `PermissionError` that names it."""
+    """A program that may not be run, a directory that may not be entered: `PermissionError` that
+    names it."""
     with pytest.raises(PermissionError, match=named):
         _answered(errno.EACCES, stage, "/x")
 

@@ -65,7 +65,8 @@ def test_everything_that_a_dockerfile_states() -> None:
     ],
 )
 def test_a_check_is_a_command_or_for_the_images_shell(test: list[str], shell: list[str], command: list[str]) -> None:
-    """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the command."""
+    """Text is for the image's `SHELL`, `/bin/sh -c` unless it names another; a list of words is the
+    command."""
     found = image_health(read(Healthcheck={"Test": test}, Shell=shell))
     assert found is not None
     assert found["command"] == command
@@ -148,7 +149,8 @@ def test_any_configuration_is_read_or_refused(config: dict[str, Any]) -> None:
 
 
 def test_every_part_is_kept_or_reported() -> None:
-    """One fact for each part that an image states; a check is asked until the first success only, and no signal is sent."""
+    """One fact for each part that an image states; a check is asked until the first success only,
+    and no signal is sent."""
     assert image_differences(ImageConfig()) == ()
     full = ImageConfig(  # noqa: S604 - no process
         env={"A": "b"},

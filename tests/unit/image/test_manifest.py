@@ -1,4 +1,5 @@
-"""What an image's documents say: the manifest for this machine, and the names in an archive. Any JSON is survived."""
+"""What an image's documents say: the manifest for this machine, and the names in an archive. Any
+JSON is survived."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ json_values = st.recursive(
 
 
 def test_the_manifest_for_this_machine_is_chosen() -> None:
-    """Attestations and other processors beside it are passed over; none for it is an error that lists what there is."""
+    """Attestations and other processors beside it are passed over; none for it is an error that
+    lists what there is."""
     entry = {"mediaType": MANIFEST, "digest": DIGEST, "platform": {"os": "linux", "architecture": "arm64"}}
     attestation = entry | {"platform": {"os": "unknown", "architecture": "unknown"}}
     assert instance_of({"manifests": [attestation, entry]}, "arm64") == DIGEST
@@ -41,7 +43,8 @@ def test_the_manifest_for_this_machine_is_chosen() -> None:
 
 @given(json_values)
 def test_any_document_has_names_or_none(document: object) -> None:
-    """No document does harm; what is taken for a name is one in its normal form, at most two for each that stands there."""
+    """No document does harm; what is taken for a name is one in its normal form, at most two for
+    each that stands there."""
     found = list(names_of_archive(document))
     if isinstance(document, dict):
         is_index(document)

@@ -21,7 +21,8 @@ LIMITS = ImportLimits(max_bytes=1 << 20, max_document_bytes=10_000, max_entries=
 
 
 def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[Path, str]:
-    """An OCI layout whose only entry is an index, as a registry has it; `holds`: what lies under its digest instead."""
+    """An OCI layout whose only entry is an index, as a registry has it; `holds`: what lies under
+    its digest instead."""
     directory.mkdir()
     inner = json.dumps({"schemaVersion": 2, "manifests": []}).encode()
     with tarfile.open(oci_archive(directory.with_suffix(".tar"), [LAYER])) as archive:
@@ -34,7 +35,8 @@ def layout_with_index(directory: Path, *, holds: bytes | None = None) -> tuple[P
 
 
 def test_the_digest_of_a_nested_index_is_known(tmp_path: Path) -> None:
-    """It is the one that a registry has the image under; if its bytes are others, the layout is refused."""
+    """It is the one that a registry has the image under; if its bytes are others, the layout is
+    refused."""
     layout, digest = layout_with_index(tmp_path / "a")
     assert origin_of_layout(layout, "", LIMITS).digests == (digest,)
     layout, _ = layout_with_index(tmp_path / "b", holds=b"{}")

@@ -11,7 +11,8 @@ LEVELS = 3_000
 
 
 def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
-    """A build step can make more levels than Python has frames or a process descriptors: what it left still goes."""
+    """A build step can make more levels than Python has frames or a process descriptors: what it
+    left still goes."""
     top = tmp_path / "top"
     top.mkdir()
     at = os.open(top, os.O_RDONLY)

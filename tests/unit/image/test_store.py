@@ -33,7 +33,8 @@ def test_an_image_is_found_by_name_digest_and_prefix(tmp_path: Path) -> None:
 
 
 def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path) -> None:
-    """What an image says of its processes comes back as it was; another word of it is another image."""
+    """What an image says of its processes comes back as it was; another word of it is another
+    image."""
     home = tmp_path / "s"
     parts = {
         "healthcheck": HealthCheck(test=("CMD", "up"), retries=3),
@@ -48,7 +49,8 @@ def test_all_of_a_configuration_is_stored_and_part_of_the_digest(tmp_path: Path)
 
 
 def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
-    """Whoever writes another program into an image's document is seen when the image is hashed again."""
+    """Whoever writes another program into an image's document is seen when the image is hashed
+    again."""
     image = put(tmp_path / "s", "one", cmd=("serve",))  # type: ignore[arg-type]
     file = image.rootfs.parent / "image.json"
     document = json.loads(file.read_bytes())
@@ -61,7 +63,8 @@ def test_a_changed_configuration_is_not_the_digests(tmp_path: Path) -> None:
 
 
 def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Path) -> None:
-    """Its document knows nothing of health checks; the same file and words give the digest they always gave."""
+    """Its document knows nothing of health checks; the same file and words give the digest they
+    always gave."""
     image = put(tmp_path / "s", "old", user="u")
     document = json.loads((image.rootfs.parent / "image.json").read_bytes())
     assert set(document) == {
@@ -155,7 +158,8 @@ def test_a_reference_is_found_however_it_is_written(tmp_path: Path) -> None:
 
 
 def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_path: Path) -> None:
-    """By whatever name and tag; an unknown digest is not in the store, also beside a name that is, and says the command."""
+    """By whatever name and tag; an unknown digest is not in the store, also beside a name that is,
+    and says the command."""
     known, unknown = "sha256:" + "1" * 64, "sha256:" + "2" * 64
     image = put(tmp_path / "s", "team/one:1", origins=[known])
     store = Store(tmp_path / "s")

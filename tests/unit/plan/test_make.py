@@ -400,7 +400,8 @@ def test_stand_ins_files_need_the_policys_directory(facts: HostFacts, image: Ima
 def test_rights_are_granted_by_the_least_tier_that_has_them(
     rights: dict[str, Any], tier: Tier, facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What was passed over is said; in a tier of the author's choice that has them not, the plan is refused."""
+    """What was passed over is said; in a tier of the author's choice that has them not, the plan is
+    refused."""
     words = {"belljar": 1, "risk": "low", "rights": rights}
     plan = make_plan(Policy.model_validate(words, strict=False), facts, image)
     assert plan.tier is tier

@@ -36,7 +36,8 @@ def test_everything_a_person_asks_is_answered(facts: HostFacts, image: ImageFact
 
 
 def test_an_images_program_and_when_it_is_ready(facts: HostFacts, image: ImageFacts) -> None:
-    """What runs before a sample starts, and what is waited for; nothing of an image that has no program."""
+    """What runs before a sample starts, and what is waited for; nothing of an image that has no
+    program."""
 
     def text(image: ImageFacts) -> str:
         return " ".join(" ".join(render_plan(make_plan(load_preset("high").policy, facts, image))).split())

@@ -57,7 +57,8 @@ def test_references_are_normalised_as_docker_does(text: str, canonical: str, fam
 
 @given(references)
 def test_both_forms_mean_the_same_reference(reference: Reference) -> None:
-    """Whatever is written of a reference is read back as it, and is one that an editor's schema takes."""
+    """Whatever is written of a reference is read back as it, and is one that an editor's schema
+    takes."""
     for text in (reference.canonical, reference.familiar):
         assert parse_reference(text) == reference
         assert re.fullmatch(PATTERN, text)
@@ -65,7 +66,8 @@ def test_both_forms_mean_the_same_reference(reference: Reference) -> None:
 
 @given(st.one_of(st.text(max_size=80), st.from_regex(r"[A-Za-z0-9./:@_\[\]-]{0,60}", fullmatch=True)))
 def test_any_text_is_a_reference_or_refused(text: str) -> None:
-    """Nothing but `ValueError`; what is taken has a normal form and no character that a path or shell would act on."""
+    """Nothing but `ValueError`; what is taken has a normal form and no character that a path or
+    shell would act on."""
     try:
         reference = parse_reference(text)
     except ValueError:

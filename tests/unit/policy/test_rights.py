@@ -1,4 +1,5 @@
-"""Rights inside a cell: what can be asked for, what a tier grants, and which of two policies has more."""
+"""Rights inside a cell: what can be asked for, what a tier grants, and which of two policies has
+more."""
 
 from __future__ import annotations
 

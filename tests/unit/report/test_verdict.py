@@ -249,7 +249,8 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
 
 
 def test_a_degraded_sandbox_is_named_beside_the_verdict() -> None:
-    """The first damage of each cell, with the operation at which it was noticed, in the summary and in the JSON."""
+    """The first damage of each cell, with the operation at which it was noticed, in the summary and
+    in the JSON."""
     later = line(Kind.CELL_CHECKED, "c1", **{**CHECK, "cause": "agent_died", "op": 9})
     findings = judge(evidence(lines=story(BROKEN, later)))
     assert "1 degraded: shell_missing" in headline(findings)

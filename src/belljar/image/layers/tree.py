@@ -60,8 +60,10 @@ class Emitted:
 class Tree:
     """The merged file system of an image.
 
-    `apply` takes each layer's entries, lowest layer first. With `keep_setuid` false, setuid and setgid bits of files and file capabilities are
-    taken away; `has_setuid` says whether a file had one of these bits. Raises `LayerError` for what an image may not have, also for more than `limits` allows.
+    `apply` takes each layer's entries, lowest layer first. With `keep_setuid` false, setuid and
+    setgid bits of files and file capabilities are taken away; `has_setuid` says whether a file had
+    one of these bits. Raises `LayerError` for what an image may not have, also for more than
+    `limits` allows.
     """
 
     def __init__(self, limits: ImportLimits, *, keep_setuid: bool = False) -> None:
