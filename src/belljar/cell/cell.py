@@ -182,14 +182,9 @@ class Cell:
             self._end_if_dead(error)
             raise
         if running.output is None:
-            self._recorder.record(
-                record.failed(
-                    operation,
-                    Kind.EXEC_FAILED,
-                    CellError("left before the command had ended; its tree was killed"),
-                    bodies=running.bodies(),
-                )
-            )
+            unended = CellError("left before the command had ended; its tree was killed")
+            bodies = running.bodies()
+            self._recorder.record(record.failed(operation, Kind.EXEC_FAILED, unended, bodies=bodies))
         else:
             self._record_exec_finished(
                 operation, running.output, request, stdin=running.stdin, captures=running.captures

@@ -79,21 +79,26 @@ def check(
         "allow_upstreams": allow_upstreams,
     }
     kind, home = kind_of(target), belljar_home()
-    arguments = [target, *(each for given in task_args for each in ("-T", given))]
-    for option, value in (("--limit", limit), ("--sample-id", sample_id)):
-        arguments += [option, value] if value is not None else []
-    previews = _previews(kind, target, options, arguments)
+    arguments = _inspect_arguments(target, task_args, limit=limit, sample_id=sample_id)
     host = Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),
         image=lambda name: image_facts(home, name),
     )
-    found = outlooks(previews, host)
+    found = outlooks(_previews(kind, target, options, arguments), host)
     if as_json:
         click.echo(json.dumps(to_json(target, kind, found), indent=2))
     else:
         click.echo("\n".join(_lines(found)))
     return exit_code(found)
+
+
+def _inspect_arguments(task: str, task_args: Sequence[str], *, limit: str | None, sample_id: str | None) -> list[str]:
+    """The task and its options as Inspect's command line has them."""
+    arguments = [task, *(word for given in task_args for word in ("-T", given))]
+    for option, value in (("--limit", limit), ("--sample-id", sample_id)):
+        arguments += [option, value] if value is not None else []
+    return arguments
 
 
 def _previews(kind: str, target: str, options: OperatorOptions, arguments: Sequence[str]) -> list[Preview]:
@@ -120,9 +125,9 @@ def _lines(found: Sequence[Outlook]) -> Iterator[str]:
         yield from (f"  {printable(each.image)}: {printable(each.command, max_chars=600)}" for each in missing)
         yield ""
     counts = {word: sum(len(each.group.samples) for each in found if each.outcome == word) for word in _OUTCOMES}
-    said = ", ".join(f"{count} {_OUTCOMES[word]}" for word, count in counts.items() if count)
+    outcomes = ", ".join(f"{count} {_OUTCOMES[word]}" for word, count in counts.items() if count)
     images = f"; {len(missing)} image(s) missing" if missing else ""
-    yield f"{sum(counts.values())} checked: {said or 'no samples'}{images}"
+    yield f"{sum(counts.values())} checked: {outcomes or 'no samples'}{images}"
 
 
 def _group_lines(each: Outlook) -> Iterator[str]:
@@ -150,7 +155,7 @@ def _cell(plan: Plan) -> str:
     network = plan.policy.network
     services = f", with {', '.join(network.stand_ins)}" if network and network.stand_ins else ""
     real = [upstream.host for upstream in network.upstreams] if network is not None else []
-    said = (
+    parts = (
         f"{plan.tier}{' (emulated)' if plan.emulated else ''}",
         f"image {plan.policy.image}",
         f"{limits.cpus} cpu(s)",
@@ -160,4 +165,4 @@ def _cell(plan: Plan) -> str:
         format_duration(limits.lifetime_s),
         *((f"REAL: {', '.join(real)}",) if real else ()),
     )
-    return printable(f"{', '.join(said)}{services}", max_chars=600)
+    return printable(f"{', '.join(parts)}{services}", max_chars=600)

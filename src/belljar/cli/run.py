@@ -115,8 +115,8 @@ def run(
         )
     )
     if as_json:
-        said = {**findings_json(outcome.findings, outcome.path), "not_in_metrics": list(outcome.dropped)}
-        click.echo(json.dumps(said, indent=2))
+        found = findings_json(outcome.findings, outcome.path)
+        click.echo(json.dumps({**found, "not_in_metrics": list(outcome.dropped)}, indent=2))
     else:
         show_findings(outcome.findings, outcome.path, dropped(outcome))
     return outcome.exit_code
@@ -140,8 +140,9 @@ def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -
         raise
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
         traceback.print_exc()
-        said = f"{findings.verdict.value}, exit code {findings.exit_code}"
-        click.echo(f"belljar: the report can't be shown, a defect of Belljar's; the verdict stands: {said}", err=True)
+        verdict = f"{findings.verdict.value}, exit code {findings.exit_code}"
+        what = "the report can't be shown, a defect of Belljar's; the verdict stands"
+        click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
 def _show(findings: RunFindings, path: Path, more: Sequence[str]) -> None:
@@ -244,9 +245,8 @@ def differing(findings: RunFindings) -> list[str]:
     ]
 
 
-def remarks(findings: RunFindings) -> list[str]:
-    """What a reader of the transcript alone would not know."""
-    rows = findings.rows
+def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
+    """What the ledger has and Inspect's transcript lacks."""
     counts = {
         "raised, so that the transcript has no event of them": sum(len(row.difference.raised) for row in rows),
         "made by the harness on its own behalf, without an event": sum(len(row.difference.silent) for row in rows),
@@ -255,12 +255,14 @@ def remarks(findings: RunFindings) -> list[str]:
     lines = [f"  {count} operation(s) {what}" for what, count in counts.items() if count]
     missing = sum(row.difference.missing_bytes for row in rows)
     if missing:
-        lines.append(
-            f"  {format_size(missing)} of output in {sum(row.difference.shortened for row in rows)} operation(s) that the transcript cut"
-        )
-    if lines:
-        lines.insert(0, "\nOn record in the ledger, but not in the transcript:")
-    lines += differing(findings)
+        shortened = sum(row.difference.shortened for row in rows)
+        lines.append(f"  {format_size(missing)} of output in {shortened} operation(s) that the transcript cut")
+    return ["\nOn record in the ledger, but not in the transcript:", *lines] if lines else []
+
+
+def remarks(findings: RunFindings) -> list[str]:
+    """What a reader of the transcript alone would not know."""
+    lines = [*_not_in_transcript(findings.rows), *differing(findings)]
     lines += [
         f"stray cell {cell.cell_id}: no sample began in it"
         for cell in findings.strays
@@ -282,7 +284,7 @@ def remarks(findings: RunFindings) -> list[str]:
     lines += [f"error: {printable(error)}" for error in findings.errors]
     lines += [
         f"error: sample {printable(row.transcript.sample)}: {printable(row.transcript.error, max_chars=300)}"
-        for row in rows
+        for row in findings.rows
         if row.transcript.error
     ]
     return lines

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, overload
 
 import anyio
 from inspect_ai.util import (
@@ -32,7 +32,7 @@ from belljar.cell.health import may_be_broken
 from belljar.compose.document import COMPOSE_NAMES
 from belljar.differences import sentences
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
-from belljar.events import Actor, Event, Kind
+from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness import config as configs
 from belljar.harness import lifecycle, results
 from belljar.harness.adapt import of_active_sample
@@ -157,13 +157,35 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             lifecycle.tell(session, sentences(sample.differences))
             await session.source.prepare(sample.policy, run=session.ensure_run(), home=session.home)
         lifecycle.tell(session, announcements(sample.policy))
+        environment = await cls._open(session, own, sample, identify(task_name, metadata))
+        try:
+            await environment.probe_start()
+            await start_program(environment.cell, sample.service, sample.program)
+        except BaseException:
+            await environment.close(outcome="stopped")
+            raise
+        others = {name: environment.beside(cell) for name, cell in environment.cell.others.items()}
+        return {sample.service or OWN_CELL: environment, **others}
+
+    @classmethod
+    async def _open(
+        cls,
+        session: Session,
+        config: SandboxEnvironmentConfigType | None,
+        sample: configs.SamplePolicy,
+        who: SampleIdentity,
+    ) -> Self:
+        """Open the sample's cells and record that the sample started in each; nothing runs yet."""
         of_images = session.source.image_differences(sample.policy, home=session.home)
         differences = (*sample.differences, *of_images)
-        who = identify(task_name, metadata)
+        data: dict[str, JsonValue] = {
+            **who.started(sample.policy, differences),
+            "preparing": True,
+        }
         stack = AsyncExitStack()
         try:
             cell = await stack.enter_async_context(
-                session.cell_of_sample(own, sample.policy, is_shared=sample.is_shared)
+                session.cell_of_sample(config, sample.policy, is_shared=sample.is_shared)
             )
             environment = cls(cell, session=session, who=who, stack=stack, policy=sample.policy)
             environment.containment.differences = differences
@@ -172,17 +194,8 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 bridge = ModelBridge()
                 cell.questions.answerer, cell.questions.on_close = bridge, bridge.close
             for each in (cell, *cell.others.values()):
-                session.record(
-                    Event(
-                        kind=Kind.SAMPLE_STARTED,
-                        data={
-                            **who.started(sample.policy, differences),
-                            "preparing": True,
-                        },
-                        cell_id=each.id,
-                        actor=Actor.HARNESS,
-                    )
-                )
+                started = Event(kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS)
+                session.record(started)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -190,14 +203,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
                 session.breached(error)
             raise
         session.live[cell.id] = environment
-        try:
-            await environment.probe_start()
-            await start_program(cell, sample.service, sample.program)
-        except BaseException:
-            await environment.close(outcome="stopped")
-            raise
-        others = {name: environment.beside(other) for name, other in cell.others.items()}
-        return {sample.service or OWN_CELL: environment, **others}
+        return environment
 
     @override
     @classmethod

@@ -9,7 +9,7 @@ from typing import Final
 from belljar.host import HostFacts
 from belljar.plan import network_radius, radius
 from belljar.plan.model import ImageFacts, Plan
-from belljar.plan.network import plan_network
+from belljar.plan.network import NetworkPlan, plan_network
 from belljar.plan.obstacles import (
     Obstacle,
     hardware_obstacle,
@@ -41,13 +41,7 @@ def make_plan(
         HostError: this host can't do what the policy demands. The message says why and what to do.
     """
     demanded = demanded_tier(policy.risk, policy.tier)
-    network = (
-        plan_network(policy.network, base, open_files_max=facts.open_files_max) if policy.network is not None else None
-    )
-    if network is not None:
-        network = replace(network, controllers=facts.cgroup.controllers)
-    if network is not None and (found := network_obstacles(facts, {item.kind for item in network.stand_ins})):
-        raise found[0].error()
+    network = _network(policy, facts, base)
     walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)
     env = {**(image.env if image else {}), **policy.env}
     bounds = (*walls.bounds, *(network_radius.bounds(network) if network is not None else ()))
@@ -81,6 +75,16 @@ def make_plan(
         rights=walls.rights,
         passed_over=tuple(printable(sentence) for sentence in passed_over),
     )
+
+
+def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan | None:
+    """The range's network, if the policy has one and this host can make it."""
+    if policy.network is None:
+        return None
+    network = plan_network(policy.network, base, open_files_max=facts.open_files_max)
+    if found := network_obstacles(facts, {item.kind for item in network.stand_ins}):
+        raise found[0].error()
+    return replace(network, controllers=facts.cgroup.controllers)
 
 
 def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool) -> tuple[Walls, tuple[str, ...]]:
