@@ -300,7 +300,8 @@ class _Build:
         request = self._request
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker", "--layers=false", "--rm"),
-            *("--force-rm", "--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
+            # What a failed step wrote stays until the space that is left has been looked at.
+            *("--force-rm=false", "--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
             *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from time import monotonic
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -136,14 +136,15 @@ def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
     with closing(_connected(host, timeout_s)) as connected:
         connection.sock = connected
         # A timeout of the socket is one of each read; this one is of the whole answer, however it drips.
-        deadline = Timer(timeout_s, _hang_up, [connected])
+        late = Event()
+        deadline = Timer(timeout_s, _hang_up, [connected, late])
         deadline.start()
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
             return answer.status, answer.read(_MAX_ANSWER_BYTES)
         except (http.client.HTTPException, OSError) as error:
-            if not deadline.is_alive():
+            if late.is_set():
                 raise TimeoutError(f"it did not answer within {format_duration(timeout_s)}") from error
             raise
         finally:
@@ -183,7 +184,8 @@ def _connected(host: str, timeout_s: float) -> socket.socket:
     return socket.create_connection((parts.hostname or "localhost", parts.port or 2375), timeout=timeout_s)
 
 
-def _hang_up(connected: socket.socket) -> None:
+def _hang_up(connected: socket.socket, late: Event) -> None:
+    late.set()
     with suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
 
