@@ -25,8 +25,8 @@ from typing import Any
 import anyio
 
 import belljar
-import belljar.isolation
 from belljar.cell import open_cell
+from belljar.isolation.reap import reap as reap_cells
 from belljar.policy import load_policy
 
 ROOMS = ("cell", "isolation", "network", "channel", "ledger", "host", "image")
@@ -175,7 +175,7 @@ def below(pid: int, depth: int = 1) -> Iterator[tuple[int, int, str]]:
 def reap(home: Path) -> dict[str, object]:
     """What the next start does first."""
     started = time.monotonic()
-    reaped = anyio.run(belljar.isolation.reap, home)
+    reaped = anyio.run(reap_cells, home)
     remaining = [what for one in reaped for what in one.remaining]
     return {"reaped": [str(one) for one in reaped], "remaining": remaining, "duration_s": time.monotonic() - started}
 

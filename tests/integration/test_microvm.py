@@ -29,10 +29,11 @@ from belljar.channel import ExecRequest, ExecStatus, PtySize
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
-from belljar.isolation import list_cells, reap
+from belljar.isolation import list_cells
 from belljar.isolation.microvm import LiveVm, ensure_template, guest_files, open_vm
 from belljar.isolation.microvm import template as template_module
 from belljar.isolation.microvm.prove import boots_under
+from belljar.isolation.reap import reap
 from belljar.plan import Plan
 from belljar.policy import Resources
 

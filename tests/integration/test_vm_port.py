@@ -26,9 +26,10 @@ from belljar.channel import ExecRequest
 from belljar.errors import CellError, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
-from belljar.isolation import list_cells, reap
+from belljar.isolation import list_cells
 from belljar.isolation.microvm import LiveVm, ensure_template, open_vm
 from belljar.isolation.process import ProcessId, identify, is_alive, kill
+from belljar.isolation.reap import reap
 from belljar.plan import Plan
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]

@@ -4,14 +4,21 @@ Lives here: `open_cell`, the recorded operations, the join of policy, plan and i
 Must not: let an operation take effect before its start is recorded.
 """
 
-from belljar.cell.cell import Cell
-from belljar.cell.open import open_cell, prepare
-from belljar.cell.output import ExecOutput
-from belljar.cell.parts import Parts
-from belljar.cell.pool import Pool, open_pool
-from belljar.cell.runs import start_run
-from belljar.cell.stream import RunningCommand
-from belljar.channel import PtySize, Stream
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.cell.open import open_cell, prepare
+    from belljar.cell.output import ExecOutput
+    from belljar.cell.parts import Parts
+    from belljar.cell.pool import Pool, open_pool
+    from belljar.cell.runs import start_run
+    from belljar.cell.stream import RunningCommand
+    from belljar.channel import PtySize, Stream
 
 __all__ = [
     "Cell",
@@ -26,3 +33,17 @@ __all__ = [
     "prepare",
     "start_run",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Cell": "belljar.cell.cell",
+        **dict.fromkeys(("open_cell", "prepare"), "belljar.cell.open"),
+        "ExecOutput": "belljar.cell.output",
+        "Parts": "belljar.cell.parts",
+        **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
+        "start_run": "belljar.cell.runs",
+        "RunningCommand": "belljar.cell.stream",
+        **dict.fromkeys(("PtySize", "Stream"), "belljar.channel"),
+    },
+)

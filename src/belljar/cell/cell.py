@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
@@ -26,7 +26,9 @@ from belljar.events import Actor, Event, JsonValue, Kind, Recorder
 from belljar.isolation.live import Live
 from belljar.isolation.survivors import Destruction
 from belljar.plan import Plan
-from belljar.probe.routed import Router
+
+if TYPE_CHECKING:
+    from belljar.probe.routed import Router
 
 Input = bytes | AsyncIterator[bytes] | None
 

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
 from belljar.cell.parts import Parts, gather_parts
 from belljar.cell.runs import describe, start_run
-from belljar.cell.task_data import put_in
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
@@ -22,14 +21,13 @@ from belljar.host.home import belljar_home
 from belljar.host.settings import resolve_here
 from belljar.image import image_health
 from belljar.isolation.live import Live
-from belljar.isolation.microvm import open_vm
-from belljar.isolation.microvm.template import ensure_template
-from belljar.isolation.oci import ensure_tree, open_container
-from belljar.isolation.port import Port
 from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
-from belljar.probe.routed import Router
+
+if TYPE_CHECKING:
+    from belljar.isolation.port import Port
+    from belljar.probe.routed import Router
 
 
 async def prepare(
@@ -46,8 +44,12 @@ async def prepare(
             recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
         if parts.plan.oci is None:
+            from belljar.isolation.microvm import ensure_template
+
             await ensure_template(parts.plan, parts.image, parts.machine_kernel, home=home, recorder=recorder)
         else:
+            from belljar.isolation.oci import ensure_tree
+
             await ensure_tree(parts.image, home=home)
     except BelljarError as error:
         recorder.record(refused(policy, error))
@@ -158,7 +160,11 @@ def open_live(
     """By the plan's tier. `port`: its place on its range's network."""
     plan, image = parts.plan, parts.image
     if plan.oci is not None:
+        from belljar.isolation.oci import open_container
+
         return open_container(plan, image, home=home, recorder=recorder, planned=planned, port=port)
+    from belljar.isolation.microvm import open_vm
+
     return open_vm(plan, image, parts.machine_kernel, home=home, recorder=recorder, planned=planned, port=port)
 
 
@@ -206,6 +212,8 @@ async def copy_in(cell: Cell, loaded: LoadedPolicy) -> None:
     never shared.
     """
     if loaded.data is not None:
+        from belljar.cell.task_data import put_in
+
         await put_in(cell, loaded.data)
     for copy in loaded.policy.files:
         contents = await anyio.to_thread.run_sync(loaded.read_file, copy)

@@ -10,8 +10,6 @@ from belljar.errors import HostError
 from belljar.host import HostFacts, gather_facts
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.image.missing import find_images
-from belljar.isolation.microvm.prove import kvm_proof
-from belljar.isolation.oci import runtime_proof
 from belljar.plan import ImageFacts, Plan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
 
@@ -66,8 +64,16 @@ def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Pa
 
 
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:
-    prove_kvm = kvm_proof(kernel, home) if kernel is not None else None
-    return gather_facts(home, prove_kvm=prove_kvm, prove_runtime=runtime_proof(home) if runtimes else None)
+    prove_kvm, prove_runtime = None, None
+    if kernel is not None:
+        from belljar.isolation.microvm.prove import kvm_proof
+
+        prove_kvm = kvm_proof(kernel, home)
+    if runtimes:
+        from belljar.isolation.oci import runtime_proof
+
+        prove_runtime = runtime_proof(home)
+    return gather_facts(home, prove_kvm=prove_kvm, prove_runtime=prove_runtime)
 
 
 def _kernel(home: Path) -> Kernel | None:

@@ -45,7 +45,7 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
     from belljar.cli._async import run_async
     from belljar.harness.release import sweep_doors
     from belljar.isolation import list_cells
-    from belljar.isolation import reap as reap_cells
+    from belljar.isolation.reap import reap as reap_cells
     from belljar.probe.witness import sweep_watches
 
     known = {one.cell_id: one.state for one in list_cells()}

@@ -5,24 +5,31 @@ container, user namespaces and subordinate ids, cgroups, memory, disk. What is s
 Must not: install, create or decide anything (`belljar setup` lives in `cli`, decisions in `plan`).
 """
 
-from belljar.host.facts import gather_facts
-from belljar.host.home import belljar_home
-from belljar.host.kvm import KvmProof, ProveKvm
-from belljar.host.model import (
-    CgroupFact,
-    CgroupVersion,
-    CoreFact,
-    CoreState,
-    HostFacts,
-    IdsFact,
-    KvmFact,
-    KvmState,
-    RuntimeFact,
-    RuntimeState,
-    ToolFact,
-    UsernsFact,
-)
-from belljar.host.runtimes import ProveRuntime, RuntimeTrial
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.host.facts import gather_facts
+    from belljar.host.home import belljar_home
+    from belljar.host.kvm import KvmProof, ProveKvm
+    from belljar.host.model import (
+        CgroupFact,
+        CgroupVersion,
+        CoreFact,
+        CoreState,
+        HostFacts,
+        IdsFact,
+        KvmFact,
+        KvmState,
+        RuntimeFact,
+        RuntimeState,
+        ToolFact,
+        UsernsFact,
+    )
+    from belljar.host.runtimes import ProveRuntime, RuntimeTrial
 
 __all__ = [
     "CgroupFact",
@@ -44,3 +51,30 @@ __all__ = [
     "belljar_home",
     "gather_facts",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "gather_facts": "belljar.host.facts",
+        "belljar_home": "belljar.host.home",
+        **dict.fromkeys(("KvmProof", "ProveKvm"), "belljar.host.kvm"),
+        **dict.fromkeys(
+            (
+                "CgroupFact",
+                "CgroupVersion",
+                "CoreFact",
+                "CoreState",
+                "HostFacts",
+                "IdsFact",
+                "KvmFact",
+                "KvmState",
+                "RuntimeFact",
+                "RuntimeState",
+                "ToolFact",
+                "UsernsFact",
+            ),
+            "belljar.host.model",
+        ),
+        **dict.fromkeys(("ProveRuntime", "RuntimeTrial"), "belljar.host.runtimes"),
+    },
+)

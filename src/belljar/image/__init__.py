@@ -4,9 +4,16 @@ Lives here: building and importing images, the store, the kernel, packing.
 Must not: mount or run anything of an image on the host; trust a path, name or size that an archive states.
 """
 
-from belljar.image.config import HealthCheck, ImageConfig, image_differences, image_health
-from belljar.image.kernel import Kernel, current_kernel
-from belljar.image.store import Image, Store, verify
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.image.config import HealthCheck, ImageConfig, image_differences, image_health
+    from belljar.image.kernel import Kernel, current_kernel
+    from belljar.image.store import Image, Store, verify
 
 __all__ = [
     "HealthCheck",
@@ -19,3 +26,12 @@ __all__ = [
     "image_health",
     "verify",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("HealthCheck", "ImageConfig", "image_differences", "image_health"), "belljar.image.config"),
+        **dict.fromkeys(("Kernel", "current_kernel"), "belljar.image.kernel"),
+        **dict.fromkeys(("Image", "Store", "verify"), "belljar.image.store"),
+    },
+)

@@ -4,7 +4,22 @@ Lives here: one package a tier (`microvm` for now): jail, engine, template, clon
 Must not: talk to the guest beyond bringing it up; decide what a plan says.
 """
 
-from belljar.isolation.reap import CellListing, Reaped, list_cells, reap
-from belljar.isolation.survivors import Destruction
+from __future__ import annotations
 
-__all__ = ["CellListing", "Destruction", "Reaped", "list_cells", "reap"]
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.isolation.listing import CellListing, list_cells
+    from belljar.isolation.survivors import Destruction
+
+__all__ = ["CellListing", "Destruction", "list_cells"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("CellListing", "list_cells"), "belljar.isolation.listing"),
+        "Destruction": "belljar.isolation.survivors",
+    },
+)

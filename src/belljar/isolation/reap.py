@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import anyio.to_thread
 
@@ -29,19 +29,6 @@ _PAUSE_S: Final = 0.002
 _MOST_CELLS_TOLD: Final = 64
 _MOST_THINGS_TOLD: Final = 32
 _MOST_CHARS_TOLD: Final = 200
-CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellListing:
-    """One line of `belljar ps`. `orphaned`: the owner is gone. `unreadable`: the journal's file is damaged; `cell_id` is its name then."""
-
-    cell_id: str
-    state: CellState
-    kind: str
-    owner_pid: int | None
-    supervisor_pid: int | None
-    started_s_ago: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +44,6 @@ class Reaped:
         if self.remaining:
             return f"{self.cell_id}: still there: {', '.join(self.remaining)}"
         return f"{self.cell_id}: removed {', '.join(self.removed) or 'its journal entry; nothing else was left'}"
-
-
-def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
-    """The cells of the journal, the oldest first. Raises `PermissionError` when the store is another user's."""
-    journal = Journal(home or belljar_home())
-    listed = [_listing(journal, entry) for entry in journal.entries()]
-    damaged = [
-        CellListing(
-            cell_id=path.stem,
-            state="unreadable",
-            kind="",
-            owner_pid=None,
-            supervisor_pid=None,
-            started_s_ago=_age_s(path),
-        )
-        for path in journal.unreadable()
-    ]
-    return (*listed, *damaged)
 
 
 def reaped_event(reaped: Sequence[Reaped]) -> Event:
@@ -179,21 +148,3 @@ def _own_processes(entry: JournalEntry) -> tuple[ProcessId, ...]:
         return ()
     zygote = entry.supervisor if entry.kind == "range" else None
     return (*entry.processes, *(() if zygote is None else (zygote,)))
-
-
-def _listing(journal: Journal, entry: JournalEntry) -> CellListing:
-    return CellListing(
-        cell_id=entry.cell_id,
-        state="alive" if entry.owner_lives() else "orphaned",
-        kind=entry.kind,
-        owner_pid=entry.owner.pid,
-        supervisor_pid=entry.supervisor.pid if entry.supervisor else None,
-        started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
-    )
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except FileNotFoundError:
-        return 0.0

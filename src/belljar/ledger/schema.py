@@ -37,7 +37,7 @@ Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53 - 1)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
 
 
 class BodyRef(_Strict):
@@ -115,7 +115,8 @@ class Manifest(_Strict):
 
 
 class _Data(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    # Built when the first event of its kind comes: a short run has a dozen of these kinds.
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
 
 
 class _Op(_Data):

@@ -4,11 +4,18 @@ Lives here: the tier decision, limits, layers and blast radius, and the argument
 Must not: touch a file, a clock, a process or the network.
 """
 
-from belljar.plan.make import make_plan
-from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, Plan
-from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, tier_obstacles
-from belljar.plan.render import render_plan
-from belljar.plan.walls import GUEST_OVERHEAD_MIB
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.plan.make import make_plan
+    from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, Plan
+    from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, tier_obstacles
+    from belljar.plan.render import render_plan
+    from belljar.plan.walls import GUEST_OVERHEAD_MIB
 
 __all__ = [
     "GUEST_OVERHEAD_MIB",
@@ -24,3 +31,16 @@ __all__ = [
     "render_plan",
     "tier_obstacles",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "make_plan": "belljar.plan.make",
+        **dict.fromkeys(("BlastRadius", "Bound", "ImageFacts", "Layer", "Plan"), "belljar.plan.model"),
+        **dict.fromkeys(
+            ("Obstacle", "hardware_obstacle", "network_obstacles", "tier_obstacles"), "belljar.plan.obstacles"
+        ),
+        "render_plan": "belljar.plan.render",
+        "GUEST_OVERHEAD_MIB": "belljar.plan.walls",
+    },
+)

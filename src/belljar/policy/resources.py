@@ -35,7 +35,7 @@ _DEFAULT: Final = Resources()
 class Strict(BaseModel):
     """Strict, frozen, no unknown fields, and no value of the file in a message that we did not escape."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", hide_input_in_errors=True, defer_build=True)
 
 
 def _size(default_bytes: int, description: str) -> Any:  # noqa: ANN401 - pydantic's Field is Any

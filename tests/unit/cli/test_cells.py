@@ -100,6 +100,6 @@ def test_what_could_not_be_removed_is_2(
     async def stubborn(_home: Path | None, *, cell_id: str | None = None) -> tuple[Reaped, ...]:
         return (Reaped(cell_id=DEAD, kind="cell", removed=("a",), remaining=("a mount\x1b",)),)
 
-    monkeypatch.setattr("belljar.isolation.reap", stubborn)
+    monkeypatch.setattr("belljar.isolation.reap.reap", stubborn)
     assert run(["reap"]) == 2
     assert capsys.readouterr().out == f"{DEAD}: still there: a mount\\x1b\n"

@@ -4,7 +4,22 @@ Lives here: the VMM's root, its monitor, making a template, cloning it, destroyi
 Must not: be reached by any path of the host; run a guest command before it was renewed.
 """
 
-from belljar.isolation.microvm.clone import LiveVm, open_vm
-from belljar.isolation.microvm.template import Template, ensure_template
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.isolation.microvm.clone import LiveVm, open_vm
+    from belljar.isolation.microvm.template import Template, ensure_template
 
 __all__ = ["LiveVm", "Template", "ensure_template", "open_vm"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("LiveVm", "open_vm"), "belljar.isolation.microvm.clone"),
+        **dict.fromkeys(("Template", "ensure_template"), "belljar.isolation.microvm.template"),
+    },
+)

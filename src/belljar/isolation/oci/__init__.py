@@ -3,8 +3,24 @@
 Lives here: the unpacked images, the runtime's root, the running container. Must not: decide what a plan says (`plan/oci.py`).
 """
 
-from belljar.isolation.oci.container import LiveContainer, open_container
-from belljar.isolation.oci.prove import RuntimeProof, prove_runtime, runtime_proof
-from belljar.isolation.oci.trees import ensure_tree
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.isolation.oci.container import LiveContainer, open_container
+    from belljar.isolation.oci.prove import RuntimeProof, prove_runtime, runtime_proof
+    from belljar.isolation.oci.trees import ensure_tree
 
 __all__ = ["LiveContainer", "RuntimeProof", "ensure_tree", "open_container", "prove_runtime", "runtime_proof"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("LiveContainer", "open_container"), "belljar.isolation.oci.container"),
+        **dict.fromkeys(("RuntimeProof", "prove_runtime", "runtime_proof"), "belljar.isolation.oci.prove"),
+        "ensure_tree": "belljar.isolation.oci.trees",
+    },
+)

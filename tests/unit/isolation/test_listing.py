@@ -1,0 +1,28 @@
+"""Listing the journal's cells: whose owner lives, whose is gone, and what can't be read."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+from belljar.isolation.journal import Journal, new_cell_id, own_entry
+from belljar.isolation.listing import list_cells
+from belljar.isolation.process import identify
+
+
+def test_a_cell_is_alive_as_long_as_its_owner_is(tmp_path: Path) -> None:
+    """An owner that has ended leaves an orphan; a damaged entry is listed by its file's name."""
+    journal = Journal(tmp_path)
+    mine = own_entry(new_cell_id(), "cell")
+    journal.write(mine)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        owner = identify(process.pid)
+        assert owner is not None
+        process.kill()
+    theirs = replace(mine, cell_id=new_cell_id(), owner=owner)
+    journal.write(theirs)
+    (journal.directory / "c-00000000dead.json").write_text("{")
+    listed = {cell.cell_id: cell.state for cell in list_cells(tmp_path)}
+    assert listed == {mine.cell_id: "alive", theirs.cell_id: "orphaned", "c-00000000dead": "unreadable"}
+    assert list_cells(tmp_path / "nowhere") == ()
