@@ -1,7 +1,6 @@
-"""What a compose file's `build` asks for, and a Dockerfile alone as the compose file that Inspect
-makes of it.
+"""The images of a compose file's services, and how the file builds them. Pure.
 
-Pure.
+Also a Dockerfile alone, as the compose file that Inspect makes of it.
 """
 
 from __future__ import annotations
@@ -13,10 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.compose.document import name_built
-from belljar.compose.extends import with_extended
+from belljar.compose.extends import read_services
+from belljar.compose.interpolate import interpolate
+from belljar.compose.service import STAND_INS
 from belljar.compose.task_files import files_named_by, mark_read
-from belljar.compose.words import mapping, names_in, refusal, text
-from belljar.policy.reference import parse_reference
+from belljar.compose.words import CannotKeepError, mapping, names_in, refusal, text
+from belljar.policy.reference import IMAGE_ID, parse_reference
+from belljar.units import printable
 
 _KEYS: Final = frozenset({"context", "dockerfile", "args", "target"})
 _WITHOUT_EFFECT: Final = frozenset(
@@ -78,14 +80,55 @@ def read_build(name: str, service: Mapping[str, Any], document: Mapping[str, Any
 
 def builds_of(document: Mapping[str, Any]) -> tuple[ServiceBuild, ...]:
     """What the services that run ask to be built. Raises `CannotKeepError`."""
-    written = mapping(document.get("services"), "services")
-    services = with_extended({str(name): mapping(each, f"service {name}") for name, each in written.items()})
     found = []
-    for name, service in services.items():
+    for name, service in read_services(document).items():
         image = text(service.get("image") or "")
         if image and not names_in(service.get("profiles")):
             found.append(read_build(name, service, document, parse_reference(image).familiar))
     return tuple(build for build in found if build is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceImage:
+    """What a service runs: `image` in its normal form, and how the file builds it; or why that is
+    not known."""
+
+    service: str
+    image: str = ""
+    build: ServiceBuild | None = None
+    why: str = ""
+
+
+def service_images(document: Mapping[str, Any]) -> tuple[ServiceImage, ...]:
+    """Of each service that runs (no profile is active).
+
+    Whatever else a cell can't keep of the file does not matter here.
+
+    Raises `CannotKeepError` for a file without services.
+    """
+    try:
+        services = read_services(document)
+        running = [name for name, service in services.items() if not names_in(service.get("profiles"))]
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise CannotKeepError(f"its compose file can't be read: {printable(str(error), max_chars=200)}") from error
+    if not running:
+        raise CannotKeepError("its compose file has no services")
+    return tuple(_image(name, services[name], document) for name in running)
+
+
+def _image(name: str, service: Mapping[str, Any], document: Mapping[str, Any]) -> ServiceImage:
+    only = {key: service[key] for key in ("image", "build") if service.get(key) is not None}
+    try:
+        settled = interpolate({"services": {name: only}}, {}, blanks=True).document["services"][name]
+        image = text(settled.get("image") or "")
+        if image and IMAGE_ID.fullmatch(image) is None:
+            image = parse_reference(image).familiar
+        if "build" in settled and image in STAND_INS:
+            raise CannotKeepError("it is built, and nothing names what is built")
+        build = read_build(name, settled, document, image)
+    except (TypeError, ValueError, AttributeError, RecursionError) as error:
+        return ServiceImage(service=name, why=printable(str(error), max_chars=300))
+    return ServiceImage(service=name, image="default" if image in STAND_INS else image, build=build)
 
 
 def dockerfile_document(path: Path) -> dict[str, Any]:

@@ -17,6 +17,12 @@ _NAMED: Final = frozenset({"environment", "labels", "annotations", "sysctls", "d
 """What may be a list or a mapping, and is merged as a mapping."""
 
 
+def read_services(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """All services of a parsed file, each with what it extends. Raises as `with_extended`."""
+    written = mapping(document.get("services"), "services")
+    return with_extended({name: mapping(each, f"service {name}") for name, each in written.items()})
+
+
 def with_extended(services: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Each service with what it extends.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from belljar.compose.env_files import add_env_files
-from belljar.compose.extends import with_extended
+from belljar.compose.extends import read_services
 from belljar.compose.health import UNCHECKED, read_health
 from belljar.compose.networks import names_of, read_networks
 from belljar.compose.order import Condition, Wait, awaited_by, check_waits, completed_of, in_order, restarts, waits_of
@@ -23,7 +23,7 @@ from belljar.compose.secrets import add_granted
 from belljar.compose.service import Converted, program_of, read_service
 from belljar.compose.task_files import TaskFiles
 from belljar.compose.volumes import Mounts, mounts_of, tmpfs_of
-from belljar.compose.words import CannotKeepError, Refusals, is_idle, mapping, names_in, refusal, switch
+from belljar.compose.words import CannotKeepError, Refusals, is_idle, names_in, refusal, switch
 from belljar.differences import Difference, Kind
 from belljar.policy.network import OWN_CELL
 from belljar.policy.task_data import CellData, TaskData
@@ -172,9 +172,7 @@ def _read_one(name: str, service: Mapping[str, Any], converted: Converted, direc
 
 def _services(compose: Mapping[str, Any]) -> tuple[dict[str, Mapping[str, Any]], list[Difference]]:
     """The services that run, and those that don't: no profile is ever active."""
-    written = mapping(compose.get("services"), "services")
-    named = {name: mapping(service, f"service {name}") for name, service in written.items()}
-    named = with_extended(named)
+    named = read_services(compose)
     resting = [name for name, service in named.items() if names_in(service.get("profiles"))]
     services = {name: service for name, service in named.items() if name not in resting}
     if not services:

@@ -94,31 +94,25 @@ class Setting:
     source: str = ""
 
 
-def first_refused(settings: Iterable[Setting]) -> Setting | None:
-    """The first setting that Belljar does not accept."""
-    for setting in settings:
-        taken = TAKEN[setting.option]
-        if setting.value not in taken.same and not (taken.by_hand and not setting.source):
-            return setting
-    return None
-
-
 def check(settings: Iterable[Setting], context: click.Context | None = None) -> None:
-    """Raises `click.UsageError` for an option that was typed, `PolicyError` for one that another
+    """Refuse the first setting that Belljar does not accept.
+
+    Raises `click.UsageError` for an option that was typed, `PolicyError` for one that another
     source sets.
     """
-    refused = first_refused(settings)
-    if refused is None:
-        return
-    taken = TAKEN[refused.option]
-    name = taken.flag or taken.variables[0]
-    if not refused.source:
-        raise click.UsageError(f"{name} can't be used with belljar run: {taken.hint}", context)
-    raise PolicyError(
-        f"{name} is set here, and can't be used with belljar run",
-        where=printable(refused.source),
-        mend=f"remove it there: {taken.hint}",
-    )
+    for setting in settings:
+        taken = TAKEN[setting.option]
+        if setting.value in taken.same or (taken.by_hand and not setting.source):
+            continue
+        name = taken.flag or taken.variables[0]
+        if not setting.source:
+            what = f"{name} can't be used with belljar run: {taken.hint}"
+            raise click.UsageError(what, context)
+        raise PolicyError(
+            f"{name} is set here, and can't be used with belljar run",
+            where=printable(setting.source),
+            mend=f"remove it there: {taken.hint}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

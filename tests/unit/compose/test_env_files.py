@@ -1,12 +1,17 @@
-"""`env_file` of a service."""
+"""`env_file` of a service, and how its files are read."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from belljar.compose.env_files import MAX_VARIABLES, read_dotenv, read_raw
+from belljar.compose.interpolate import MAX_CHARACTERS
 from belljar.compose.read import CannotKeepError, Composed, read_compose
 from belljar.compose.task_files import TaskFiles
 
@@ -58,3 +63,78 @@ def test_without_a_directory_there_are_no_files() -> None:
     with pytest.raises(CannotKeepError, match="directory is not known"):
         composed(None, env_file="a")
     assert composed(None, env_file=[]).changes == {"image": "i"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("A=b", "b"),
+        ("export A = b ", "b"),
+        ("A: b", "b"),
+        ("A=", ""),
+        ("A=b # said", "b"),
+        ("A=b#c", "b#c"),
+        ("A=# said", ""),
+        ("A", None),
+        ("\ufeff# x\r\n\r\nA=b\r\n".removeprefix("\ufeff"), "b"),
+        ("A='b # $C ${D} \\n'", "b # $C ${D} \\n"),
+        ("A='it\\'s'", "it's"),
+        ('A="b\\n\\t\\"c\\" \\\\ \\$D" # said', 'b\n\t"c" \\ $D'),
+        ("A='two\nlines'", "two\nlines"),
+        ('A="two\nlines"', "two\nlines"),
+        ("A=$B-${B}", "before-before"),
+        ('A="${C:-$B}"', "before"),
+        ("C=1\nA=${C}2", "12"),
+        ("A=$$B", "$B"),
+        ("A=1\nA=2", "2"),
+    ],
+)
+def test_values(text: str, value: str | None) -> None:
+    """Quotes, comments, escapes, references to what stands before, and names alone."""
+    assert read_dotenv(text, {"B": "before"})["A"] == value
+
+
+@pytest.mark.parametrize("text", ["A=$HOME", "A=${SAMPLE_METADATA_X}", 'A="${PATH?}"'])
+def test_nothing_of_this_host_is_put_in(text: str) -> None:
+    """A variable of no file has no value."""
+    with pytest.raises(CannotKeepError):
+        read_dotenv(text, {})
+
+
+@pytest.mark.parametrize("text", ["=b", "A b", "A='b", 'A="b', "A='b' c", "1=b", "A\n'x'"])
+def test_what_is_no_assignment(text: str) -> None:
+    """It is refused with its line."""
+    with pytest.raises(ValueError, match=r"line [12]"):
+        read_dotenv(text, {})
+
+
+def test_how_much_is_read() -> None:
+    """So many variables, and so many characters when they refer to each other."""
+    many = "".join(f"A{n}=1\n" for n in range(MAX_VARIABLES + 1))
+    long = "A0=" + "x" * 1000 + "\n" + "".join(f"A{n + 1}=$A{n}$A{n}\n" for n in range(20))
+    for text in (many, long):
+        with pytest.raises(ValueError, match="more than"):
+            read_dotenv(text, {})
+    with pytest.raises(ValueError, match="more than"):
+        read_raw(many)
+
+
+def test_a_raw_file_is_taken_as_it_is() -> None:
+    """Quotes and `$` are part of a value."""
+    assert read_raw("# x\n\nA='$B' # c\nC\r\n") == {"A": "'$B' # c", "C": None}
+    with pytest.raises(ValueError, match="line 1"):
+        read_raw("A B=c")
+
+
+@given(st.text(alphabet="AB=:#'\"\\${}-\n \tx", max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Nothing but a `ValueError`; what is found is bounded."""
+    with suppress(ValueError):
+        found = read_dotenv(text, {"A": "a"})
+        assert sum(len(value or "") for value in found.values()) <= MAX_CHARACTERS
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="'\\\r", exclude_categories=["Cs"]), max_size=40))
+def test_single_quotes_keep_a_text(value: str) -> None:
+    """Whatever is in it."""
+    assert read_dotenv(f"A='{value}'\nB=1", {}) == {"A": value, "B": "1"}

@@ -12,7 +12,7 @@ from tests.fakes.cell import RecordedCells
 
 from belljar.errors import HostError, PolicyError
 from belljar.harness.evaluate import RunRequest, run_evaluation
-from belljar.harness.options import TAKEN, Setting, explicit_arguments, first_refused, read_options
+from belljar.harness.options import TAKEN, Setting, check, explicit_arguments, read_options
 
 TASK = """
 from pathlib import Path
@@ -158,9 +158,9 @@ def test_what_says_the_same_is_accepted(here: Path, monkeypatch: pytest.MonkeyPa
 
 def test_cleanup_is_a_persons_to_leave_out() -> None:
     """Typed it is accepted, from anywhere else not."""
-    assert first_refused([Setting(option="no_sandbox_cleanup", value=True)]) is None
-    from_file = Setting(option="no_sandbox_cleanup", value=True, source=".env")
-    assert first_refused([from_file]) == from_file
+    check([Setting(option="no_sandbox_cleanup", value=True)])
+    with pytest.raises(PolicyError):
+        check([Setting(option="no_sandbox_cleanup", value=True, source=".env")])
 
 
 def test_every_option_of_the_table_is_known_to_inspect() -> None:
