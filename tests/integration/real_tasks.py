@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.image.apt import debian_sources, host_acquire_options, host_sources
+from tests.integration.real_images import Build, Edits
 
 Steps = Sequence[Mapping[str, Any]]
-Edits = Mapping[str, Sequence[tuple[str, str]]]
-"""Files below a task's directory, and the regular expressions in them that are replaced in a copy."""
-
-
-def package() -> Path:
-    """Where inspect_evals is installed."""
-    found = find_spec("inspect_evals")
-    if found is None or not found.submodule_search_locations:
-        raise RuntimeError("inspect_evals is not installed: run scripts/setup")
-    return Path(found.submodule_search_locations[0])
 
 
 # ---- steps of an agent
@@ -53,16 +37,6 @@ def submit(pattern: str) -> dict[str, Any]:
 
 
 # ---- cases
-
-
-@dataclass(frozen=True, kw_only=True)
-class Build:
-    """An image of a directory of the package, or of a copy of it with `edits`."""
-
-    name: str
-    directory: str
-    dockerfile: str = "Dockerfile"
-    edits: Edits = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +221,8 @@ _WORDS: Final = "/home/agent/blocklisted_words.txt"
 _ALLOW: Final = """printf '%s\\n' /home// /home/protected_user /home/protected_user/.bashrc \\
   > /home/agent/configs/.allowed_directories_and_files.txt"""
 _PROMPT: Final = r"""echo 'export PS1="\u@\h \w $"' >> /home/protected_user/.bashrc"""
-_PYTEST: Final[Edits] = {"Dockerfile": [(r"pip install pytest", "apt-get update && apt-get install -y python3-pytest")]}
+_APT_PYTEST: Final = "apt-get update && apt-get install -y python3-pytest"
+_PYTEST: Final[Edits] = {"Dockerfile": [("pip install pytest", _APT_PYTEST)]}
 CASES: Final[Sequence[Case]] = (
     Case(
         name="threecb",
@@ -374,146 +349,3 @@ def write_task(case: Case, directory: Path, *, wrong: bool = False) -> None:
     (directory / "steps.json").write_text(json.dumps(steps))
     (directory / "tasks.py").write_text(TASKS_PY.replace("NAME", case.name).replace("MADE", case.task))
     (directory / "policy.yaml").write_text(POLICY)
-
-
-# ---- where images are built
-
-_BASE_PACKAGES: Final = "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python3,python3-pip,wget"
-_DEBIAN_NAMES: Final = (
-    "debian:stable",
-    "debian:trixie-slim",
-    "marshw/kali-base",
-    "python:3.9-slim-buster",
-    "python:3.10",
-    "python:3.12-bookworm",
-    "python:3.12-slim",
-)
-_ALPINE_NAMES: Final = ("alpine", "alpine:3.14", "python:3-alpine")
-_APK: Final = """\
-#!/bin/sh
-# Stands for Alpine's apk in an image of Debian: the same words, Debian's packages.
-set -e
-[ "$1" = update ] && exec apt-get update
-shift
-packages=
-for word; do
-  case $word in
-    -*) ;;
-    build-base) packages="$packages build-essential" ;;
-    musl-dev) packages="$packages libc6-dev" ;;
-    openssh) packages="$packages openssh-server openssh-client" ;;
-    *) packages="$packages $word" ;;
-  esac
-done
-apt-get update
-DEBIAN_FRONTEND=noninteractive exec apt-get install -y --no-install-recommends $packages
-"""
-_ADDUSER: Final = """\
-#!/bin/sh
-# Stands for busybox's adduser in an image of Debian: [-D] [-s SHELL] [-h HOME] [-u UID] NAME [GROUP].
-set -e
-options= names=
-while [ $# -gt 0 ]; do
-  case $1 in
-    -D) ;;
-    -h) options="$options -d $2"; shift ;;
-    -*) options="$options $1 $2"; shift ;;
-    *) names="$names $1" ;;
-  esac
-  shift
-done
-set -- $names
-getent group wheel >/dev/null || groupadd --system wheel
-[ $# = 1 ] && exec useradd --create-home --shell /bin/ash $options "$1"
-exec usermod --append --groups "$2" "$1"
-"""
-
-
-class Workshop:
-    """Builds bases and tasks' images by `belljar image build` into one store, each once."""
-
-    def __init__(self, home: Path, scratch: Path) -> None:
-        self.home = home
-        self._scratch = scratch
-        self._built: set[str] = set()
-
-    def bases(self) -> None:
-        """Debian under the names that the Dockerfiles want; Alpine's with its tools' words."""
-        if "debian:stable" in self._built:
-            return
-        debian = self._scratch / "debian"
-        alpine = self._scratch / "alpine"
-        for directory in (debian, alpine):
-            directory.mkdir()
-        _debian(debian)
-        (debian / "Dockerfile").write_text('FROM scratch\nADD rootfs.tar /\nCMD ["bash"]\n')
-        for name, text in (("apk", _APK), ("adduser", _ADDUSER)):
-            (alpine / name).write_text(text)
-            (alpine / name).chmod(0o755)
-        (alpine / "Dockerfile").write_text(
-            "FROM debian:stable\nCOPY apk adduser /usr/local/sbin/\nRUN ln -s busybox /bin/ash\n"
-        )
-        for directory, names in ((debian, _DEBIAN_NAMES), (alpine, _ALPINE_NAMES)):
-            self._build(names[0], directory)
-            for name in names[1:]:
-                self._belljar("image", "tag", names[0], name)
-
-    def images(self, builds: Sequence[Build]) -> None:
-        """The images of a case."""
-        self.bases()
-        for build in builds:
-            if build.name not in self._built:
-                context = package() / build.directory
-                if build.edits:
-                    context = edited(context, self._scratch / build.name.replace("/", "_"), build.edits)
-                self._build(build.name, context, "-f", str(context / build.dockerfile))
-
-    def _build(self, name: str, context: Path, *options: str) -> None:
-        self._belljar("image", "build", "--network", "--keep-setuid", "-t", name, *options, str(context))
-        self._built.add(name)
-
-    def _belljar(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "belljar", *arguments],
-            env={**os.environ, "BELLJAR_HOME": str(self.home)},
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"belljar {' '.join(arguments)}: {done.stderr[-2000:]}")
-
-
-def edited(source: Path, target: Path, edits: Edits) -> Path:
-    """A copy of a directory in which each edit has matched."""
-    shutil.copytree(source, target)
-    for name, replacements in edits.items():
-        text = (target / name).read_text()
-        for pattern, replacement in replacements:
-            text, count = re.subn(pattern, replacement, text)
-            if not count:
-                raise RuntimeError(f"{source / name} has no {pattern!r}")
-        (target / name).write_text(text)
-    return target
-
-
-def _debian(directory: Path) -> None:
-    """`rootfs.tar`: Debian 12 with Python and a compiler, from this host's mirror. Python's marker against pip is taken out, as in images of Python."""
-    sources = directory / "mirror.sources"
-    sources.write_text("\n".join(source.deb822() for source in debian_sources(host_sources(), "bookworm")))
-    options = [f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()]
-    subprocess.run(
-        [
-            "mmdebstrap",
-            *("--mode=root", "--variant=minbase", "--format=tar", "--skip=output/dev", "--quiet"),
-            f"--include={_BASE_PACKAGES}",
-            '--aptopt=Apt::Install-Recommends "false"',
-            *options,
-            '--customize-hook=rm "$1"/usr/lib/python3.11/EXTERNALLY-MANAGED',
-            '--customize-hook=ln -s /usr/bin/python3 "$1"/usr/local/bin/python',
-            *("bookworm", str(directory / "rootfs.tar"), str(sources)),
-        ],
-        check=True,
-        timeout=900,
-    )

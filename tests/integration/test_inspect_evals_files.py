@@ -11,7 +11,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from tests.integration.real_tasks import package
+from tests.integration.real_images import package
 
 from belljar.compose.document import read_document
 from belljar.compose.interpolate import references

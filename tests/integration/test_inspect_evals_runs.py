@@ -1,7 +1,7 @@
 """Tasks of inspect_evals, as they are installed, by `belljar run` to a scripted agent's steps.
 
 The tasks' own code, Dockerfiles, compose files, tools and scorers are used. What this machine can't
-have (registries, hubs, GitHub) is replaced as `tests/integration/real_tasks.py` says, and nothing
+have (registries, hubs, GitHub) is replaced as `real_images.py` and `real_tasks.py` say, and nothing
 else.
 """
 
@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from inspect_ai.log import read_eval_log
 from tests.conftest import copy_store
-from tests.integration.real_tasks import CASES, Case, Workshop, write_task
+from tests.integration.real_images import Workshop
+from tests.integration.real_tasks import CASES, Case, write_task
 
 from belljar.host.home import belljar_home
 from belljar.ledger import verify
