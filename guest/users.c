@@ -130,6 +130,15 @@ static void find_groups(struct user *user)
     free(text);
 }
 
+/* An image with no databases still has a root, by its name too. */
+static bool root_without_entry(const char *name, uint32_t *id)
+{
+    if (strcmp(name, "root") != 0)
+        return false;
+    *id = 0;
+    return true;
+}
+
 static bool find_group_id(const char *name, gid_t *gid)
 {
     char *text = database("/etc/group"), *cursor = text, *f[4];
@@ -139,7 +148,7 @@ static bool find_group_id(const char *name, gid_t *gid)
         if (strcmp(f[0], name) == 0 && parse_id(f[2], &id))
             *gid = id, found = true;
     free(text);
-    return found;
+    return found || root_without_entry(name, gid);
 }
 
 static int look_up(const char *spec, struct user *user)
@@ -155,7 +164,7 @@ static int look_up(const char *spec, struct user *user)
         format(name, sizeof name, "%u", (unsigned)geteuid());
     const char *wanted = name[0] ? name : "0";
     if (!find_account(wanted, user)) {
-        if (!parse_id(wanted, &user->uid))
+        if (!parse_id(wanted, &user->uid) && !root_without_entry(wanted, &user->uid))
             return ENOENT;
         copy(user->home, sizeof user->home, "/");
         copy(user->shell, sizeof user->shell, "/bin/sh");

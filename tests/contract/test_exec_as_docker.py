@@ -75,10 +75,25 @@ async def test_who_it_runs_as(cell: Cell) -> None:
         ("1234:4321", "1234 4321 4321 /"),
     ):
         assert (await cell.exec(ask, user=user)).stdout.decode().strip() == expected, user
-    root = await cell.exec(["sh", "-c", "mv /etc/passwd /etc/passwd.not"], user="0")
-    assert root.success
-    assert (await cell.exec(["sh", "-c", "echo $HOME"], user="0")).stdout == b"/\n"
-    assert (await cell.exec(["mv", "/etc/passwd.not", "/etc/passwd"], user="0")).success
+
+
+async def test_an_image_without_users(cell: Cell) -> None:
+    """Where there are no databases, root and numbers are whom they say; other names are missing."""
+    hidden = ["sh", "-c", "mv /etc/passwd /etc/passwd.not && mv /etc/group /etc/group.not"]
+    assert (await cell.exec(hidden, user="0")).success
+    ask = ["sh", "-c", 'echo "$(id -u) $(id -g) $(id -G) $HOME"']
+    for user, expected in (
+        ("0", "0 0 0 /"),
+        ("root", "0 0 0 /"),
+        ("root:root", "0 0 0 /"),
+        ("1234", "1234 0 0 /"),
+        ("1234:4321", "1234 4321 4321 /"),
+    ):
+        assert (await cell.exec(ask, user=user)).stdout.decode().strip() == expected, user
+    missing = await cell.exec(ask, user="nobody")
+    assert missing.why_not_started == "the image has no user `nobody`"
+    shown = ["sh", "-c", "mv /etc/passwd.not /etc/passwd && mv /etc/group.not /etc/group"]
+    assert (await cell.exec(shown, user="0")).success
 
 
 async def test_no_directory_leads_out_of_the_root(cell: Cell) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -35,6 +35,14 @@ _OUTCOMES = {
 @click.option("-T", "task_args", multiple=True, metavar="NAME=VALUE", help="A task argument. Repeatable.")
 @click.option("--limit", default=None, metavar="N|A-B", help="Only these samples.")
 @click.option("--sample-id", default=None, metavar="ID,…", help="Only these samples, as for Inspect.")
+@click.option(
+    "--sample-shuffle",
+    is_flag=False,
+    flag_value="true",
+    default=None,
+    metavar="[SEED]",
+    help="Shuffled, as for Inspect; without a seed, any sample may run.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def check(
     target: str,
@@ -45,6 +53,7 @@ def check(
     task_args: tuple[str, ...],
     limit: str | None,
     sample_id: str | None,
+    sample_shuffle: str | None,
     as_json: bool,  # noqa: FBT001 - as above
 ) -> int:
     """Say for each sample what is kept, changed, dropped and refused, which images are missing and
@@ -79,7 +88,8 @@ def check(
         "allow_upstreams": allow_upstreams,
     }
     kind, home = kind_of(target), belljar_home()
-    arguments = _inspect_arguments(target, task_args, limit=limit, sample_id=sample_id)
+    chosen = {"--limit": limit, "--sample-id": sample_id, "--sample-shuffle": sample_shuffle}
+    arguments = _inspect_arguments(target, task_args, chosen)
     host = Host(
         home=home,
         facts=lambda: host_facts(home, prove=False),
@@ -93,10 +103,10 @@ def check(
     return exit_code(found)
 
 
-def _inspect_arguments(task: str, task_args: Sequence[str], *, limit: str | None, sample_id: str | None) -> list[str]:
+def _inspect_arguments(task: str, task_args: Sequence[str], chosen: Mapping[str, str | None]) -> list[str]:
     """The task and its options as Inspect's command line has them."""
     arguments = [task, *(word for given in task_args for word in ("-T", given))]
-    for option, value in (("--limit", limit), ("--sample-id", sample_id)):
+    for option, value in chosen.items():
         arguments += [option, value] if value is not None else []
     return arguments
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +23,7 @@ from belljar.harness.lifecycle import say, tell
 from belljar.harness.operator import read_operator
 from belljar.harness.options import InspectOptions, explicit_arguments, read_options, was_given
 from belljar.harness.preview import Preview, SampleSandbox, preview, summary, with_images
+from belljar.harness.selection import Selection, read_selection
 from belljar.harness.session import CellSource, RealCells, Session, session_scope
 from belljar.harness.warm import expected_samples, warm_cells
 from belljar.interrupts import termination_as_interrupt
@@ -34,7 +35,6 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
-    from belljar.harness.config import BelljarConfig
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
 
@@ -102,7 +102,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
     with sole_provider(session), hold_tools(session):
         with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
-            tasks, previews = load_tasks(options, read_operator(**session.operator_options))
+            operator = read_operator(**session.operator_options)
+            tasks, previews = load_tasks(options, operator, read_selection(options))
         if session.stopped is not None:
             raise session.stopped
         _show_preview(previews, session)
@@ -112,7 +113,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
     """What the samples of tasks would run in: as far as `run_evaluation` goes before anything
-    starts. `arguments` are Inspect's. Raises as that.
+    starts. `arguments` are Inspect's. All samples of a task whose order is drawn by the run may be
+    among those within its limit. Raises as that.
     """
     from belljar.harness.host_tools import hold_tools
     from belljar.harness.sole_provider import sole_provider
@@ -124,7 +126,10 @@ def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Pre
     with _standard_output_to_error():
         _start_hooks()
         with sole_provider(session), hold_tools(session):
-            _, previews = load_tasks(options, read_operator(**session.operator_options))
+            selection = read_selection(options)
+            if not selection.is_foreseen:
+                selection = Selection(ids=selection.ids)
+            _, previews = load_tasks(options, read_operator(**session.operator_options), selection)
     if session.stopped is not None:
         raise session.stopped
     return previews
@@ -159,7 +164,15 @@ def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], 
     ):
         session.run = run
         run.write_json(TOOLS, {task.name: [tool.to_json() for tool in known_tools(task)] for task in tasks})
-        expected = _expected(options.context, tasks) if request.warm else {}
+        expected = (
+            expected_samples(
+                tasks,
+                epochs=options.context.params.get("epochs"),
+                selection=read_selection(options),
+            )
+            if request.warm
+            else {}
+        )
         with (
             termination_as_interrupt() as termination,
             warm_cells(session, size=request.warm, expected=expected),
@@ -189,14 +202,6 @@ def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> Run
     if state is LedgerState.VERIFIED:
         return findings
     return judge(replace(evidence, ledger=state, ledger_problem=problem))
-
-
-def _expected(context: click.Context, tasks: Sequence[Task]) -> Mapping[BelljarConfig, int]:
-    from inspect_ai._util.samples import parse_samples_limit
-
-    return expected_samples(
-        tasks, epochs=context.params.get("epochs"), limit=parse_samples_limit(context.params.get("limit"))
-    )
 
 
 def _bind(findings: RunFindings, run: RunDirectory, *, require_contained: bool) -> tuple[list[str], str]:
@@ -235,9 +240,10 @@ def _check_files(specs: Sequence[str]) -> None:
             raise PolicyError("no such file", where=printable(file), mend="name a file, file@task or package/task")
 
 
-def load_tasks(options: InspectOptions, operator: Operator) -> tuple[list[Task], list[Preview]]:
-    """The tasks named on the command line, with their sandboxes replaced, and what each sample
-    would run in, within `--limit` and `--sample-id`; a model named there beats the tasks' own.
+def load_tasks(options: InspectOptions, operator: Operator, selection: Selection) -> tuple[list[Task], list[Preview]]:
+    """The tasks named on the command line, with their sandboxes replaced and in the order in which
+    they run, and what each sample that is selected would run in; a model named there beats the
+    tasks' own.
 
     Raises `PolicyError` for a task that can't be loaded. A sandbox that no cell can stand in for is
     an error of its samples: the caller lets none begin.
@@ -263,27 +269,12 @@ def load_tasks(options: InspectOptions, operator: Operator) -> tuple[list[Task],
     previews: list[Preview] = []
     names = [task.name for task in tasks]
     for task in tasks:
+        selection.order(task)
         made = _adapt(task, directory=Path(task_run_dir(task)), operator=operator)
-        previews += preview(_selected(made, task.name, names, options.context), operator)
+        previews += preview([made[each] for each in selection.positions(task, names)], operator)
         if options.model:
             task.model = None
     return tasks, previews
-
-
-def _selected(
-    made: list[SampleSandbox], task: str, names: Sequence[str], context: click.Context
-) -> list[SampleSandbox]:
-    """The samples of a task that run, as Inspect chooses them. One without an id may be any."""
-    from inspect_ai._eval.task.util import resolve_task_sample_ids, sample_id_filter
-    from inspect_ai._util.samples import parse_sample_id, parse_samples_limit
-
-    limit = parse_samples_limit(context.params.get("limit"))
-    first, last = limit if isinstance(limit, tuple) else (0, limit)
-    ids = resolve_task_sample_ids(task, parse_sample_id(context.params.get("sample_id")), names)
-    if ids is not None:
-        matcher = sample_id_filter(ids)
-        made = [each for each in made if each.sample == "None" or matcher.matches(each.sample)]
-    return made[slice(max(0, first - 1), last)]
 
 
 def _relative(spec: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from belljar.cell import Cell, Pool
     from belljar.cell.workshop import Workshop
+    from belljar.harness.selection import Selection
     from belljar.harness.session import Session
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
@@ -129,19 +130,16 @@ class WarmCells:
         )
 
 
-def expected_samples(
-    tasks: Iterable[Task], *, epochs: int | None, limit: int | tuple[int, int] | None
-) -> Counter[BelljarConfig]:
-    """How many samples of each configuration there can be at most, their sandboxes being Belljar's already. `epochs` and `limit` are the operator's."""
+def expected_samples(tasks: Sequence[Task], *, epochs: int | None, selection: Selection) -> Counter[BelljarConfig]:
+    """How many samples of each configuration there can be at most, their sandboxes being Belljar's
+    already and their order that of the run. `epochs` and `selection` are the operator's."""
     expected: Counter[BelljarConfig] = Counter()
-    first, last = limit if isinstance(limit, tuple) else (0, limit)
+    names = [task.name for task in tasks]
     for task in tasks:
-        of_task: Counter[BelljarConfig] = Counter()
-        for sample in list(task.dataset or ())[slice(max(0, first - 1), last)]:
-            spec = sample.sandbox or task.sandbox
+        for position in selection.positions(task, names):
+            spec = task.dataset[position].sandbox or task.sandbox
             if spec is not None:
-                of_task[as_config(spec.config)] += epochs or task.epochs or 1
-        expected += of_task
+                expected[as_config(spec.config)] += epochs or task.epochs or 1
     return expected
 
 

@@ -64,6 +64,17 @@ def test_a_limit_leaves_samples_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert [item["image"] for item in missing] == ["team/i-1", "team/i-0"]
 
 
+def test_a_drawn_order_leaves_no_sample_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a seed any sample may be within the limit of a run; with one, the order is known."""
+    words = ("task.py@many", "--limit", "1", "--policy", "low", "--sample-shuffle")
+    drawn = checked(*words, capsys=capsys)[1]["groups"]
+    seeded = checked(*words, "3", capsys=capsys)[1]["groups"]
+    assert isinstance(drawn, list)
+    assert isinstance(seeded, list)
+    counts = [sum(len(group["samples"]) for group in groups) for groups in (drawn, seeded)]
+    assert counts == [4, 1]
+
+
 @pytest.mark.parametrize(
     ("ids", "code", "images"),
     [("2", 3, ["team/i-0"]), ("1,3", 3, ["team/i-1"]), ("many:2", 3, ["team/i-0"]), ("3,4", 4, ["team/i-1"])],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from tests.fakes.cell import FakeCells
 from belljar.harness import warm
 from belljar.harness.capacity import OVERHEAD_BYTES, RESERVED_BYTES, room_for_one_more
 from belljar.harness.config import BelljarConfig, for_sample, load
+from belljar.harness.selection import Selection
 from belljar.harness.session import Session
 from belljar.harness.warm import expected_samples, warm_cells
 
@@ -33,10 +33,18 @@ def task_of(count: int, *own: BelljarConfig, epochs: int | None = None) -> Task:
 def test_samples_are_counted_by_what_their_cells_are_made_of() -> None:
     """A sample with a sandbox of its own needs a cell of its own making; the operator's epochs and limit count."""
     other = BelljarConfig(image="other")
-    assert expected_samples([task_of(3, other)], epochs=None, limit=None) == Counter({BelljarConfig(): 3, other: 1})
-    assert expected_samples([task_of(3, epochs=2)], epochs=None, limit=None) == Counter({BelljarConfig(): 6})
-    assert expected_samples([task_of(3, epochs=2)], epochs=5, limit=2) == Counter({BelljarConfig(): 10})
-    assert expected_samples([task_of(9)], epochs=None, limit=(3, 5)) == Counter({BelljarConfig(): 3})
+    every = Selection()
+    own = BelljarConfig()
+    assert expected_samples([task_of(3, other)], epochs=None, selection=every) == {own: 3, other: 1}
+    assert expected_samples([task_of(3, epochs=2)], epochs=None, selection=every) == {own: 6}
+    first = Selection(limit=2)
+    assert expected_samples([task_of(3, epochs=2)], epochs=5, selection=first) == {own: 10}
+    some = Selection(limit=(2, 5))
+    assert expected_samples([task_of(9)], epochs=None, selection=some) == {own: 3}
+    named = Selection(ids=["2", "4"])
+    ordered = task_of(3, other)
+    named.order(ordered)
+    assert expected_samples([ordered], epochs=None, selection=named) == {own: 1, other: 1}
 
 
 def test_there_is_room_only_beside_all_that_the_others_may_still_use() -> None:

@@ -1,0 +1,92 @@
+"""Which samples run is what Inspect's own log says ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from inspect_ai import Task
+from inspect_ai import eval as inspect_eval
+from inspect_ai._cli.eval import eval_command
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.log import list_eval_logs, read_eval_log
+
+from belljar.harness.options import read_options
+from belljar.harness.selection import Selection, read_selection
+
+TASK = """\
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+
+@task
+def seven():
+    return Task(dataset=[Sample(input="x", id=None if n in (2, 3) else f"s{n}") for n in range(7)])
+"""
+
+
+def seven() -> Task:
+    """As `TASK`."""
+    samples = [Sample(input="x", id=None if n in (2, 3) else f"s{n}") for n in range(7)]
+    return Task(dataset=MemoryDataset(samples), name="seven")
+
+
+def chosen(selection: Selection, task: Task) -> list[str]:
+    """The ids of the samples that run."""
+    selection.order(task)
+    return sorted(str(task.dataset[each].id) for each in selection.positions(task, ["seven"]))
+
+
+def ran(directory: Path) -> list[str]:
+    """The ids of the samples of the one log there."""
+    (log,) = list_eval_logs(str(directory))
+    return sorted(str(sample.id) for sample in read_eval_log(log).samples or ())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--limit", "2"],
+        ["--limit", "3-5"],
+        ["--limit", "1-1"],
+        ["--limit", "6-20"],
+        ["--limit", "3", "--sample-shuffle", "42"],
+        ["--limit", "2-4", "--sample-shuffle", "7"],
+        ["--sample-id", "s1,3,seven:s6"],
+        ["--sample-id", "s*"],
+    ],
+    ids=" ".join,
+)
+def test_the_same_samples_as_inspects(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Inspect's own command line and the log that it writes."""
+    monkeypatch.chdir(tmp_path)
+    Path("seven.py").write_text(TASK)
+    words = ["seven.py", "--model", "mockllm/model", "--display", "none", *options]
+    eval_command.main([*words, "--log-dir", "logs"], standalone_mode=False)
+    assert chosen(read_selection(read_options(words)), seven()) == ran(tmp_path / "logs")
+
+
+def test_an_order_without_a_seed_is_drawn_once(tmp_path: Path) -> None:
+    """The samples that were looked at are those that run."""
+    task, selection = seven(), Selection(limit=3, shuffle=True)
+    expected = chosen(selection, task)
+    assert not selection.is_foreseen
+    inspect_eval(
+        task,
+        model="mockllm/model",
+        display="none",
+        log_dir=str(tmp_path),
+        limit=3,
+        sample_shuffle=True,
+    )
+    assert ran(tmp_path) == expected
+
+
+def test_a_run_configuration_selects_where_no_option_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit and its seed hold; an option beats each."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("eval_config: {limit: [1, 4], sample_shuffle: 5}\n")
+    words = ["x.py", "--run-config", "run.yaml"]
+    assert read_selection(read_options(words)) == Selection(limit=(1, 4), shuffle=5)
+    given = read_selection(read_options([*words, "--limit", "2"]))
+    assert given == Selection(limit=2, shuffle=5)
