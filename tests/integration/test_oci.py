@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -23,6 +24,7 @@ from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.identity import TREE_IDS_START
 from belljar.isolation.journal import Journal
 from belljar.isolation.oci import LiveContainer, ensure_tree, open_container, prove_runtime, trees
+from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import runtime_root as roots
 from belljar.ledger.schema import check_data
 from belljar.plan import oci
@@ -293,6 +295,52 @@ async def test_a_runtime_that_fails(vm_home: Path, monkeypatch: pytest.MonkeyPat
     proof = await prove_runtime(OciRuntime(name="crun", kind="runc", path=path, version=""), home=vm_home)
     assert not proof.works
     assert re.search(reason, proof.reason), proof.reason
+    assert nothing_left(vm_home)
+
+
+def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """From now on the real runc ends so often with these words on standard error; the attempts, in order."""
+    attempts: list[int] = []
+    real = oci.runtime_argv
+
+    def argv(runtime: OciRuntime, program: str, **options: Any) -> tuple[str, ...]:  # noqa: ANN401 - as the real one's
+        attempts.append(len(attempts) + 1)
+        if len(attempts) > times:
+            return real(runtime, program, **options)
+        return (program, "could not ensure we are a cloned binary: Device or resource busy")
+
+    monkeypatch.setattr(oci_container, "runtime_argv", argv)
+    return attempts
+
+
+async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
+    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cell works, it was made once as far as the record goes, and the record says how often its start was tried."""
+    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
+    attempts = busy_sealing(monkeypatch, 1)
+    async with container(vm_home, parts, recorder) as live:
+        cell = Cell(live, parts.plan, recorder, actor=recorder.events[0].actor)
+        assert (await cell.exec(["echo", "works"])).stdout == b"works\n"
+    assert attempts == [1, 2]
+    (started,) = [event for event in recorder.events if event.kind == Kind.CELL_STARTED]
+    assert started.data["attempts"] == 2
+    check_data(started.kind, dict(started.data))
+    assert [event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED] == [True]
+    assert nothing_left(vm_home)
+
+
+async def test_a_runtime_that_can_never_seal_its_copy_is_given_up(
+    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After five attempts; the error has the runtime's words, one destruction is on record, and nothing is left."""
+    parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
+    attempts = busy_sealing(monkeypatch, 1000)
+    with pytest.raises(CellError, match="cloned binary: Device or resource busy"):
+        async with container(vm_home, parts, recorder):
+            pass
+    assert attempts == [1, 2, 3, 4, 5]
+    assert [event.data["clean"] for event in recorder.events if event.kind == Kind.CELL_DESTROYED] == [True]
     assert nothing_left(vm_home)
 
 

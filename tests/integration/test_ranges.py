@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from tests.integration.processes import wait_for
+from tests.integration.test_oci import busy_sealing
 
 from belljar.cell import Cell, ExecOutput, open_cell, start_run
 from belljar.cell.ranges import RANGES, open_range
@@ -329,6 +330,22 @@ async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
         assert (await curl(second, "http://depot.example:8080/")).returncode == NO_SUCH_NAME
         assert await text(first, "https://shop.example/") == "hello from the shop"
         assert await text(second, "https://shop.example/") == "hello from the other"
+
+
+async def test_a_start_that_is_tried_again_has_its_port(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port that the first attempt took with it is made anew: the cell reaches the stand-in, and the range stays sound."""
+    policy = policy_of(tmp_path, SHOP)
+    async with recorded("again") as run:
+        async with open_cell(policy, run=run):
+            pass  # the runtimes have been proven now
+        attempts = busy_sealing(monkeypatch, 2)
+        async with open_cell(policy, run=run) as cell:
+            assert await text(cell, "https://shop.example/") == "hello from the shop"
+            assert attempts == [1, 2, 3]
+            report = await probe_cell(cell, recorder=run.recorder)
+    assert report.verdict is Verdict.CONTAINED
 
 
 async def test_one_parent_for_all_ranges_of_a_run(home: Path, tmp_path: Path) -> None:

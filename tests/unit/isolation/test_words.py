@@ -6,7 +6,7 @@ import pytest
 
 from belljar.errors import CellError, HostError
 from belljar.isolation.jail import JailEnd
-from belljar.isolation.oci.words import death_limit, ended_by_itself, explain_runtime
+from belljar.isolation.oci.words import death_limit, ended_by_itself, explain_runtime, is_busy_sealing
 
 ITSELF = JailEnd(signal=None, status=137, cause="itself")
 
@@ -57,3 +57,18 @@ def test_another_steps_failure_is_its_own() -> None:
     """A host that forbids namespaces is not the runtime's fault."""
     failure = HostError("the jail can't be built here: step 3, namespaces, failed: Operation not permitted")
     assert explain_runtime(failure, name="runc", version="1", where="cell c") is failure
+
+
+@pytest.mark.parametrize(
+    ("diagnosis", "busy"),
+    [
+        ("FATAL: nsexec[2]: could not ensure we are a cloned binary: Device or resource busy", True),
+        ("unable to create new parent process: could not seal fd: fcntl(F_ADD_SEALS): device or resource busy", True),
+        ("nsexec: could not ensure we are a cloned binary: Permission denied", False),
+        ("mount: Device or resource busy", False),
+        ("", False),
+    ],
+)
+def test_a_runtime_whose_copy_could_not_be_sealed_yet(diagnosis: str, busy: bool) -> None:
+    """Only that failure, of runc 1.1 and of later ones, may pass by itself."""
+    assert is_busy_sealing(diagnosis) is busy

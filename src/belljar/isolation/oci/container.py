@@ -30,7 +30,13 @@ from belljar.isolation.journal import EntryKind, new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
-from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, said
+from belljar.isolation.oci.words import (
+    cause_of_death,
+    death_limit,
+    explain_runtime,
+    is_busy_sealing,
+    said,
+)
 from belljar.isolation.port import Port
 from belljar.isolation.process import is_alive
 from belljar.isolation.program_root import STORE_MEND, ProgramRoot
@@ -61,6 +67,7 @@ _CONTAINER_NAME: Final = "c"
 _ENVIRONMENT: Final = (("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/run"), ("TMPDIR", "/tmp"))  # noqa: S108 - the jail's
 _LAST_WORD_S: Final = 1.0
 _AGENTS_PROCESSES: Final = 2
+_MAX_ATTEMPTS: Final = 5
 _HUNG: Final = "the OCI runtime neither started the container nor ended within "
 
 
@@ -87,6 +94,7 @@ class JailedContainer:
     def __init__(self, spec: ContainerSpec, home: Path) -> None:
         self.spec = spec
         self.timings_ms: dict[str, float] = {}
+        self.attempts = 1
         self._ours, self._theirs = socket.socketpair()
         mine = Belongings(
             cell_id=spec.cell_id,
@@ -451,16 +459,27 @@ async def _held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
 async def start_container(
     spec: ContainerSpec, renewal: Renewal, *, home: Path, recorder: Recorder | None = None
 ) -> tuple[JailedContainer, list[str]]:
-    """Start it and make it ready; and what its guest agent says it renewed. Raises `HostError` or `CellError`; nothing is left then, and the proof is recorded."""
-    container = JailedContainer(spec, home)
-    try:
-        return container, await container.bring_up(renewal)
-    except BaseException:
-        with anyio.CancelScope(shield=True):
-            destruction = await container.destroy()
-            if recorder is not None:
-                record_destroyed(recorder, spec.cell_id, destruction)
-        raise
+    """Start it and make it ready; and what its guest agent says it renewed.
+
+    A runtime that could not seal its copy of itself is started again, at most five times in all, each time
+    in a new jail when nothing of the last is left.
+
+    Raises `HostError` or `CellError`; nothing is left then, and the proof is recorded.
+    """
+    for attempt in range(1, _MAX_ATTEMPTS + 1):
+        container = JailedContainer(spec, home)
+        container.attempts = attempt
+        try:
+            return container, await container.bring_up(renewal)
+        except BaseException as exc:
+            with anyio.CancelScope(shield=True):
+                destruction = await container.destroy()
+                failed = isinstance(exc, CellError) and is_busy_sealing(container.jailed.diagnosis())
+                if not (failed and destruction.clean and attempt < _MAX_ATTEMPTS):
+                    if recorder is not None:
+                        record_destroyed(recorder, spec.cell_id, destruction)
+                    raise
+    raise RuntimeError("unreachable: the last attempt returns or raises")
 
 
 def _record_started(recorder: Recorder, container: JailedContainer, renewal: Renewal, done: list[str]) -> None:
@@ -469,6 +488,8 @@ def _record_started(recorder: Recorder, container: JailedContainer, renewal: Ren
     recorder.record(Event(kind=Kind.CELL_RENEWED, cell_id=cell_id, data=renewed, trust=Trust.GUEST_REPORTED))
     timings: dict[str, JsonValue] = {name: round(ms, 1) for name, ms in container.timings_ms.items()}
     data: dict[str, JsonValue] = {"duration_ms": timings["total"], "timings_ms": timings}
+    if container.attempts > 1:
+        data["attempts"] = container.attempts
     recorder.record(Event(kind=Kind.CELL_STARTED, cell_id=cell_id, data=data))
 
 

@@ -19,6 +19,18 @@ _SILENT_CRUN: Final = (
     "; crun before 1.9 ends without a word where control groups of version 1 and 2 are mixed: use runc, or a newer crun"
 )
 
+# runc copies itself into memory and seals the copy. Under load, other users of its pages may keep the
+# kernel from sealing for longer than it waits (memfd_wait_for_pins, 150 ms). runc 1.1, then 1.2 and later.
+_BUSY_SEALS: Final = (
+    "could not ensure we are a cloned binary: device or resource busy",
+    "fcntl(f_add_seals): device or resource busy",
+)
+
+
+def is_busy_sealing(diagnosis: str) -> bool:
+    """Whether runc failed before it made anything, since the kernel could not seal its copy yet. Pure."""
+    return any(words in diagnosis.lower() for words in _BUSY_SEALS)
+
 
 def explain_runtime(failure: BelljarError, *, name: str, version: str, where: str) -> BelljarError:
     """Which runtime it was that failed, and what is known of it; other steps of the jail speak for themselves. Pure."""
