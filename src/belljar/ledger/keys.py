@@ -1,4 +1,7 @@
-"""The key that signs checkpoints: made on first use, kept by this host's user, named by its fingerprint."""
+"""The key that signs checkpoints: made on first use, kept by this host's user, named by its fingerprint.
+
+`cryptography` is imported by who signs or verifies: lists of runs do neither.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,12 @@ import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError, LedgerError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 KEY_FILE: Final = "ledger-ed25519.pem"
 _MAX_KEY_FILE_BYTES: Final = 4096
@@ -42,6 +38,8 @@ class SigningKey:
     @property
     def public_key(self) -> str:
         """The raw public key, 64 hex digits."""
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
         return self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
     @property
@@ -56,6 +54,9 @@ class SigningKey:
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
     """Whether this key signed this payload. Never raises for hostile keys or signatures of the right length."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key_hex)).verify(bytes.fromhex(signature_hex), payload)
     except (InvalidSignature, ValueError):
@@ -101,6 +102,9 @@ def parse_fingerprint(text: str) -> str:
 
 
 def _load(path: Path) -> SigningKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
@@ -125,6 +129,9 @@ def _load(path: Path) -> SigningKey:
 
 
 def _make(path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     fresh = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")

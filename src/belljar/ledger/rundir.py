@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import secrets
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from belljar import __version__
 from belljar.errors import HostError, LedgerError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
@@ -169,7 +169,7 @@ class RunDirectory:
             "argv": self._argv,
             "what": self._what,
             "key": self.recorder.key.fingerprint,
-            "belljar": _own_version(),
+            "belljar": __version__,
         }
         self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
 
@@ -229,17 +229,9 @@ def _outcome_of(error: BaseException | None) -> tuple[str, int | None, str | Non
     return "failed", exit_code if isinstance(exit_code, int) else 1, text
 
 
-def _own_version() -> str:
-    # Not the package's own attribute: its front imports the cell (for types), which is to the right of this room.
-    try:
-        return importlib.metadata.version("belljar")
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _versions() -> dict[str, Any]:
     return {
-        "belljar": _own_version(),
+        "belljar": __version__,
         "python": platform.python_version(),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
     }

@@ -189,6 +189,21 @@ def test_runs(run_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (listed["run_id"], listed["outcome"], listed["what"]) == (run_dir.name, "completed", HOSTILE)
 
 
+def test_runs_lists_the_latest(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However many runs are old, the latest are read and shown; all of them where they are asked for."""
+    names = [f"20000101-{number:09}-abcdef" for number in range(25)]
+    for name in names:
+        (home / "runs" / name).mkdir(parents=True)
+    assert belljar(["runs", "--json"]) == 0
+    said = capsys.readouterr()
+    assert [run["run_id"] for run in json.loads(said.out)] == names[-20:]
+    assert "25 runs" in said.err
+    assert belljar(["runs", "--json", "--all"]) == 0
+    said = capsys.readouterr()
+    assert [run["run_id"] for run in json.loads(said.out)] == names
+    assert said.err == ""
+
+
 def test_no_runs(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty store is not an error."""
     assert belljar(["runs"]) == 0
