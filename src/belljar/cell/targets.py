@@ -135,15 +135,15 @@ async def _make_directories(cell: Cell, stand_in: StandInPlan) -> None:
         return
     output = await cell.exec(["mkdir", "-p", "--", *paths], user="0", cwd="/", timeout_s=_START_TIMEOUT_S)
     if not output.success:
-        raise _failed(stand_in, cell, f"its directories can't be made: {_words(output)}")
+        raise _failed(stand_in, cell, f"its directories can't be made: {_error_text(output)}")
 
 
 async def _complete(cell: Cell, stand_in: StandInPlan, command: Sequence[str]) -> None:
     """Run the program to its end, for at most the cell's `exec_timeout`."""
     output = await cell.exec(command) if command else None
     if output is None or not output.success:
-        said = "there is nothing to run" if output is None else _words(output)
-        raise _failed(stand_in, cell, f"its program did not end well: {said}")
+        why = "there is nothing to run" if output is None else _error_text(output)
+        raise _failed(stand_in, cell, f"its program did not end well: {why}")
 
 
 async def _copy_app(cell: Cell, stand_in: StandInPlan) -> None:
@@ -159,9 +159,9 @@ async def _start(cell: Cell, stand_in: StandInPlan, command: Sequence[str], watc
     if output.success:
         return log
     if log not in _LOGS:
-        raise _failed(stand_in, cell, f"its program can't be started: {_words(output)}")
-    said = await _log(cell, log)
-    raise _failed(stand_in, cell, f"its program ended with status {output.returncode}{said}")
+        raise _failed(stand_in, cell, f"its program can't be started: {_error_text(output)}")
+    tail = await _log_tail(cell, log)
+    raise _failed(stand_in, cell, f"its program ended with status {output.returncode}{tail}")
 
 
 async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, Any], log: str) -> None:
@@ -178,8 +178,8 @@ async def _wait_healthy(cell: Cell, stand_in: StandInPlan, health: Mapping[str, 
             return
         last, tries = _last_line(output), tries + 1
         await anyio.sleep(interval_s)
-    said = await _log(cell, log)
-    raise _failed(stand_in, cell, f"it did not become healthy in {tries} tries: {last or 'the check failed'}{said}")
+    tail = await _log_tail(cell, log)
+    raise _failed(stand_in, cell, f"it did not become healthy in {tries} tries: {last or 'the check failed'}{tail}")
 
 
 def health_command(health: Mapping[str, Any]) -> list[str]:
@@ -195,7 +195,7 @@ def health_command(health: Mapping[str, Any]) -> list[str]:
     return ["/bin/sh", "-c", fetch, "sh", url]
 
 
-async def _log(cell: Cell, log: str) -> str:
+async def _log_tail(cell: Cell, log: str) -> str:
     if not log:
         return ""
     output = await cell.exec(["tail", "-c", str(_LOG_BYTES), log], timeout_s=_START_TIMEOUT_S)
@@ -204,7 +204,7 @@ async def _log(cell: Cell, log: str) -> str:
     )
 
 
-def _words(output: ExecOutput) -> str:
+def _error_text(output: ExecOutput) -> str:
     if output.timed_out:
         return "it took too long"
     text = output.why_not_started or (output.stderr or output.stdout).decode("utf-8", "replace").strip()
@@ -212,10 +212,10 @@ def _words(output: ExecOutput) -> str:
 
 
 def _last_line(output: ExecOutput) -> str:
-    """What a check said last: a client's progress meter stands before it, and would leave no room for the program's own words."""
-    said = (output.stderr.strip() or output.stdout.strip()).decode("utf-8", "replace")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return printable(lines[-1], max_chars=300) if lines and not output.timed_out else _words(output)
+    """The last line that a check printed: what an HTTP client prints before it is its progress."""
+    text = (output.stderr.strip() or output.stdout.strip()).decode("utf-8", "replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return printable(lines[-1], max_chars=300) if lines and not output.timed_out else _error_text(output)
 
 
 def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:

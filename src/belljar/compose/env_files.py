@@ -39,7 +39,8 @@ def add_env_files(converted: Converted, written: object, files: TaskFiles | None
     found: dict[str, str] = {}
     for path, required, is_raw in _listed(written, where):
         try:
-            variables = _read(path, files, found, is_raw=is_raw)
+            content = files.read_text(files.path(path))
+            variables = read_raw(content) if is_raw else read_dotenv(content, found)
         except FileNotFoundError as error:
             if required:
                 hint = "make it; an example is often beside it"
@@ -49,18 +50,13 @@ def add_env_files(converted: Converted, written: object, files: TaskFiles | None
         except (OSError, ValueError) as error:
             why = str(error) if isinstance(error, CannotKeepError) else reason(error)
             raise refusal(where, "env_file", f"{printable(path)}: {printable(why)}") from error
-        found |= {name: value for name, value in variables.items() if value is not None}
+        found |= _with_values(variables)
         if unset := sorted(name for name, value in variables.items() if value is None):
             names = ", ".join(unset)
             converted.changed("env_file", f"{path}: variables without a value are not set ({names})")
     if len(found) > MAX_VARIABLES:
         raise refusal(where, "env_file", f"more than {MAX_VARIABLES:,} variables")
     converted.words["env"] = {**found, **converted.words.get("env", {})}
-
-
-def _read(path: str, files: TaskFiles, defined: Mapping[str, str], *, is_raw: bool) -> dict[str, str | None]:
-    content = files.read_text(files.path(path))
-    return read_raw(content) if is_raw else read_dotenv(content, defined)
 
 
 def _listed(written: Any, where: str) -> Iterator[tuple[str, bool, bool]]:  # noqa: ANN401 - YAML
@@ -96,7 +92,7 @@ def read_dotenv(text: str, defined: Mapping[str, str]) -> dict[str, str | None]:
         name = _START.match(text, at)
         if name is None:
             raise ValueError(f"line {_line(text, at)} is no `NAME=VALUE`")
-        value, at = _value(text, name.end(), {**defined, **_known(found)})
+        value, at = _value(text, name.end(), {**defined, **_with_values(found)})
         found[name[1]] = value
         total += len(value or "")
         if len(found) > MAX_VARIABLES or total > MAX_CHARACTERS:
@@ -119,8 +115,8 @@ def read_raw(text: str) -> dict[str, str | None]:
     return found
 
 
-def _known(found: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: value for name, value in found.items() if value is not None}
+def _with_values(variables: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def _value(text: str, at: int, defined: Mapping[str, str]) -> tuple[str | None, int]:

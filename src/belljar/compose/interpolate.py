@@ -4,7 +4,7 @@ variables.
 Pure.
 
 This host's environment is never read: a file that runs in a cell must not draw anything of this
-host into it. So a variable that is no metadata is unset: its default is put in and said, and
+host into it. So a variable that is no metadata is unset: its default is put in and reported, and
 without one the file is refused by the variable's name. What is put in is data: no `$` of it means
 anything.
 
@@ -85,14 +85,14 @@ class _Reading:
         """What a variable that must be set, and isn't, comes to. Raises `CannotKeepError`."""
         if self.blanks and self.is_environment and name.startswith(METADATA_PREFIX):
             return ""
-        said = f": {printable(why, max_chars=200)}" if why else ""
+        reason = f": {printable(why, max_chars=200)}" if why else ""
         if name.startswith(METADATA_PREFIX):
             raise CannotKeepError(
-                f"its compose file asks for ${name}, which is not in this sample's metadata{said}",
+                f"its compose file asks for ${name}, which is not in this sample's metadata{reason}",
                 mend=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
             )
         raise CannotKeepError(
-            f"its compose file asks for ${printable(name)}, and this host's environment is never read{said}",
+            f"its compose file asks for ${printable(name)}, and this host's environment is never read{reason}",
             mend=f"give a default (${{{printable(name)}:-…}}), or use the sample's metadata: ${METADATA_PREFIX}…",
         )
 

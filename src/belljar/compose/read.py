@@ -87,10 +87,8 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
     check_services(compose)
     services, differences = _services(compose)  # first: of a file that has none, no key is shown
     refused = Refusals()
-    for key in sorted(str(key) for key in compose):
-        with refused.collected():
-            if key not in _TOP and not key.startswith("x-"):
-                raise refusal("", key, "cells have no use for this part of a file")
+    with refused.collected():
+        _check_sections(compose)
     default = default_service(services)
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
@@ -125,6 +123,16 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
         data=_data(converted, mounts, files, own=default),
         differences=tuple(dict.fromkeys(differences)),
     )
+
+
+def _check_sections(compose: Mapping[str, Any]) -> None:
+    """Raises `CannotKeepError` for each section that is not read."""
+    refused = Refusals()
+    for key in sorted(map(str, compose)):
+        with refused.collected():
+            if key not in _TOP and not key.startswith("x-"):
+                raise refusal("", key, "cells have no use for this part of a file")
+    refused.raise_all()
 
 
 def _data(

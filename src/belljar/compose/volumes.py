@@ -194,7 +194,7 @@ def _read_all(
     for item in written:
         with refused.collected():
             try:
-                mount = _mount(item)
+                mount = _long(item) if isinstance(item, Mapping) else _short(item)
                 if mount.is_bind:
                     _copy(mounts, mount, files)
                 else:
@@ -246,10 +246,6 @@ def _copy(mounts: Mounts, mount: _Mount, files: TaskFiles | None) -> None:
     )
     size = format_size(tree.total_bytes)
     mounts.changed("volumes", f"{mount.source} is copied to {target} ({size}): {later}")
-
-
-def _mount(item: object) -> _Mount:
-    return _long(item) if isinstance(item, Mapping) else _short(item)
 
 
 def _short(item: object) -> _Mount:

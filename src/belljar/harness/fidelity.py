@@ -80,25 +80,25 @@ def under_policy(
 
 
 def _content(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool) -> _Chosen:
-    theirs = _written(walls.policy)
-    ours = _written(own.policy) if own is not None else {}
-    ours |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
+    operator = _written(walls.policy)
+    task = _written(own.policy) if own is not None else {}
+    task |= {name: asked[name] for name in ("image", "user", "workdir") if name in asked}
     if "env" in asked:
-        ours["env"] = {**ours.get("env", {}), **asked["env"]}
+        task["env"] = {**task.get("env", {}), **asked["env"]}
     if override:
-        first, last = ours, theirs
-        said = tuple(_overridden(ours, theirs))
-    elif "image" in ours:
-        first, last = {}, ours
-        said = tuple(_unused(ours, theirs))
+        first, last = task, operator
+        differences = tuple(_overridden(task, operator))
+    elif "image" in task:
+        first, last = {}, task
+        differences = tuple(_unused(task, operator))
     else:
-        first, last = theirs, ours
-        said = ()
+        first, last = operator, task
+        differences = ()
     changes = {**first, **last}
     if "env" in first or "env" in last:
         changes["env"] = {**first.get("env", {}), **last.get("env", {})}
-    is_ours = own is not None and "files" in ours and (last is ours or "files" not in last)
-    return _Chosen(changes, own if own is not None and is_ours else walls, said)
+    is_from_task = own is not None and "files" in task and (last is task or "files" not in last)
+    return _Chosen(changes, own if own is not None and is_from_task else walls, differences)
 
 
 def _rights(
@@ -119,16 +119,16 @@ def _written(policy: Policy) -> dict[str, Any]:
     return {name: getattr(policy, name) for name in _EMPTY if name in policy.model_fields_set}
 
 
-def _overridden(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
-    for name, value in theirs.items():
+def _overridden(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
+    for name, value in operator.items():
         if name == "env":
-            changed = sorted(k for k, v in value.items() if ours.get("env", {}).get(k, v) != v)
+            changed = sorted(k for k, v in value.items() if task.get("env", {}).get(k, v) != v)
             if changed:
                 yield _by_operator("env", f"the policy's {', '.join(changed)}")
-        elif name in ours and ours[name] != value:
-            detail = f"the policy's {_shown(value)} instead of {_shown(ours[name])}"
+        elif name in task and task[name] != value:
+            detail = f"the policy's {_shown(value)} instead of {_shown(task[name])}"
             yield _by_operator(name, detail)
-        elif name in ("user", "workdir") and "image" in ours and name not in ours and value is not None:
+        elif name in ("user", "workdir") and "image" in task and name not in task and value is not None:
             yield _by_operator(name, f"the policy's {_shown(value)} instead of what the task's image says")
 
 
@@ -136,22 +136,22 @@ def _by_operator(key: str, detail: str) -> Difference:
     return Difference(kind=Kind.OVERRIDDEN, where=TASK, key=key, detail=printable(detail))
 
 
-def _unused(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
+def _unused(task: Mapping[str, Any], operator: Mapping[str, Any]) -> Iterator[Difference]:
     """What the operator's policy writes down for nothing."""
-    for name, value in theirs.items():
-        if value not in (_EMPTY[name], ours.get(name)):
+    for name, value in operator.items():
+        if value not in (_EMPTY[name], task.get(name)):
             detail = (
-                f"the policy's image {_shown(value)} is not used: the task brings {_shown(ours['image'])}"
+                f"the policy's image {_shown(value)} is not used: the task brings {_shown(task['image'])}"
                 if name == "image"
                 else f"the policy's {name} is not used: the task brings an image of its own"
             )
-            yield _unheeded(name, detail)
+            yield _ignored(name, detail)
 
 
-def _unheeded(key: str, detail: str) -> Difference:
+def _ignored(key: str, detail: str) -> Difference:
     """Of the operator's policy: the task is as it was written."""
-    said = printable(f"{detail}; `--override` uses the policy's")
-    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=said)
+    detail = printable(f"{detail}; `--override` uses the policy's")
+    return Difference(kind=Kind.DROPPED, where="policy", key=key, detail=detail)
 
 
 def _shown(value: object) -> str:
@@ -160,47 +160,47 @@ def _shown(value: object) -> str:
 
 def _network(walls: LoadedPolicy, own: LoadedPolicy | None, asked: Mapping[str, Any], *, override: bool) -> _Chosen:
     """The operator's network, or the range of the task's services."""
-    theirs = walls.policy.network
+    operator = walls.policy.network
     wanted = asked.get("network")
-    mine = own.policy.network if own is not None else None
-    services = _services(walls, mine, wanted)
+    task = own.policy.network if own is not None else None
+    services = _services(walls, task, wanted)
     if override and "network" in walls.policy.model_fields_set:
-        said = _replaced_network(services, theirs, is_none=wanted == NO_NETWORK)
-        return _Chosen({"network": theirs}, walls, said)
+        replaced = _replaced_network(services, operator, is_none=wanted == NO_NETWORK)
+        return _Chosen({"network": operator}, walls, replaced)
     if wanted == NO_NETWORK:
         gone = "the task has `network_mode: none`: the policy's network is taken away"
-        return _Chosen({"network": None}, walls, (_unheeded("network", gone),) if theirs else ())
+        return _Chosen({"network": None}, walls, (_ignored("network", gone),) if operator else ())
     if services is None:
-        changed = mine is not None and mine != theirs
-        said = (_changed("network", "the policy's network instead of the task's own"),)
-        return _Chosen({"network": theirs}, walls, said if changed else ())
+        is_changed = task is not None and task != operator
+        changed = _changed("network", "the policy's network instead of the task's own")
+        return _Chosen({"network": operator}, walls, (changed,) if is_changed else ())
     held = held_cells(services, walls.policy, demanded_tier(walls.policy.risk, walls.policy.tier))
-    if theirs is not None:
-        held = held.model_copy(update={"record": larger_record(services.record, theirs.record)})
+    if operator is not None:
+        held = held.model_copy(update={"record": larger_record(services.record, operator.record)})
     names = ", ".join(services.stand_ins)
     unused = f"the task's services ({names}) are its network: the policy's is not there"
     return _Chosen(
         {"network": held},
         own if own is not None and not isinstance(wanted, Mapping) else walls,
         (
-            *((_unheeded("network", unused),) if theirs is not None else ()),
+            *((_ignored("network", unused),) if operator is not None else ()),
             *_smaller_services(services, held, wanted),
         ),
     )
 
 
-def _services(walls: LoadedPolicy, mine: Network | None, wanted: object) -> Network | None:
+def _services(walls: LoadedPolicy, task: Network | None, wanted: object) -> Network | None:
     """The task's range, if all of it is cells of its own."""
     if isinstance(wanted, Mapping):
-        mine = with_changes(walls, {"network": wanted}).policy.network
-    return mine if mine is not None and mine.stand_ins and is_closed(mine) else None
+        task = with_changes(walls, {"network": wanted}).policy.network
+    return task if task is not None and task.stand_ins and is_closed(task) else None
 
 
-def _replaced_network(services: Network | None, theirs: Network | None, *, is_none: bool) -> tuple[Difference, ...]:
+def _replaced_network(services: Network | None, operator: Network | None, *, is_none: bool) -> tuple[Difference, ...]:
     if services is not None:
         names = ", ".join(services.stand_ins)
         return (_by_operator("network", f"the policy's network instead of the services {names}"),)
-    if is_none and theirs is not None:
+    if is_none and operator is not None:
         return (_by_operator("network", "the policy's network instead of `network_mode: none`"),)
     return ()
 
@@ -237,8 +237,8 @@ def _limited(asked: Resources, held: Resources, *, where: str, written: Mapping[
         wanted, most = getattr(asked, field.name), getattr(held, field.name)
         key = field.name.removesuffix("_bytes").removesuffix("_s")
         if wanted != most and key in written:
-            said, most_said = _written_limit(field.name, wanted), _written_limit(field.name, most)
-            detail = f"{said} asked for, {most_said} by the policy"
+            asked_for, given = _written_limit(field.name, wanted), _written_limit(field.name, most)
+            detail = f"{asked_for} asked for, {given} by the policy"
             yield Difference(kind=Kind.CHANGED, where=printable(where), key=f"resources.{key}", detail=detail)
 
 
@@ -252,12 +252,12 @@ def _changed(key: str, detail: str) -> Difference:
     return Difference(kind=Kind.CHANGED, where=TASK, key=key, detail=printable(detail))
 
 
-def _replaced_walls(theirs: Policy, ours: Policy | None) -> Iterator[Difference]:
+def _replaced_walls(operator: Policy, task: Policy | None) -> Iterator[Difference]:
     """Of a task's own policy file the operator's walls take the place, stricter or not."""
-    for name in _WALLS if ours is not None else ():
-        is_written = ours is not None and name in ours.model_fields_set
-        if is_written and getattr(ours, name) != getattr(theirs, name):
-            what = f"{theirs.risk}, not {ours.risk}" if name == "risk" and ours else "the policy's own"
+    for name in _WALLS if task is not None else ():
+        is_written = task is not None and name in task.model_fields_set
+        if is_written and getattr(task, name) != getattr(operator, name):
+            what = f"{operator.risk}, not {task.risk}" if name == "risk" and task else "the policy's own"
             yield _changed(name, f"the policy of --policy holds: {what}")
 
 

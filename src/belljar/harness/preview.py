@@ -90,19 +90,19 @@ def _kept(ours: configs.BelljarConfig, differences: Iterable[Difference]) -> Ite
     """What the task says that its cell has unchanged."""
     changed = {fact.key.partition(".")[0] for fact in differences if fact.where == TASK}
     asked = ours.asked()
-    said: dict[str, str] = {
+    stated: dict[str, str] = {
         "policy": ours.policy,
         **{name: asked[name] for name in ("image", "user", "workdir") if name in asked},
     }
     if "env" in asked:
-        said["env"] = f"{len(asked['env'])} variable(s)"
+        stated["env"] = f"{len(asked['env'])} variable(s)"
     if "resources" in asked:
-        said["resources"] = ", ".join(asked["resources"])
+        stated["resources"] = ", ".join(asked["resources"])
     if isinstance(network := asked.get("network"), Mapping):
-        said["services"] = ", ".join(network["stand_ins"])
+        stated["services"] = ", ".join(network["stand_ins"])
     if json.loads(ours.program or "{}"):
-        said["program"] = "what its compose file runs"
-    for key, detail in said.items():
+        stated["program"] = "what its compose file runs"
+    for key, detail in stated.items():
         if detail and key not in changed and not (key == "services" and "network" in changed):
             yield Difference(kind=Kind.KEPT, where=TASK, key=key, detail=detail)
 

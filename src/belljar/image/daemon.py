@@ -65,17 +65,17 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
 
     Raises `HostError` that says what each answered.
     """
-    said = []
+    failures = []
     for host in hosts:
         try:
             found = _ask(host, name, timeout_s=timeout_s)
         except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-            said.append(f"{host}: {_why(error)}")
+            failures.append(f"{host}: {_why(error)}")
             continue
         if found is not None:
             return found
-        said.append(f"{host}: it has no such image")
-    what = "; ".join(said) or "no socket of Docker or Podman is here"
+        failures.append(f"{host}: it has no such image")
+    what = "; ".join(failures) or "no socket of Docker or Podman is here"
     raise HostError(
         f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
         where=f"docker-daemon:{printable(name)}",

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,14 +189,10 @@ def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimit
                     raise LayerError(f"it holds more than {limits.max_entries} entries")
                 name = b"/".join(entry.path).decode("ascii", "replace")
                 if entry.kind is EntryKind.FILE and _LAYOUT_NAME.fullmatch(name):
-                    _write(into / name, opened.chunks(entry.offset, entry.size_bytes))
+                    with (into / name).open("wb") as file:
+                        file.writelines(opened.chunks(entry.offset, entry.size_bytes))
     except LayerError as error:
         raise PolicyError(f"the image is refused: {error}", where=printable(str(archive))) from error
-
-
-def _write(path: Path, chunks: Iterable[bytes]) -> None:
-    with path.open("wb") as file:
-        file.writelines(chunks)
 
 
 def _give(tree: Path, owner: int) -> None:
@@ -277,7 +273,7 @@ def _too_large(where: str, limits: ImportLimits) -> PolicyError:
 
 
 def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -> HostError | PolicyError:
-    text = _said(error.what)
+    text = _error_of(error.what)
     if "SIGXFSZ" in text or "file too large" in text:
         return _too_large(ref, limits)
     if "no space left on device" in text.lower():
@@ -289,7 +285,7 @@ def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -
     return HostError(f"the image can't be fetched: {text}", where=printable(ref), mend=mend)
 
 
-def _said(text: str) -> str:
-    """What skopeo said last, without its log's frame."""
+def _error_of(text: str) -> str:
+    """The last error of skopeo, without the log format around it."""
     fatal = _FATAL.findall(text.replace('\\\\"', "'").replace('\\"', "'"))
     return fatal[-1] if fatal else text

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -78,7 +78,9 @@ def import_image(
     need_space(home, _LEAST_FREE_BYTES, "importing an image")
     report("fetching")
     with scratch_dir(home) as scratch, fetched(ref, scratch, bounds, report) as found:
-        names = (name,) if name else tuple(_free_names(found.origin.names)) or (default_name(ref),)
+        # an archive can't name itself as the images that Belljar makes
+        own = (each for each in found.origin.names if each not in MADE_HERE and not is_like_digest(each))
+        names = (name,) if name else tuple(own) or (default_name(ref),)
         try:
             made = _from_directory(
                 found.directory, found.origin.manifest, scratch, bounds, keep_setuid=keep_setuid, report=report
@@ -129,13 +131,6 @@ def import_directory(
     )
 
 
-def _free_names(names: Iterable[str]) -> Iterator[str]:
-    """Names that an archive may give itself: not those of the images that Belljar makes."""
-    for name in names:
-        if name not in MADE_HERE and not is_like_digest(name):
-            yield name
-
-
 def _mend(error: LayerError) -> str:
     text = str(error)
     return "" if "--" in text else "use an image without it; nothing of this one was kept"
@@ -170,7 +165,8 @@ def _from_directory(
         report("packing")
         _complete(tree, image_config)
         rootfs = scratch / "rootfs.sqfs"
-        pack(_entries(tree, layers), rootfs, made_s=tree.newest_s)
+        entries = (_Entry(emitted=emitted, layers=layers) for emitted in tree.emit())
+        pack(entries, rootfs, made_s=tree.newest_s)
     created = printable(str(config.get("created") or ""), max_chars=40)
     config_digest = str(_object(manifest, "config")["digest"])
     setuid_programs: SetuidPrograms = ("kept" if keep_setuid else "removed") if tree.has_setuid else ""
@@ -232,10 +228,6 @@ def _complete(tree: Tree, config: ImageConfig) -> None:
     tree.ensure((b"tmp",), 0o1777)
     for file in (b"machine-id", b"resolv.conf", b"hostname", b"hosts"):
         tree.ensure((b"etc", file), 0o644, kind=EntryKind.FILE)
-
-
-def _entries(tree: Tree, layers: list[Layer]) -> Iterator[_Entry]:
-    return (_Entry(emitted=emitted, layers=layers) for emitted in tree.emit())
 
 
 def default_name(ref: str) -> str:

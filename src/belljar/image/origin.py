@@ -41,7 +41,7 @@ class Origin:
         options: for `skopeo copy`.
         names: what the source calls it, in the normal form.
         digests: under which the source knows it: of an index, a manifest, a configuration.
-        manifest: the digest that the manifest must have; "": nobody said.
+        manifest: the digest that the manifest must have; "" where it is unknown.
         daemon: where it is to be saved from first; None for what skopeo reads itself.
     """
 

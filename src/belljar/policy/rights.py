@@ -89,17 +89,13 @@ def _read_capabilities(value: object) -> object:
     return tuple(sorted(names - USUAL_CAPABILITIES))
 
 
-def _written(names: tuple[str, ...]) -> list[str]:
-    return list(names)
-
-
 class Rights(Strict):
     """What the workload may do inside its cell beyond an ordinary container's workload."""
 
     capabilities: Annotated[
         tuple[str, ...],
         BeforeValidator(_read_capabilities, json_schema_input_type=list[str]),
-        PlainSerializer(_written, return_type=list[str]),
+        PlainSerializer(list, return_type=list[str]),
     ] = Field(default=(), description="Capabilities of root in the cell, beside the usual ones.")
     seccomp: Literal["default", "unconfined"] = Field(
         default="default", description="unconfined: the calls by which debuggers work."
