@@ -29,12 +29,17 @@ def package() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """An image of a directory of the package, or of a copy of it with `edits`."""
+    """An image of a directory of the package, of a copy of it with `edits`, or of a `recipe`.
+
+    Attributes:
+        recipe: the text of a Dockerfile that stands for an image that can't be had here.
+    """
 
     name: str
-    directory: str
+    directory: str = ""
     dockerfile: str = "Dockerfile"
     edits: Edits = field(default_factory=dict)
+    recipe: str = ""
 
 
 _BASE_PACKAGES: Final = "adduser,bash,busybox,ca-certificates,curl,gcc,git,libc6-dev,procps,python3,python3-pip,wget"
@@ -46,6 +51,7 @@ _DEBIAN_NAMES: Final = (
     "python:3.10",
     "python:3.12-bookworm",
     "python:3.12-slim",
+    "ubuntu:24.04",
 )
 _ALPINE_NAMES: Final = ("alpine", "alpine:3.14", "python:3-alpine")
 _APK: Final = """\
@@ -122,10 +128,17 @@ class Workshop:
         self.bases()
         for build in builds:
             if build.name not in self._built:
-                context = package() / build.directory
-                if build.edits:
-                    context = edited(context, self._scratch / build.name.replace("/", "_"), build.edits)
+                context = self._context(build)
                 self._build(build.name, context, "-f", str(context / build.dockerfile))
+
+    def _context(self, build: Build) -> Path:
+        own = self._scratch / build.name.replace("/", "_")
+        if build.recipe:
+            own.mkdir()
+            (own / build.dockerfile).write_text(build.recipe)
+            return own
+        directory = package() / build.directory
+        return edited(directory, own, build.edits) if build.edits else directory
 
     def _build(self, name: str, context: Path, *options: str) -> None:
         self._belljar("image", "build", "--network", "--keep-setuid", "-t", name, *options, str(context))
