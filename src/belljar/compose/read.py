@@ -64,13 +64,15 @@ class Composed:
 def read_compose(compose: Mapping[str, Any], files: TaskFiles | None = None) -> Composed:
     """What a compose file without references (`interpolate`) means for cells.
 
-    Raises `CannotKeepError`.
+    Raises `CannotKeepError`, with what else differs as far as it was read.
 
     `files`: those of its task, which are looked at, and read where they hold variables.
     """
+    seen: list[Difference] = []
     try:
-        return _read(compose, files)
-    except CannotKeepError:
+        return _read(compose, files, seen)
+    except CannotKeepError as error:
+        error.add(seen)
         raise
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError) as error:
         raise CannotKeepError(f"its compose file can't be read: {printable(str(error), max_chars=200)}") from error
@@ -83,9 +85,10 @@ def check_services(compose: Mapping[str, Any]) -> None:
         raise CannotKeepError(f"its compose file has {len(services):,} services; at most {MAX_SERVICES}")
 
 
-def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
+def _read(compose: Mapping[str, Any], files: TaskFiles | None, differences: list[Difference]) -> Composed:
     check_services(compose)
-    services, differences = _services(compose)  # first: of a file that has none, no key is shown
+    services, resting = _services(compose)  # first: of a file that has none, no key is shown
+    differences += resting
     refused = Refusals()
     with refused.collected():
         _check_sections(compose)
@@ -93,6 +96,7 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
     waits = waits_of(services)
     order = in_order(services, waits, default=default)
     converted: dict[str, Converted] = {}
+    mounts: dict[str, Mounts] = {}
     for name, service in services.items():
         with refused.collected():
             converted[name] = read_service(name, service)
@@ -105,14 +109,14 @@ def _read(compose: Mapping[str, Any], files: TaskFiles | None) -> Composed:
     with refused.collected():
         joined, of_networks = read_networks(services, compose.get("networks"))
         differences += of_networks
+    differences += [fact for service in converted.values() for fact in service.differences]
+    differences += [fact for each in mounts.values() for fact in each.differences]
     refused.raise_all()
+    differences += restarts(services)
     read = {name: _read_one(name, services[name], converted[name], mounts[name].directories) for name in order}
     unchecked = frozenset(name for name, service in read.items() if service.health == UNCHECKED)
     check_waits(waits, unchecked=unchecked, default=default, default_idles=read[default].idles)
     own = read[default]
-    differences += restarts(services)
-    differences += [fact for service in converted.values() for fact in service.differences]
-    differences += [fact for each in mounts.values() for fact in each.differences]
     network = _network(read, names_of(services, default), joined, waits, own=default) if len(order) > 1 else None
     return Composed(
         service=default,

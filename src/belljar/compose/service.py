@@ -107,7 +107,7 @@ def read_service(name: str, service: Mapping[str, Any]) -> Converted:
         with refused.collected():
             why = "a cell does not build images"
             raise refusal(f"service {name}", "build", why, hint=_HINT_BUILD)
-    refused.raise_all()
+    refused.raise_all(converted.differences)
     _quota_as_processors(service, converted)
     return converted
 
@@ -302,11 +302,25 @@ def _shm_size(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     return True
 
 
+_SOFT_FILES, _HARD_FILES = 1024, 524_288  # as in the guest agent and in plan/oci.py
+_ULIMITS: Final[Mapping[str, str]] = {
+    "nofile": f"a program may open {_SOFT_FILES:,} files, and may raise that to at most {_HARD_FILES:,}",
+    "nproc": "the number of processes is that of the cell: `pids_limit`, or the policy's `processes`",
+    "core": "no program writes a core dump",
+}
+"""What holds instead of a limit."""
+
+
 def _ulimits(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
+    """No core dumps is what a cell has; other limits are reported, each with what holds instead."""
     if not isinstance(value, Mapping):
         return False
-    if value:
-        converted.dropped("ulimits", "a cell has its own limits of open files, processes and core dumps")
+    for name, limit in value.items():
+        soft = limit.get("soft") if isinstance(limit, Mapping) else limit
+        if name == "core" and text(soft) == "0":
+            continue
+        holds = _ULIMITS.get(name, "a program has the limit that the cell's kernel begins with")
+        converted.dropped(f"ulimits.{name}", holds)
     return True
 
 
@@ -414,7 +428,7 @@ DROPPED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("develop", "pull_policy", "pull_refresh_after"), _NO_USE),
     **dict.fromkeys(("stdin_open", "tty"), "nobody types into a cell's program"),
     **dict.fromkeys(("stop_signal", "stop_grace_period", "pre_stop"), "a cell is destroyed, not stopped"),
-    "cpuset": "a cell's processors are its own",
+    "cpuset": "`nproc` says as many processors as `cpus` or the policy gives the cell, whichever they are",
     **dict.fromkeys(("mem_reservation", "memswap_limit", "mem_swappiness"), _TUNES_HOST),
     **dict.fromkeys(("cpu_shares", "cpu_percent", "blkio_config"), _TUNES_HOST),
     **dict.fromkeys(("cpu_rt_period", "cpu_rt_runtime"), _TUNES_HOST),

@@ -119,7 +119,7 @@ def mounts_of(
     for name, used in together.used.items():
         with refused.collected():
             _share(name, used, waits, default)
-    refused.raise_all()
+    refused.raise_all(fact for each in found.values() for fact in each.differences)
     return found
 
 

@@ -44,15 +44,24 @@ class CannotKeepError(ValueError):
     """A cell would not be what the file says.
 
     Attributes:
-        differences: what is refused, each key of each service for itself.
+        differences: what is refused, each key of each service for itself, and then what else of
+            the file differs, as far as it was read.
         mend: what to do, "" for the usual.
     """
 
     def __init__(self, message: str = "", *, mend: str = "", differences: Iterable[Difference] = ()) -> None:
-        refused = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=mend),)
+        found = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=mend),)
+        refused = [fact for fact in found if fact.kind is Kind.REFUSED]
         super().__init__(message or "; ".join(sentences(refused)))
-        self.differences = refused
+        self.differences = tuple(refused)
         self.mend = mend or (refused[0].hint if len(refused) == 1 else "")
+        self.add(found)
+
+    def add(self, others: Iterable[Difference]) -> None:
+        """Say what else differs, behind what is known. What is refused is nothing else."""
+        refused = {(fact.where, fact.key) for fact in self.differences if fact.kind is Kind.REFUSED}
+        more = (fact for fact in others if (fact.where, fact.key) not in refused)
+        self.differences = tuple(dict.fromkeys((*self.differences, *more)))
 
 
 def refusal(where: str, key: str, detail: str, *, hint: str = "") -> CannotKeepError:
@@ -75,10 +84,10 @@ class Refusals:
         except CannotKeepError as error:
             self._found += error.differences
 
-    def raise_all(self) -> None:
-        """Raises one `CannotKeepError` if anything was refused."""
+    def raise_all(self, others: Iterable[Difference] = ()) -> None:
+        """Raises one `CannotKeepError` if anything was refused. `others`: what else differs."""
         if self._found:
-            raise CannotKeepError(differences=dict.fromkeys(self._found))
+            raise CannotKeepError(differences=(*dict.fromkeys(self._found), *others))
 
 
 def mapping(value: object, where: str) -> Mapping[str, Any]:

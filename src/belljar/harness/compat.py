@@ -8,7 +8,7 @@ its author wrote measures something else. What is honoured of a compose file is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,7 +34,8 @@ class Honoured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why a cell can't stand in, and what to do; of a compose file each key for itself."""
+    """Why a cell can't stand in, and what to do; of a compose file each key for itself, and what
+    else of it differs."""
 
     reason: str
     mend: str
@@ -47,7 +48,8 @@ class Refused:
 
 
 class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
-    """No cell can stand in for a task's sandbox. `differences`: each thing that is refused."""
+    """No cell can stand in for a task's sandbox. `differences`: each thing that is refused, and
+    what else differs, as far as it was read."""
 
     def __init__(self, what: str, *, where: str, mend: str, differences: tuple[Difference, ...]) -> None:
         super().__init__(what, where=where, mend=mend)
@@ -100,12 +102,14 @@ def judge_compose(compose: Mapping[str, Any]) -> Judgement:
 
 def judge_for_sample(compose: Mapping[str, Any], variables: Mapping[str, str], *, blanks: bool = False) -> Judgement:
     """Decide about a compose file for one sample; `variables`: its metadata. `blanks`: as `interpolate`."""
+    seen: tuple[Difference, ...] = ()
     try:
         settled = interpolate(compose, variables, blanks=blanks)
+        seen = settled.differences
         found = read_compose(settled.document, files_named_by(compose))
         builds = builds_of({**compose, **settled.document})
     except (TypeError, ValueError, RecursionError) as error:
-        return _refused(error)
+        return _refused(error, seen)
     changes = _changes(found)
     if builds:
         changes["builds"] = json.dumps([build.to_json() for build in builds])
@@ -121,11 +125,15 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
     return {name: variables[name] for name in sorted(names) if name in variables}
 
 
-def _refused(error: Exception) -> Refused:
+def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
+    """`others`: what else of the file differs."""
+    if not isinstance(error, CannotKeepError):
+        return Refused(reason=printable(str(error), max_chars=1000), mend=_MEND_COMPOSE)
+    error.add(others)
     return Refused(
         reason=printable(str(error), max_chars=1000),
-        mend=(error.mend if isinstance(error, CannotKeepError) else "") or _MEND_COMPOSE,
-        differences=error.differences if isinstance(error, CannotKeepError) else (),
+        mend=error.mend or _MEND_COMPOSE,
+        differences=error.differences,
     )
 
 

@@ -110,6 +110,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("tmpfs", {"/run": ""}),
         ("shm_size", "much"),
         ("ulimits", 7),
+        ("ulimits", {"core": None}),
         ("scale", 2),
         ("deploy", {"replicas": 3}),
         ("deploy", {"resources": {"reservations": {"devices": [{"capabilities": ["gpu"]}]}}}),
@@ -144,7 +145,8 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
         ("read_only", True, Kind.CHANGED),
         ("tmpfs", "/run:size=64m", Kind.CHANGED),
         ("shm_size", "2gb", Kind.DROPPED),
-        ("ulimits", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, Kind.DROPPED),
+        ("ulimits.nofile", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, Kind.DROPPED),
+        ("ulimits.core", {"core": -1}, Kind.DROPPED),
         ("restart", "always", Kind.DROPPED),
         ("ports", ["80:80"], Kind.DROPPED),
         ("security_opt", ["seccomp=profile.json"], Kind.DROPPED),
@@ -158,9 +160,34 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
 )
 def test_what_is_not_kept_is_one_fact_each(key: str, value: Any, kind: Kind) -> None:  # noqa: ANN401 - YAML
     """Of its service, with a reason."""
-    (fact,) = read_compose(two(**{key: value})).differences
+    (fact,) = read_compose(two(**{key.partition(".")[0]: value})).differences
     assert (fact.kind, fact.where, fact.key) == (kind, "service shop", key)
     assert fact.detail
+
+
+def test_what_is_refused_hides_nothing_that_differs() -> None:
+    """Of its own service, of another one and of the volumes; first stands what is refused, and the
+    error's text is of that alone."""
+    compose = two(gpus="all", tty=True, cap_add=["SYS_PTRACE"], read_only=True)
+    compose["services"]["default"]["restart"] = "always"
+    with pytest.raises(CannotKeepError) as caught:
+        read_compose(compose)
+    assert [(fact.kind, fact.key) for fact in caught.value.differences] == [
+        (Kind.REFUSED, "gpus"),
+        (Kind.DROPPED, "tty"),
+        (Kind.GRANTED, "cap_add"),
+        (Kind.CHANGED, "read_only"),
+        (Kind.DROPPED, "restart"),
+    ]
+    assert "tty" not in str(caught.value)
+
+
+def test_each_ulimit_says_what_holds_instead() -> None:
+    """One fact each; a core dump that is not wanted is not written anyway."""
+    limits = {"nofile": 99, "nproc": 30000, "memlock": {"soft": -1, "hard": -1}, "core": 0}
+    found = read_compose(two(ulimits=limits)).differences
+    assert [fact.key for fact in found] == ["ulimits.nofile", "ulimits.nproc", "ulimits.memlock"]
+    assert len({fact.detail for fact in found}) == 3
 
 
 def test_a_service_that_is_started_again_with_another() -> None:
@@ -344,7 +371,7 @@ def fate(service: dict[str, Any], root: Path) -> str:
         found = read_compose(file, TaskFiles(root)).differences
     except CannotKeepError as error:
         found = error.differences
-    kinds = {fact.kind.value for fact in found if fact.key == next(iter(service))}
+    kinds = {fact.kind.value for fact in found if fact.key.partition(".")[0] == next(iter(service))}
     return kinds.pop() if len(kinds) == 1 else "kept"
 
 
