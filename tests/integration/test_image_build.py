@@ -97,6 +97,50 @@ def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
     assert (again.digest, is_new) == (made.digest, False)
 
 
+DOCUMENTS = """
+FROM default
+USER root
+ARG WORD=argument
+RUN <<EOF
+set -e
+echo $WORD > /script
+# kept
+false || echo "two lines" >> /script
+EOF
+RUN <<-'EOF'
+	#!/usr/bin/python3
+	import sys
+	open("/program", "w").write(sys.executable)
+	EOF
+SHELL ["/bin/bash", "-ec"]
+RUN cat <<A > /a; shopt -q login_shell || echo $BASH >> /a
+$WORD \\\\
+A
+COPY --chmod=0700 <<'ONE' <<TWO hello /files/
+$literal
+ONE
+two
+TWO
+COPY . /all/
+"""
+
+
+def test_here_documents_are_what_docker_makes_of_them(home: Path, tmp_path: Path) -> None:
+    """Scripts of the shell, programs, files; the context of other instructions has nothing of them."""
+    made, _ = build_dockerfile(
+        home, BuildRequest(context=context(tmp_path / "c", DOCUMENTS, hello="hi\n"), name="documents")
+    )
+    assert read(made, "script") == "argument\ntwo lines\n"
+    assert read(made, "program") == "/usr/bin/python3"
+    assert read(made, "a") == "argument \\\n/bin/bash\n"
+    assert [read(made, f"files/{name}") for name in ("ONE", "TWO", "hello")] == ["$literal\n", "two\n", "hi\n"]
+    listed = subprocess.run(["unsquashfs", "-ll", made.rootfs], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[0] for line in listed.splitlines() if line.endswith("/files/TWO")] == ["-rwx------"]
+    there = {line.rpartition("/all/")[2] for line in listed.splitlines() if "/all/" in line}
+    assert there == {"Dockerfile", "hello"}
+    assert not left(home)
+
+
 LEADING_OUT = """
 FROM default AS one
 USER root

@@ -19,7 +19,8 @@ from typing import Any, Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck
 from belljar.image.context import read_ignore, take_context
-from belljar.image.dockerfile import MAX_BYTES, Bases, DockerfileError, base_images, with_bases
+from belljar.image.dockerfile import MAX_BYTES, Bases, Buildable, base_images, make_buildable
+from belljar.image.heredoc import DockerfileError
 from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.oci import import_directory
@@ -134,6 +135,7 @@ def _recipe(store: Store, request: BuildRequest) -> _Recipe:
             raise DockerfileError(f"it is larger than {format_size(MAX_BYTES)}")
         text = raw.decode("utf-8-sig")
         found = base_images(text, request.args, target=request.target)
+        make_buildable(text, found, {})  # what it refuses is known before a base is loaded
     except (OSError, ValueError) as error:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
         raise PolicyError(f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))) from error
@@ -242,13 +244,26 @@ class _Build:
             _give(work / name, self._inside.first_uid)
         self._choose_driver()
         ids = {name: self._load(image) for name, image in self._recipe.bases.items()}
-        (work / "Dockerfile").write_text(with_bases(self._recipe.text, self._recipe.found, ids))
-        _give(work / "Dockerfile", self._inside.first_uid)
-        self._bud(ids)
+        self._bud(ids, self._write_dockerfile(ids))
         self._tail.clear()
         self._report("reading the result")
         self._buildah("push", "--quiet", "--disable-compression", _RESULT, f"dir:{WORK / 'out'}")
         _take_back(work / "out")
+
+    def _write_dockerfile(self, ids: Mapping[str, str]) -> Buildable:
+        recipe, work = self._recipe, self._work
+        shells = {name: image.shell for name, image in recipe.bases.items()}
+        made = make_buildable(recipe.text, recipe.found, ids, shells)
+        (work / "Dockerfile").write_text(made.text)
+        _give(work / "Dockerfile", self._inside.first_uid)
+        for file in made.files:
+            path = work / "heredocs" / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file.text)
+            path.chmod(file.mode)
+        if made.files:
+            _give(work / "heredocs", self._inside.first_uid)
+        return made
 
     def _copy_context(self) -> None:
         request, copy = self._request, self._work / "context"
@@ -296,13 +311,14 @@ class _Build:
         self._plain("rm", "-rf", str(there))
         return config_id
 
-    def _bud(self, ids: Mapping[str, str]) -> None:
+    def _bud(self, ids: Mapping[str, str], made: Buildable) -> None:
         request = self._request
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker", "--layers=false", "--rm"),
             # What a failed step wrote stays until the space that is left has been looked at.
             *("--force-rm=false", "--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
             *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
+            *([f"--build-context={made.heredoc_context}={WORK / 'heredocs'}"] if made.files else []),
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
             *(f"--volume={path}:{path}:ro" for path in request.volumes),
             *([f"--target={request.target}"] if request.target else []),

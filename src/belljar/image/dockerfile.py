@@ -1,14 +1,25 @@
-"""Which images a Dockerfile starts from. Pure; everything else of it is buildah's to read.
+"""Which images a Dockerfile starts from, and the file as buildah 1.28 can read it. Pure.
 
 Source: the Dockerfile reference (parser directives, line continuation, ARG before FROM, `COPY --from`, `RUN --mount`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from belljar.image.heredoc import (
+    DockerfileError,
+    Heredoc,
+    HeredocFile,
+    Surroundings,
+    read_heredocs,
+    translate,
+)
 
 MAX_BYTES: Final = 1 << 20
 """Of a Dockerfile."""
@@ -16,22 +27,20 @@ _MAX_VALUE_CHARS: Final = 4096
 """Of an argument or a base: arguments that name each other grow with each line."""
 _ESCAPE: Final = re.compile(r"#\s*escape\s*=\s*([\\`])\s*", re.IGNORECASE)
 _VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^{}]*))?\})", re.ASCII)
-_HEREDOC: Final = re.compile(r"<<-?(['\"]?)([A-Za-z_]\w*)\1", re.ASCII)
 _WITH_HEREDOC: Final = frozenset({"RUN", "COPY", "ADD"})
-
-
-class DockerfileError(ValueError):
-    """A Dockerfile that can't be built here; its text is for the author."""
+_SHELL: Final = ("/bin/sh", "-c")
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its word in upper case, what follows it, and its lines, counted from 0."""
+    """One instruction: its word in upper case, what follows it, its lines, counted from 0, and the
+    here-documents that these end with."""
 
     word: str
     rest: str
     first: int
     end: int
+    heredocs: tuple[Heredoc, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,28 +78,63 @@ def base_images(text: str, args: Mapping[str, str], *, target: str = "") -> Base
     return Bases(images=tuple(dict.fromkeys(found)), froms=tuple(froms))
 
 
-def with_bases(text: str, bases: Bases, ids: Mapping[str, str]) -> str:
-    """The same file where each FROM names its image by the id that it has in buildah's storage."""
-    lines = text.splitlines()
-    for item, image, stage in bases.froms:
-        lines[item.first] = f"FROM {ids.get(image, image)}" + (f" AS {stage}" if stage else "")
-        lines[item.first + 1 : item.end] = [""] * (item.end - item.first - 1)
-    return "\n".join(lines) + "\n"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buildable:
+    """A Dockerfile for buildah. `heredoc_context` is the name of a context that holds `files`."""
+
+    text: str
+    heredoc_context: str
+    files: tuple[HeredocFile, ...]
+
+
+def make_buildable(
+    text: str, bases: Bases, ids: Mapping[str, str], shells: Mapping[str, Sequence[str]] | None = None
+) -> Buildable:
+    """The same file where each FROM names its image by the id that it has in buildah's storage, and
+    here-documents are files of a context or scripts of a shell.
+
+    `shells` are those of the base images; without one it is `/bin/sh -c`. Raises `DockerfileError`.
+    """
+    # A name that the file can't contain: it is made of the file's digest.
+    context = f"heredocs-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:40]}"
+    lines, files, stages = _lines(text), list[HeredocFile](), dict[str, Sequence[str]]()
+    froms = {item.first: (image, stage) for item, image, stage in bases.froms}
+    shell, stage = tuple[str, ...](_SHELL), ""
+    for item in instructions(text):
+        new = None
+        if item.first in froms:
+            image, stage = froms[item.first]
+            new = [f"FROM {ids.get(image, image)}" + (f" AS {stage}" if stage else "")]
+            shell = tuple(stages.get(image.lower()) or (shells or {}).get(image) or _SHELL)
+        elif item.word == "SHELL":
+            shell = _shell(item.rest)
+        elif item.heredocs:
+            around = Surroundings(shell=shell, context=context, directory=str(item.first))
+            new, more = translate(item.word, item.rest, item.heredocs, around)
+            files += more
+        if stage:
+            stages[stage.lower()] = shell
+        if new is not None:
+            blank = [""] * (item.end - item.first - 1)
+            lines[item.first : item.end] = ["\n".join(new), *blank]
+    return Buildable(text="\n".join(lines) + "\n", heredoc_context=context, files=tuple(files))
 
 
 def instructions(text: str) -> Iterator[Instruction]:
     """The instructions of a file, those that go over several lines in one.
 
-    Raises `DockerfileError` for a here-document, which buildah 1.28 can't read.
+    Raises `DockerfileError` for a here-document that can't be read.
     """
-    lines = text.splitlines()
+    lines = _lines(text)
     escape = next((match[1] for line in lines[:1] if (match := _ESCAPE.fullmatch(line))), "\\")
-    kept, first = "", 0
-    for number, line in enumerate([*lines, ""]):
-        is_last = number == len(lines)
+    kept, first, number = "", 0, 0
+    while number < len(lines) or kept:
+        is_last = number >= len(lines)
+        line = "" if is_last else lines[number]
+        number += 1
         if not is_last and (not line.strip() or line.lstrip().startswith("#")):
             continue
-        first = first if kept else number
+        first = first if kept else number - 1
         if not is_last and line.rstrip().endswith(escape):
             kept += line.rstrip()[:-1] + " "
             continue
@@ -99,9 +143,25 @@ def instructions(text: str) -> Iterator[Instruction]:
         if not words:
             continue
         word, rest = words[0].upper(), "".join(words[1:]).strip()
-        if word in _WITH_HEREDOC and _HEREDOC.search(rest):
-            raise DockerfileError(f"line {first + 1} holds a here-document (<<), which buildah can't read")
-        yield Instruction(word, rest, first, number + 1)
+        heredocs: tuple[Heredoc, ...] = ()
+        if word in _WITH_HEREDOC:
+            heredocs, number = read_heredocs(rest, lines, number)
+        yield Instruction(word, rest, first, min(number, len(lines)), heredocs)
+
+
+def _lines(text: str) -> list[str]:
+    """As Docker's parser and buildah's count them: other line breaks of Unicode are none."""
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+
+
+def _shell(rest: str) -> tuple[str, ...]:
+    try:
+        words = json.loads(rest)
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise DockerfileError(f"SHELL needs a JSON list of words: {rest[:80]}")
+    return tuple(words)
 
 
 def _from(rest: str, known: Mapping[str, str]) -> tuple[str, str]:

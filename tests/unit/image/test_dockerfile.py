@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.image.dockerfile import DockerfileError, base_images, with_bases
+from belljar.image.dockerfile import DockerfileError, base_images, make_buildable
 
 DIGEST = "sha256:" + "0" * 64
 
@@ -44,9 +44,9 @@ def test_bases_behind_the_target_are_not_asked_for() -> None:
     assert base_images("FROM a AS one\nFROM b AS two", {}, target="One").images == ("a",)
 
 
-@pytest.mark.parametrize("text", ["", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\nEOF", "FROM a AS b c"])
+@pytest.mark.parametrize("text", ["", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"])
 def test_what_can_not_be_built_is_refused(text: str) -> None:
-    """A file without FROM, with a broken one or with a here-document is an error before anything is built."""
+    """A file without FROM, with a broken one or with a here-document without an end is an error before anything is built."""
     with pytest.raises(DockerfileError):
         base_images(text, {})
 
@@ -55,7 +55,7 @@ def test_each_from_names_the_image_that_was_found() -> None:
     """The file that buildah gets names images by their ids; stages and all other lines are as they were."""
     text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
     ids = {"a:1": "f" * 64}
-    assert with_bases(text, base_images(text, {}), ids) == (
+    assert make_buildable(text, base_images(text, {}), ids).text == (
         f"ARG T=1\nFROM {'f' * 64} AS x\n\nRUN one\nFROM x\nCOPY --from=x . .\n"
     )
 
@@ -65,7 +65,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     """A hostile file gives bases or `DockerfileError`, and never another exception."""
     with suppress(DockerfileError):
         found = base_images(text, {})
-        with_bases(text, found, {})
+        make_buildable(text, found, {})
 
 
 def test_arguments_that_double_each_other_are_refused() -> None:

@@ -1,0 +1,119 @@
+"""Here-documents of Dockerfiles."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.image.dockerfile import Buildable, base_images, make_buildable
+from belljar.image.heredoc import DockerfileError
+
+
+def made_of(steps: str) -> Buildable:
+    """What becomes of a file `FROM a` with these steps."""
+    text = f"FROM a\n{steps}"
+    return make_buildable(text, base_images(text, {}), {})
+
+
+def commands(made: Buildable) -> list[str]:
+    """Its instructions but the first."""
+    return [line for line in made.text.splitlines()[1:] if line]
+
+
+@pytest.mark.parametrize(
+    ("steps", "script"),
+    [
+        ("RUN <<EOF\necho $A\n# no comment\n\nEOF\n", "echo $A\n# no comment\n\n"),
+        ("RUN <<-EOF\n\techo a\n\tEOF\n", "echo a\n"),
+        ("RUN cat <<A >/a && cat <<'B' >/b\n1\nA\n$2\nB\n", "cat <<A >/a && cat <<'B' >/b\n1\nA\n$2\nB\n"),
+        ("RUN set -e; \\\n cat <<EOF\nFROM z\nEOF\n", "set -e;   cat <<EOF\nFROM z\nEOF\n"),
+        ("RUN <<EOF\nEOF2\n EOF\nEOF\n", "EOF2\n EOF\n"),
+    ],
+)
+def test_a_step_s_document_is_its_shell_s_script(steps: str, script: str) -> None:
+    """The stage's shell gets the lines as BuildKit gives them to it, in one exec form."""
+    (line,) = commands(made_of(steps))
+    assert json.loads(line.removeprefix("RUN ")) == ["/bin/sh", "-c", script]
+
+
+def test_the_shell_is_the_stage_s() -> None:
+    """One that `SHELL` names, one of an earlier stage, or the base image's."""
+    text = 'FROM a AS x\nSHELL ["bash", "-ec"]\nFROM x\nRUN <<E\n1\nE\nFROM b\nRUN <<E\n2\nE\n'
+    made = make_buildable(text, base_images(text, {}), {}, {"b": ("zsh", "-c")})
+    scripts = [json.loads(line[4:]) for line in made.text.splitlines() if line.startswith("RUN")]
+    assert scripts == [["bash", "-ec", "1\n"], ["zsh", "-c", "2\n"]]
+
+
+def test_a_document_with_an_interpreter_is_a_program() -> None:
+    """It is mounted for its step alone, and can be executed."""
+    made = made_of("RUN --mount=type=tmpfs,target=/t <<EOF\n#!/usr/bin/python3\nprint(1)\nEOF\n")
+    (file,) = made.files
+    assert (file.text, file.mode) == ("#!/usr/bin/python3\nprint(1)\n", 0o755)
+    (line,) = commands(made)
+    assert line.endswith(' ["/dev/pipes/EOF"]')
+    assert f"from={made.heredoc_context}" in line
+    assert "--mount=type=tmpfs,target=/t " in line
+
+
+def test_documents_are_copied_from_a_context_of_their_own() -> None:
+    """Each under its name, beside the files of the context, with the instruction's options."""
+    made = made_of("ADD --chown=1:1 a.txt <<B.txt <<'C' /x/\nb\nB.txt\n$c\nC\n")
+    context = made.heredoc_context
+    assert commands(made) == [
+        "ADD --chown=1:1 a.txt /x/",
+        f"COPY --chown=1:1 --from={context} 1/B.txt /x/",
+        f"COPY --chown=1:1 --from={context} 1/C /x/",
+    ]
+    assert [(file.path, file.text) for file in made.files] == [("1/B.txt", "b\n"), ("1/C", "$c\n")]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "RUN <<EOF\n1\n EOF",
+        "RUN <<EOF>/x\n1\nEOF>/x",
+        "COPY <<EOF /x\n$HOME\nEOF",
+        "COPY --from=b <<EOF /x\n1\nEOF",
+        "COPY <<A <<B /x\n1\nA\n2\nB",
+        "COPY a <<EOF\n1\nEOF",
+        'SHELL ["a", 1]\nRUN <<EOF\n1\nEOF',
+    ],
+)
+def test_what_would_not_be_kept_exactly_is_refused(steps: str) -> None:
+    """No end, no plain name, variables to fill in, another source, no directory, no shell."""
+    with pytest.raises(DockerfileError):
+        made_of(steps)
+
+
+@pytest.mark.parametrize("step", ["RUN cat <<<EOF", "RUN echo '<<EOF'", 'RUN echo "a <<EOF b"', "RUN echo $((1 << 2))"])
+def test_what_only_looks_like_a_document_is_none(step: str) -> None:
+    """A here-string, a quoted word and a shift stay as they are."""
+    assert commands(made_of(step)) == [step]
+
+
+@given(st.text(alphabet="EOF<-'\"\n\t \\$#!{}/xRUNCOPY\r\u2028", max_size=120))
+def test_any_text_is_translated_or_refused(steps: str) -> None:
+    """No hostile file gives another error, and no line of the file is lost: each stands where it stood."""
+    with suppress(DockerfileError):
+        made = made_of(f"COPY {steps}\nRUN {steps}\n")
+        assert "\0" not in made.text
+        assert made.text.endswith("\n")
+
+
+def test_real_files_with_documents_are_translated() -> None:
+    """Those of inspect_evals."""
+    spec = find_spec("inspect_evals")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("inspect_evals isn't installed")
+    root = Path(spec.submodule_search_locations[0])
+    names = ("agentdojo/data/suites/workspace_plus/terminal/emma-computer/Dockerfile", "mle_bench/Dockerfile")
+    for text in ((root / name).read_text() for name in names):
+        made = make_buildable(text, base_images(text, {}), {})
+        assert make_buildable(made.text, base_images(made.text, {}), {}).files == ()
+        assert made.text != text
