@@ -272,6 +272,8 @@ def _extra_hosts(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YA
             converted.dropped("extra_hosts", why)
             continue
         try:
+            if "%" in address:  # an IPv6 zone may be any text, line breaks too
+                raise ValueError("a zone")
             found = ip_address(address.removeprefix("[").removesuffix("]"))
         except ValueError:
             why = f"{name}: {address} is neither an IP address nor `{_GATEWAY}`"

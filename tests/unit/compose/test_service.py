@@ -102,6 +102,7 @@ def test_what_is_true_of_a_cell_anyway_is_not_for_all_values(key: str) -> None:
         ("extra_hosts", ["shop.local"]),
         ("extra_hosts", {"two words": "10.0.0.7"}),
         ("extra_hosts", ["line\n6.6.6.6 x:10.0.0.7"]),
+        ("extra_hosts", ["shop.local=fe80::1%a\n6.6.6.6 x"]),
         ("extra_hosts", 7),
         ("sysctls", {"net.ipv4.ip_forward": 1}),
         ("read_only", "perhaps"),
