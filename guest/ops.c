@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <termios.h>
 
-enum { LOOK_AGAIN_NS = 2000000, GONE_MS = 6000 };
+enum { LOOK_AGAIN_NS = 2000000, GONE_MS = 6000, LAST_RESORT_MS = 6000 };
 
 static struct op *ops[MAX_OPS];
 static int op_count;
@@ -245,6 +245,18 @@ static void signal_tree(struct op *op, int signo)
         kill(op->pid, signo);
 }
 
+/* A killed process ends for its parent when its tracer has seen it. A tracer that doesn't look ends with all others, before the host gives the cell up. Returns
+ * when to look again. */
+static int64_t end_tracers(struct op *op, int64_t now)
+{
+    if (op->gone_ns == 0)
+        op->gone_ns = now + (int64_t)LAST_RESORT_MS * 1000000;
+    if (now < op->gone_ns)
+        return op->gone_ns;
+    slots_kill();
+    return now + 500000000;
+}
+
 int ops_tick(void)
 {
     int64_t now = now_ns(), next = INT64_MAX;
@@ -258,6 +270,10 @@ int ops_tick(void)
         }
         if (op->deadline_ns != 0 && op->deadline_ns < next)
             next = op->deadline_ns;
+        if (!op->reaped && op->killed && op->slot != NULL) {
+            int64_t later = end_tracers(op, now);
+            next = later < next ? later : next;
+        }
         if (!op->reaped)
             continue;
         int64_t again = op->killed && now < op->drain_ns ? now + LOOK_AGAIN_NS : op->drain_ns;

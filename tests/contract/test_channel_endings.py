@@ -9,6 +9,7 @@ import anyio
 import pytest
 from tests.fakes.asking import is_alive, sh
 
+from belljar.cell import Cell
 from belljar.channel import ExecRequest, ExecStatus, GuestClient, Stream
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +30,26 @@ async def test_timeout_kills_the_whole_tree(client: GuestClient) -> None:
     assert len(pids) == 2
     for pid in pids:
         assert not await is_alive(client, pid)
+
+
+_TRACER = """
+import ctypes, os
+if os.fork():
+    os._exit(0)
+os.setsid()
+libc = ctypes.CDLL(None)
+while True:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        libc.ptrace(0x4206, int(pid), None, None)  # PTRACE_SEIZE, and never a wait
+"""
+
+
+async def test_a_tree_that_another_traces_ends_too(cell: Cell) -> None:
+    """A tracer that never waits keeps what it traces from ending: it ends with it, and the cell lives."""
+    assert (await cell.exec(["python3", "-c", _TRACER])).success
+    outcome = await cell.exec(["sh", "-c", "sleep 0.1; sleep 1000; :"], timeout_s=5)
+    assert outcome.timed_out
+    assert (await cell.exec(["true"])).success
 
 
 async def test_a_stubborn_tree_dies_too(client: GuestClient) -> None:
