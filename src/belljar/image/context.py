@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.errors import PolicyError
+from belljar.image.layers.limits import MAX_DEPTH
 from belljar.policy.regular import open_regular, read_regular
 from belljar.units import format_size, printable
 
@@ -110,9 +111,11 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
     """The digest of a context (names, kinds, modes and contents, not times), copied `into` an empty directory if one is given.
 
-    Raises `PolicyError` for a file that is neither regular nor a link, and beyond `MAX_ENTRIES` or `MAX_BYTES`.
+    Raises `PolicyError` for a file that is neither regular nor a link, and beyond `MAX_ENTRIES`,
+    `MAX_BYTES` or `MAX_DEPTH`.
     """
     digest, left_bytes = hashlib.sha256(), MAX_BYTES
+    links: list[tuple[Path, str]] = []
     for number, path in enumerate(_paths(context, ignored)):
         if number >= MAX_ENTRIES:
             raise PolicyError(f"the context holds more than {MAX_ENTRIES:,} files", where=printable(str(context)))
@@ -120,10 +123,18 @@ def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> s
         found = path.lstat()
         target = into / name if into else None
         kind, content = _take(context, name, found, target, left_bytes)
+        if target and kind == "link":
+            links.append((target, os.fsdecode(content)))
         left_bytes -= found.st_size if kind == "file" else 0
         mode = 0 if kind == "link" else stat.S_IMODE(found.st_mode)
         for part in (kind.encode(), os.fsencode(name), b"%o" % mode, content):
             digest.update(b"%d:" % len(part) + part)
+    for target, to in links:  # last, so that no file is written through one
+        try:
+            target.symlink_to(to)
+        except FileExistsError:
+            why = "it was a link and something else while the context was read"
+            raise PolicyError(why, where=printable(str(target.name))) from None
     return digest.hexdigest()
 
 
@@ -137,12 +148,11 @@ def _take(context: Path, name: Path, found: os.stat_result, target: Path | None,
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
     if stat.S_ISLNK(found.st_mode):
-        to = (context / name).readlink()
-        if target:
-            target.symlink_to(to)
-        return "link", os.fsencode(to)
+        return "link", os.fsencode((context / name).readlink())
     if not stat.S_ISREG(found.st_mode):
         raise PolicyError("it is neither a file, a directory nor a link", where=printable(str(context / name)))
+    if found.st_size > left_bytes:
+        raise _too_large(context)
     content = _copied(context, name, target, left_bytes)
     if target:
         target.chmod(stat.S_IMODE(found.st_mode) | 0o600)
@@ -157,11 +167,7 @@ def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> 
             while chunk := os.read(fd, _CHUNK_BYTES):
                 left_bytes -= len(chunk)
                 if left_bytes < 0:
-                    raise PolicyError(
-                        f"the context is larger than {format_size(MAX_BYTES)}",
-                        where=printable(str(context)),
-                        mend="leave files out by a .dockerignore",
-                    )
+                    raise _too_large(context)
                 digest.update(chunk)
                 into.write(chunk)
     except (OSError, ValueError) as error:
@@ -171,10 +177,21 @@ def _copied(context: Path, name: Path, target: Path | None, left_bytes: int) -> 
     return digest.digest()
 
 
+def _too_large(context: Path) -> PolicyError:
+    return PolicyError(
+        f"the context is larger than {format_size(MAX_BYTES)}",
+        where=printable(str(context)),
+        mend="leave files out by a .dockerignore",
+    )
+
+
 def _paths(context: Path, ignored: Ignored) -> Iterator[Path]:
     """Every entry that is in, a directory before what is in it, in a fixed order."""
     for folder, folders, files in os.walk(context, onerror=_raise):
         here = Path(folder)
+        if len(here.relative_to(context).parts) > MAX_DEPTH:
+            why = f"the context is more than {MAX_DEPTH} directories deep"
+            raise PolicyError(why, where=printable(str(context)))
         names = sorted(folders)
         folders[:] = []
         for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from belljar.errors import PolicyError
 from belljar.image import context as module
 from belljar.image.context import Ignored, parse_ignore, read_ignore, take_context
+from belljar.image.scratch import remove_tree
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,50 @@ def test_a_context_has_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "MAX_ENTRIES", 2)
     with pytest.raises(PolicyError):
         take_context(tmp_path, Ignored())
+
+
+def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_path: Path) -> None:
+    """A file's size is enough to refuse it; a tree of any depth is one error."""
+    context, copy = tmp_path / "context", tmp_path / "copy"
+    context.mkdir()
+    copy.mkdir()
+    (context / "sparse").touch()
+    os.truncate(context / "sparse", 1 << 40)
+    with pytest.raises(PolicyError):
+        take_context(context, Ignored(), copy)
+    assert list(copy.iterdir()) == []
+    (context / "sparse").unlink()
+    within = os.open(context, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=within)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=within)
+        os.close(within)
+        within = deeper
+    os.close(within)
+    with pytest.raises(PolicyError):
+        take_context(context, Ignored())
+    remove_tree(context)
+
+
+def test_a_directory_that_was_a_link_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that is changed while it is copied is refused, and nothing is written outside of the copy."""
+    context, copy, outside = (tmp_path / name for name in ("context", "copy", "outside"))
+    for directory in (context, copy, outside):
+        directory.mkdir()
+
+    def paths(*_: object) -> Iterator[Path]:
+        place = context / "a"
+        place.symlink_to(outside)
+        yield place
+        place.unlink()
+        place.mkdir()
+        (place / "file").write_text("x")
+        yield place / "file"
+
+    monkeypatch.setattr(module, "_paths", paths)
+    with pytest.raises(PolicyError):
+        take_context(context, Ignored(), copy)
+    assert list(outside.iterdir()) == []
 
 
 def test_the_rules_beside_a_dockerfile_come_first(tmp_path: Path) -> None:
