@@ -88,7 +88,7 @@ async def start_serving(cell: Cell, stand_in: StandInPlan) -> Wait:
     status 0 before.
 
     Raises `CellError` when it can't be started, or ends until then with another status, with what
-    it said last; or when its image ought to have a health check and has none.
+    its last output; or when another service waits for its health and it has no check.
     """
     if stand_in.kind == "python":
         await _copy_app(cell, stand_in)

@@ -170,8 +170,8 @@ async def _run(
 ) -> None:
     output = await cell.exec(argv, input=input, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if not output.success:
-        said = output.why_not_started or output.stderr.decode("utf-8", "replace")
-        raise _not_taken(cell, target, said)
+        why = output.why_not_started or output.stderr.decode("utf-8", "replace")
+        raise _not_taken(cell, target, why)
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:

@@ -2,7 +2,7 @@
 
 As patient as Compose would be, and no more: Inspect waits for start_period, one more timeout where
 there is one, and retries times interval and timeout together. But the check is asked at least once
-a second: Docker's first question comes after a whole interval, half a minute unless it is said.
+a second: Docker's first question comes after a whole interval, half a minute by default.
 """
 
 from __future__ import annotations

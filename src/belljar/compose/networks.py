@@ -43,8 +43,8 @@ TOP_KEYS: Final[Mapping[str, str]] = {
     "attachable": "",
     "labels": "",
 }
-"""Every key that Compose knows of a network; what is said when a range can't keep it, "" where it
-keeps any."""
+"""Every key that Compose knows of a network, with the reason when a range can't keep it; "" where
+it keeps any value."""
 SERVICE_KEYS: Final[Mapping[str, str]] = {
     "aliases": "",
     "interface_name": "only `eth0`",

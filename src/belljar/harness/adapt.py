@@ -73,13 +73,13 @@ class _Reader:
         return self._known[key]
 
     def instead(self, error: PolicyError, spec: SandboxEnvironmentSpec | None) -> BelljarConfig | PolicyError:
-        """The operator's image for a sandbox that is refused, if that is the operator's word.
+        """The operator's image for a sandbox that is refused, if the operator allows it.
 
         It has no network where the task's own words say so.
         """
         if not self.may_override or not isinstance(error, TaskRefused):
             return error
-        said = Difference(
+        overridden = Difference(
             kind=Kind.OVERRIDDEN,
             where=TASK,
             key="sandbox",
@@ -90,7 +90,7 @@ class _Reader:
             closed = compose is not None and _wants_no_network(compose)
         except (PolicyError, ValueError):
             closed = True
-        return BelljarConfig(network=NO_NETWORK if closed else "", differences=(said,))
+        return BelljarConfig(network=NO_NETWORK if closed else "", differences=(overridden,))
 
 
 def _of_sample(task: Task, sample: Sample, default: BelljarConfig | PolicyError, read: _Reader) -> SampleSandbox:
@@ -175,7 +175,10 @@ def brought(
 
 
 def _wants_no_network(compose: Mapping[str, Any]) -> bool:
-    """By this one word, whatever else of the file a cell can't keep; what can't be told is taken for it. Raises `ValueError`."""
+    """Whether its default service has `network_mode: none`, whatever else a cell can't keep.
+
+    True where that can't be read. Raises `ValueError`.
+    """
     services = compose.get("services")
     if not isinstance(services, Mapping) or not all(isinstance(each, Mapping) for each in services.values()):
         return True

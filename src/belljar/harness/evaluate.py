@@ -107,7 +107,7 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
         if session.stopped is not None:
             raise session.stopped
         _show_preview(previews, session)
-        tell(session, [said for task in tasks if (said := check_known_tools(task, session))])
+        tell(session, [remark for task in tasks if (remark := check_known_tools(task, session))])
         return _run_tasks(request, options, tasks, session)
 
 
