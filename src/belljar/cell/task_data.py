@@ -12,6 +12,7 @@ from typing import Final
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
+from belljar.compose.task_files import reason
 from belljar.errors import CellError, PolicyError
 from belljar.events import Kind
 from belljar.policy.directories import Entry, EntryKind, Tree, read_entry
@@ -190,9 +191,9 @@ async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:
 
 
 def _unreadable(error: OSError | ValueError) -> PolicyError:
-    why = (error.strerror or "an error").lower() if isinstance(error, OSError) else str(error)
+    why = printable(reason(error), max_chars=300)
     return PolicyError(
-        f"a file of the task can't be copied into its cell: {printable(why, max_chars=300)}",
+        f"a file of the task can't be copied into its cell: {why}",
         where="the task's compose file",
         mend="leave the task's files as they are while it runs; `belljar check` looks at them",
     )

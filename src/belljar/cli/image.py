@@ -72,9 +72,10 @@ def import_(
     docker://[REGISTRY/]NAME[:TAG][@sha256:DIGEST]   docker-daemon:NAME[:TAG]
     docker-archive:FILE[:NAME]   oci-archive:FILE   oci:DIRECTORY[:TAG]
 
-    What an image holds is checked before anything of it is used; entrypoint, command, environment, user and working
-    directory are kept. With --from-compose or --from-task, images in the store are skipped, and each other one is taken
-    from a Docker daemon or Podman if one has it, else from its registry.
+    What an image holds is checked before anything of it is used; entrypoint, command, environment,
+    user and working directory are kept. With --from-compose or --from-task, images in the store are
+    skipped, and each other one is taken from a Docker daemon or Podman if one has it, else from its
+    registry.
     """
     from belljar.image.oci import ImportLimits, import_image
 

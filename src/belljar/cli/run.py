@@ -28,7 +28,8 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
 @click.command(
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER] [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
+    options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
+    " [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",

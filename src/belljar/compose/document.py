@@ -60,7 +60,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """
     from belljar.compose.include import with_others
     from belljar.compose.parse import NotReadError, read_yaml
-    from belljar.compose.task_files import files_of, mark_read
+    from belljar.compose.task_files import files_of, mark_read, reason
 
     where = printable(str(path))
     try:
@@ -78,7 +78,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _refused("can't be read: it is not UTF-8", where) from error
     except OSError as error:
-        raise _refused(f"can't be read: {(error.strerror or 'an error').lower()}", where) from error
+        raise _refused(f"can't be read: {reason(error)}", where) from error
     except ValueError as error:
         raise _refused(f"can't be read: {printable(str(error), max_chars=300)}", where) from error
     if not isinstance(parsed, dict):

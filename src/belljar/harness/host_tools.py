@@ -176,7 +176,7 @@ def check_known_tools(task: Task, session: Session) -> str:
 
 def _rules(task: Task, session: Session) -> set[HostTools]:
     specs = [task.sandbox, *(sample.sandbox for sample in task.dataset or ())]
-    # what is refused keeps another provider's: it does not run, `--sample-id` or `--limit` leaves it out
+    # what is refused keeps another provider's, and does not run
     written = {spec.config for spec in specs if spec is not None and spec.type == PROVIDER}
     return {_rule(session, config) for config in written or {None}}
 

@@ -135,7 +135,7 @@ def _get(host: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
     with closing(_connected(host, timeout_s)) as connected:
         connection.sock = connected
-        # A timeout of the socket is one of each read; this one is of the whole answer, however it drips.
+        # The socket's timeout bounds each read; this one bounds the whole answer.
         late = Event()
         deadline = Timer(timeout_s, _hang_up, [connected, late])
         deadline.start()

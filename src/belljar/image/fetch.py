@@ -115,7 +115,7 @@ def _work_dir(scratch: Path, *, drop: bool) -> Iterator[Path]:
 def _skopeo(origin: Origin, work: Path, limits: ImportLimits) -> list[str]:
     trust = [] if any(path.exists() for path in _TRUST_POLICIES) else ["--insecure-policy"]
     platform = ["--override-os", "linux", "--override-arch", debian_arch()]
-    # A directory takes any manifest as it is: its digest, and that of the configuration, stay what they were.
+    # A directory keeps any manifest as it is, so the digests stay the same.
     copy = ["copy", "--quiet", *origin.options, origin.source, "dir:image"]
     argv = [tool("skopeo"), *trust, *platform, "--tmpdir", str(work), *copy]
     return limited(argv, max_file_bytes=limits.max_bytes + _SLACK_BYTES, cpu_s=int(limits.timeout_s))

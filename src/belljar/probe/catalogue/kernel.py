@@ -155,7 +155,8 @@ _CALLS: Final = (
     ),
     _probe(
         "other_processes",
-        tries="Calls kcmp, pidfd_getfd and process_madvise with arguments that can't work, unless the plan grants them.",
+        tries="Calls kcmp, pidfd_getfd and process_madvise with arguments that can't work, unless"
+        " the plan grants them.",
         why="They compare, take and change what belongs to another process; container engines give them to tracers only.",
         breach="The permission check is passed.",
         quick=True,

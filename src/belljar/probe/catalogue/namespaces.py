@@ -61,7 +61,8 @@ PROBES: Final = (
     ),
     _probe(
         "capabilities",
-        tries="Looks whether any of its capability sets has more than a container's usual fourteen and what the plan grants.",
+        tries="Looks whether any of its capability sets has more than a container's usual fourteen"
+        " and what the plan grants.",
         why="CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_SYS_MODULE, CAP_DAC_READ_SEARCH are each an escape; CVE-2022-24769 and CVE-2022-29162 left some behind.",
         breach="One has.",
         quick=True,
