@@ -79,9 +79,11 @@ def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
         pass
 
 
-def hoard(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves nobody, and uses all the memory that it gets."""
+def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
+    """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver on."""
     _ready(events)
+    listeners.dns_udp.setblocking(True)
+    listeners.dns_udp.recv(1)
     held = []
     while True:
         held.append(b"x" * (1 << 20))

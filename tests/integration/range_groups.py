@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
-from tests.integration.range_driver import PATIENCE_S, Scene, processes, within
+from tests.integration.range_driver import PATIENCE_S, Scene, cell, processes, within
 
 from belljar.host.cgroups import cgroup_fact, parse_hierarchies
 from belljar.isolation.cgroup import processes_in
@@ -18,6 +19,7 @@ from belljar.plan.network import NetworkBounds
 
 BURN = "tests.integration.plain_gateway:burn"
 HOARD = "tests.integration.plain_gateway:hoard"
+ASK = "import socket, sys; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', (sys.argv[1], 53))"
 
 
 def controllers() -> tuple[str, ...]:
@@ -57,6 +59,10 @@ async def hoarded(home: Path) -> dict[str, Any]:
     scene = Scene(home, controllers=controllers(), bounds=bounds)
     async with scene.open(serve=HOARD) as made:
         groups = groups_of(made)
+        with cell(made) as agent:
+            # Only now: one that hoards sooner may end its range before it is up, which `open` raises.
+            await made.attach("agent", agent.pid)
+            agent.run(sys.executable, "-I", "-c", ASK, scene.layout.resolver)
         told = await anyio.to_thread.run_sync(scene.died.wait, PATIENCE_S)
     end = scene.data("range.destroyed")[-1]
     return {

@@ -33,7 +33,7 @@ from belljar.isolation.reap import reap_now
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_DRIVER = ("-m", "tests.integration.range_driver")
+_DRIVER = ("-X", "faulthandler", "-m", "tests.integration.range_driver")
 
 
 class Who:
@@ -62,8 +62,12 @@ class Who:
             try:
                 out, err = process.communicate(timeout=90)
             except subprocess.TimeoutExpired:
-                process.kill()
-                raise
+                process.send_signal(signal.SIGABRT)  # every thread's stack, on standard error
+                try:
+                    _, err = process.communicate(timeout=10)
+                finally:
+                    process.kill()
+                pytest.fail(f"{scenario} did not end within 90 s: {err.decode(errors='replace')}")
         assert process.returncode == 0, err.decode()
         return dict(json.loads(out))
 

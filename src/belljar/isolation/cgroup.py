@@ -143,7 +143,10 @@ def _settings(controller: str, limits: GroupLimits, *, unified: bool) -> _Settin
         case "memory", False:
             # What sockets hold is counted in version 1 only where it has a limit, and then beside the rest.
             sockets = ("memory.kmem.tcp.limit_in_bytes?", str(limits.memory_max_bytes // _SOCKETS_SHARE))
-            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes?", memory), sockets]
+            # Where swap isn't counted nothing bounds it: a group at its limit would swap for minutes, not end.
+            no_swap = ("memory.swappiness?", "0")
+            limit = ("memory.limit_in_bytes", memory)
+            return [no_swap, limit, ("memory.memsw.limit_in_bytes?", memory), sockets]
         case "pids", _:
             return [("pids.max", str(limits.processes))]
         case "cpu", True:
