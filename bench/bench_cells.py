@@ -1,7 +1,9 @@
 """Cells of each tier against Docker, in one run, on this machine: `python bench/bench_cells.py [--tiers …] [--rounds N] [--json]`.
 
 What is compared: create → first output → destroyed against `docker run --rm` with the same command; an exec of `true` against `docker exec`; 50 MiB in and out against
-`docker cp`; destroying; the quick probes; the memory of an idle microVM clone; the start of `belljar --help`. Medians (P50) and P95; the ratio is cell / Docker.
+`docker cp`; destroying; the quick probes; the memory of an idle microVM clone; whole commands. Medians (P50) and P95; the ratio is cell / Docker.
+`cli_exec` is a whole command, `belljar exec` of `echo`, from its start to its end, against the same `docker run --rm`: Python's start and imports are
+in it, with compiled bytecode as an installed package has it. `commands` are other whole commands, and what ten thousand old runs in the store add.
 `pool_whole_life` and `pool_first_output` are of cells made ahead: take → first output → destroyed. Their making and warming are *moved, not
 saved*: they are done before and not timed.
 Rounds alternate between Docker and the tiers, so that a busy moment strikes all.
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,14 @@ from belljar.events import MemoryRecorder
 from belljar.host.home import belljar_home
 from belljar.image import Store
 from belljar.ledger import RunDirectory
+from belljar.ledger.rundir import RUNS
 from belljar.policy import LoadedPolicy, load_policy
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
 
 FILE_MIB = 50
+OLD_RUNS = 10_000
+COMMANDS = ("--help", "ps", "runs", "plan low", "exec low -- echo hello")
 TIERS = ("container", "gvisor", "microvm")
 
 
@@ -45,7 +50,17 @@ def _ms(action: Callable[[], object]) -> float:
 
 
 ECHO = ("run", "--rm", "--network", "none", IMAGE, "echo", "hello")
-NAMES = ("whole_life", "first_output", "exec", "file_in", "file_out", "destroy", "pool_whole_life", "pool_first_output")
+NAMES = (
+    "cli_exec",
+    "whole_life",
+    "first_output",
+    "exec",
+    "file_in",
+    "file_out",
+    "destroy",
+    "pool_whole_life",
+    "pool_first_output",
+)
 
 
 def docker_round(peer: Docker) -> float:
@@ -116,9 +131,11 @@ async def measure(peer: Docker, tiers: list[str], rounds: int) -> dict[str, Any]
         docker_round(peer)
         for tier in tiers:
             await life(tier, run, {name: [] for name in NAMES})  # not timed: it makes template or tree
+            cli_ms("exec", "low", "--tier", tier, "--", "echo", "hello")  # its policy's own template
         for _ in range(rounds):
             docker_runs.append(docker_round(peer))
             for tier in tiers:
+                times[tier]["cli_exec"].append(cli_ms("exec", "low", "--tier", tier, "--", "echo", "hello"))
                 cell = await life(tier, run, times[tier])
                 notes[tier] = {
                     "emulated": cell.emulated,
@@ -131,7 +148,7 @@ async def measure(peer: Docker, tiers: list[str], rounds: int) -> dict[str, Any]
                     notes[tier]["private_memory_mib"] = private_memory_mib(cell)
                 await _in_one_cell(cell, rounds, times[tier])
                 notes[tier]["quick_probes_ms"] = await quick_probes_ms(cell)
-    lives = ("whole_life", "first_output", "pool_whole_life", "pool_first_output")
+    lives = ("cli_exec", "whole_life", "first_output", "pool_whole_life", "pool_first_output")
     theirs = dict.fromkeys(lives, docker_runs) | of_docker(peer, rounds)
     return {tier: {"rows": compare(times[tier], theirs), **notes[tier]} for tier in tiers}
 
@@ -191,10 +208,41 @@ def private_memory_mib(cell: Cell) -> float:
     raise SystemExit("the cell's VMM was not found")
 
 
-def help_ms(rounds: int) -> list[float]:
-    """Starting `belljar --help`."""
-    argv = [sys.executable, "-m", "belljar", "--help"]
-    return [_ms(lambda: subprocess.run(argv, check=True, capture_output=True)) for _ in range(rounds)]
+def cli_ms(*words: str) -> float:
+    """One whole command, in milliseconds."""
+    argv = [sys.executable, "-m", "belljar", *words]
+    # Without bytecode a command compiles Belljar's source each time, as no installed package does.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return _ms(lambda: subprocess.run(argv, check=True, capture_output=True, env=environment))
+
+
+def commands_ms(rounds: int) -> dict[str, dict[str, float]]:
+    """Whole commands without a cell, and with one, in this store and with ten thousand more runs in it; alternating is not possible here."""
+    alone = _commands(rounds)
+    with old_runs(belljar_home() / RUNS):
+        crowded = _commands(rounds)
+    return {name: {"ms": round(ms, 1), "with_10000_runs_ms": round(crowded[name], 1)} for name, ms in alone.items()}
+
+
+def _commands(rounds: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {words: [] for words in COMMANDS}
+    for _ in range(rounds):
+        for words, taken in times.items():
+            taken.append(cli_ms(*words.split()))
+    return {words: statistics.median(taken) for words, taken in times.items()}
+
+
+@contextlib.contextmanager
+def old_runs(runs: Path) -> Iterator[None]:
+    """Ten thousand directories that sort before every run."""
+    made = [runs / f"19700101-{number:09}-bench" for number in range(OLD_RUNS)]
+    try:
+        for path in made:
+            path.mkdir()
+        yield
+    finally:
+        for path in made:
+            path.rmdir()
 
 
 def compare(cells: dict[str, list[float]], peer: dict[str, list[float]]) -> dict[str, Any]:
@@ -228,7 +276,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with docker(Store(belljar_home()).find("default").rootfs) as peer:
         found = anyio.run(measure, peer, arguments.tiers, arguments.rounds)
-    found["help_ms"] = round(statistics.median(help_ms(arguments.rounds)), 1)
+    found["commands"] = commands_ms(arguments.rounds)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return
@@ -236,7 +284,8 @@ def main() -> None:
         print(tier, {key: value for key, value in found[tier].items() if key != "rows"})
         for name, row in found[tier]["rows"].items():
             print(f"  {name:14}" + "".join(f"  {key} {value:>8}" for key, value in row.items()))
-    print("belljar --help", found["help_ms"], "ms")
+    for words, row in found["commands"].items():
+        print("belljar", words, row)
 
 
 if __name__ == "__main__":

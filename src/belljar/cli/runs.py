@@ -32,11 +32,11 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
     RECORDED is the verdict that an evaluation's own process recorded when it sealed the run.
     """
     from belljar.host.home import belljar_home
-    from belljar.ledger.listing import list_runs, run_ids
+    from belljar.ledger.listing import list_runs
 
     home = belljar_home()
-    found = list_runs(home, limit=None if every else limit)
-    if len(found) == limit and (count := len(run_ids(home))) > limit and not every:
+    found, count = list_runs(home, limit=None if every else limit)
+    if len(found) < count:
         click.echo(f"belljar: the latest {limit} of {count} runs; --all lists every one", err=True)
     if as_json:
         click.echo(json.dumps([run.to_json() for run in found], indent=2))

@@ -75,10 +75,14 @@ def find_run(home: Path, ref: str) -> Path:
     return home / RUNS / meant[0]
 
 
-def list_runs(home: Path, *, limit: int | None = None) -> list[RunSummary]:
-    """The runs under `home`, oldest first; broken ones too. `limit`: only the latest so many; no other is read."""
+def list_runs(home: Path, *, limit: int | None = None) -> tuple[list[RunSummary], int]:
+    """The runs under `home`, oldest first, broken ones too, and how many there are.
+
+    `limit`: only the latest so many; no other is read.
+    """
     names = run_ids(home)
-    return [summarise(home / RUNS / name) for name in (names if limit is None else names[-limit:])]
+    latest = names if limit is None else names[-limit:]
+    return [summarise(home / RUNS / name) for name in latest], len(names)
 
 
 def summarise(run_dir: Path) -> RunSummary:

@@ -57,4 +57,4 @@ def test_a_run_is_called_by_what_it_runs(tmp_path: Path) -> None:
     for what, argv in (("task", ["a"]), (None, ["python3", "-c", "print()", "rest"])):
         with start_run("exec", what, argv, home=tmp_path):
             pass
-    assert {listed.what for listed in list_runs(tmp_path)} == {"task", "python3 -c print()"}
+    assert {listed.what for listed in list_runs(tmp_path)[0]} == {"task", "python3 -c print()"}

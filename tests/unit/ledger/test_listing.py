@@ -45,7 +45,7 @@ def test_broken_runs_are_listed(home: Path, content: bytes) -> None:
     (home / "runs" / "20000101-000000000-000001").mkdir()
     (home / "runs" / "a-file").write_text("")
     (home / "runs" / "a-link").symlink_to("/")
-    assert [(run.run_id, run.outcome) for run in list_runs(home)] == [
+    assert [(run.run_id, run.outcome) for run in list_runs(home)[0]] == [
         (broken.name, "broken"),
         ("20000101-000000000-000001", "broken"),
         (whole.name, "completed"),
@@ -62,9 +62,9 @@ def test_a_limit_reads_so_many(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return summarise(path)
 
     monkeypatch.setattr(listing, "summarise", counted)
-    assert [run.path for run in list_runs(home, limit=3)] == made[2:]
+    assert [run.path for run in list_runs(home, limit=3)[0]] == made[2:]
     assert read == made[2:]
-    assert list_runs(home, limit=9)[0].path == made[0]
+    assert list_runs(home, limit=9)[0][0].path == made[0]
 
 
 def test_a_pipe_for_a_ledger_does_not_hang(home: Path) -> None:
