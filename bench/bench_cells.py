@@ -217,19 +217,17 @@ def cli_ms(*words: str) -> float:
 
 
 def commands_ms(rounds: int) -> dict[str, dict[str, float]]:
-    """Whole commands without a cell, and with one, in this store and with ten thousand more runs in it; alternating is not possible here."""
-    alone = _commands(rounds)
-    with old_runs(belljar_home() / RUNS):
-        crowded = _commands(rounds)
-    return {name: {"ms": round(ms, 1), "with_10000_runs_ms": round(crowded[name], 1)} for name, ms in alone.items()}
-
-
-def _commands(rounds: int) -> dict[str, float]:
-    times: dict[str, list[float]] = {words: [] for words in COMMANDS}
+    """Whole commands in this store, and with ten thousand more runs in it, in turns."""
+    alone: dict[str, list[float]] = {words: [] for words in COMMANDS}
+    crowded: dict[str, list[float]] = {words: [] for words in COMMANDS}
     for _ in range(rounds):
-        for words, taken in times.items():
-            taken.append(cli_ms(*words.split()))
-    return {words: statistics.median(taken) for words, taken in times.items()}
+        for words, times in alone.items():
+            times.append(cli_ms(*words.split()))
+        with old_runs(belljar_home() / RUNS):
+            for words, times in crowded.items():
+                times.append(cli_ms(*words.split()))
+    medians = {words: (statistics.median(alone[words]), statistics.median(crowded[words])) for words in COMMANDS}
+    return {words: {"ms": round(ms, 1), "old_runs_ms": round(old - ms, 1)} for words, (ms, old) in medians.items()}
 
 
 @contextlib.contextmanager

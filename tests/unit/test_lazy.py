@@ -9,7 +9,7 @@ import pytest
 
 import belljar
 
-FRONTS = ("cell", "host", "image", "isolation", "isolation.microvm", "isolation.oci", "plan")
+FRONTS = ("cell", "host", "image", "image.layers", "isolation", "isolation.microvm", "isolation.oci", "plan")
 
 
 @pytest.mark.parametrize("front", FRONTS)

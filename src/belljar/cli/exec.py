@@ -124,7 +124,6 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
     `resolve_here`.
     """
     from belljar.host.settings import read_settings, within_settings
-    from belljar.plan.network_radius import announcements
     from belljar.policy import resolve_policy, with_tier
 
     asked, settings = with_tier(resolve_policy(policy), tier), read_settings()
@@ -132,8 +131,11 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
     if loaded != asked:
         words = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as {settings.least_risk_from} says"
         click.echo(f"belljar: {printable(words)}", err=True)
-    for sentence in announcements(loaded) if announces else ():
-        click.echo(f"belljar: {sentence}", err=True)
+    if announces and loaded.policy.network is not None:
+        from belljar.plan.network_radius import announcements
+
+        for sentence in announcements(loaded):
+            click.echo(f"belljar: {sentence}", err=True)
     return loaded
 
 

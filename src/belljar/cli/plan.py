@@ -30,11 +30,13 @@ def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) ->
     """
     from belljar.cli._facts import host_facts
     from belljar.host import belljar_home
-    from belljar.network.stand_ins.author import check_stand_ins
     from belljar.plan import make_plan, render_plan
 
     loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
-    check_stand_ins(loaded)
+    if loaded.policy.network is not None:
+        from belljar.network.stand_ins.author import check_stand_ins
+
+        check_stand_ins(loaded)
     facts, image = host_facts(home, prove=not no_prove), image_facts(home, loaded.policy.image)
     made = make_plan(loaded.policy, facts, image, base=loaded.base)
     lines = render_plan(made, real=lambda line: click.style(line, fg="red", bold=True))

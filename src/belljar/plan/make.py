@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from belljar.host import HostFacts
-from belljar.plan import network_radius, radius
-from belljar.plan.model import ImageFacts, Plan
-from belljar.plan.network import NetworkPlan, plan_network
+from belljar.plan import radius
+from belljar.plan.model import Bound, ImageFacts, Plan
 from belljar.plan.obstacles import (
     Obstacle,
     hardware_obstacle,
@@ -22,6 +21,9 @@ from belljar.plan.walls import Walls, walls_of
 from belljar.policy import Policy, Tier, demanded_tier, needs_hardware
 from belljar.policy.rights import NO_RIGHTS
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.plan.network import NetworkPlan
 
 NO_IMAGE_USER: Final = "root"
 
@@ -44,7 +46,8 @@ def make_plan(
     network = _network(policy, facts, base)
     walls, passed_over = _choose(policy, facts, demanded, has_port=has_port or network is not None)
     env = {**(image.env if image else {}), **policy.env}
-    bounds = (*walls.bounds, *(network_radius.bounds(network) if network is not None else ()))
+    network_bounds, network_warnings = _network_words(network, facts)
+    bounds = (*walls.bounds, *network_bounds)
     return Plan(
         policy=policy,
         risk=policy.risk,
@@ -69,7 +72,7 @@ def make_plan(
         warnings=(
             *radius.common_warnings(image, policy.image, passed_over=passed_over),
             *walls.warnings,
-            *(network_radius.warnings(network, facts) if network is not None else ()),
+            *network_warnings,
         ),
         network=network,
         rights=walls.rights,
@@ -81,10 +84,21 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
     """The range's network, if the policy has one and this host can make it."""
     if policy.network is None:
         return None
+    from belljar.plan.network import plan_network
+
     network = plan_network(policy.network, base, open_files_max=facts.open_files_max)
     if found := network_obstacles(facts, {item.kind for item in network.stand_ins}):
         raise found[0].error()
     return replace(network, controllers=facts.cgroup.controllers)
+
+
+def _network_words(network: NetworkPlan | None, facts: HostFacts) -> tuple[tuple[Bound, ...], tuple[str, ...]]:
+    """What holds the range's network, and what the author should know of it."""
+    if network is None:
+        return (), ()
+    from belljar.plan.network_radius import bounds, warnings
+
+    return bounds(network), warnings(network, facts)
 
 
 def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool) -> tuple[Walls, tuple[str, ...]]:

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import PurePath
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from belljar.plan.jail import JailLimits
-from belljar.plan.network import NetworkPlan
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Policy, Resources, Risk, Tier
 from belljar.policy.rights import NOTHING_GRANTED, Granted
 
+if TYPE_CHECKING:
+    from belljar.plan.network import NetworkPlan
+
 PLAN_FORMAT: Final = 1
+REAL: Final = "REAL network: "
+"""How each sentence about something that is not simulated begins."""
 LayerState: TypeAlias = Literal["enforced", "hardware", "emulated", "shared"]
 """`shared`: as good as the kernel that the cell shares with this host."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from belljar.host import HostFacts
-from belljar.plan.model import Bound
+from belljar.plan.model import REAL, Bound
 from belljar.plan.network import (
     CATCH_ALL_PORTS,
     METADATA_ADDRESS,
@@ -18,9 +17,6 @@ from belljar.plan.network import (
 )
 from belljar.policy import LoadedPolicy
 from belljar.units import format_size, printable
-
-REAL: Final = "REAL network: "
-"""How each sentence about something that is not simulated begins."""
 
 
 def reach(network: NetworkPlan) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from typing import Final
 
 from belljar.errors import HostError
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolFact
-from belljar.plan.network import GATEWAY_OTHER_FILES
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
 from belljar.policy.rights import Rights, refusals
@@ -22,7 +21,6 @@ NETWORK_EXTRA_MEND: Final = "install Belljar with its extra `network`: pip insta
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
 _USUAL_NAMESPACES: Final = 15_000
-_MIN_OPEN_FILES: Final = 2 * GATEWAY_OTHER_FILES
 """A gateway that could take fewer connections than it needs descriptors for itself is not worth starting."""
 _RELEASE: Final = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
@@ -176,9 +174,12 @@ def _network_namespaces(facts: HostFacts) -> Iterator[Obstacle]:
 
 
 def _network_files(facts: HostFacts) -> Iterator[Obstacle]:
-    if facts.open_files_max < _MIN_OPEN_FILES:
+    from belljar.plan.network import GATEWAY_OTHER_FILES
+
+    needed = 2 * GATEWAY_OTHER_FILES
+    if facts.open_files_max < needed:
         yield Obstacle(
-            what=f"a range's gateway needs {_MIN_OPEN_FILES} open files, and this process may have {facts.open_files_max}",
+            what=f"a range's gateway needs {needed} open files, and this process may have {facts.open_files_max}",
             where="network",
             mend="raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit); or write `network: none`",
         )

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from belljar.host import HostFacts
-from belljar.plan import network_radius
 from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
 from belljar.plan.model import BlastRadius, Bound, ImageFacts
-from belljar.plan.network import NetworkPlan
 from belljar.plan.qemu import VmShape
 from belljar.policy import Policy, Resources, Tier
 from belljar.units import format_duration, format_size, printable
+
+if TYPE_CHECKING:
+    from belljar.plan.network import NetworkPlan
 
 _SHOWN_DIGITS = 12
 HOST_GROUP = "the host's control group"
@@ -113,7 +115,7 @@ def blast_radius(
             "nothing on this host, and nothing another cell can read",
         ),
         reach=(
-            *((_NO_NETWORK[tier],) if network is None else network_radius.reach(network)),
+            *((_NO_NETWORK[tier],) if network is None else _reach(network)),
             "this host by one byte pipe, whose every frame is checked",
             *_KERNEL_REACHED[tier],
             f"{_HOST_TOOLS}: {printable(str(policy.host_tools_rule))}",
@@ -172,3 +174,9 @@ def _shown_image(policy: Policy, image: ImageFacts | None) -> str:
     if image is None:
         return f"{printable(policy.image)} (not built)"
     return f"{printable(image.name)} (sha256:{image.digest[:_SHOWN_DIGITS]})"
+
+
+def _reach(network: NetworkPlan) -> tuple[str, ...]:
+    from belljar.plan.network_radius import reach
+
+    return reach(network)

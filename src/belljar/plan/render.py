@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
 from belljar.compose.health import SETTLE_S
-from belljar.plan.model import ImageFacts, Plan
-from belljar.plan.network_radius import REAL
+from belljar.plan.model import REAL, ImageFacts, Plan
 from belljar.policy import Tier
 from belljar.units import printable
 
