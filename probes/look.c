@@ -14,6 +14,13 @@ static bool is_covered(int fd, const char *path)
     return strcmp(path, "/dev/null") != 0 && fstat(fd, &s) == 0 && S_ISCHR(s.st_mode) && s.st_rdev == makedev(1, 3);
 }
 
+/* Root of a cell can put a file, a pipe or a directory there, as a script does that writes to a console which is not there. */
+static bool is_no_device(int fd, const char *path)
+{
+    struct stat s;
+    return strncmp(path, "/dev/", 5) == 0 && fstat(fd, &s) == 0 && !S_ISCHR(s.st_mode) && !S_ISBLK(s.st_mode);
+}
+
 bool opens(struct finding *f, const char *path, int flags)
 {
     int fd = open(path, flags | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -21,8 +28,12 @@ bool opens(struct finding *f, const char *path, int flags)
         refused(f, path);
         return false;
     }
-    bool covered = is_covered(fd, path);
+    bool covered = is_covered(fd, path), no_device = is_no_device(fd, path);
     close(fd);
+    if (no_device) {
+        absent(f, "%s is no device", path);
+        return false;
+    }
     if (covered) {
         denied(f, "%s: covered", path);
         return false;

@@ -143,3 +143,12 @@ async def test_a_fork_bomb_in_a_full_cell_makes_no_wrong_verdict(cell: Cell) -> 
     assert report.verdict is Verdict.CONTAINED, report.problem
     assert await count_others(cell) == 0
     await cell.exec(["sh", "-c", "rm -f /tmp/full /tmp/rest"], user="root")
+
+
+async def test_files_with_the_names_of_devices_are_no_breach(cell: Cell) -> None:
+    """Root of a cell whose `/dev` can be written may log to a console that is not there."""
+    script = "cd /dev; for f in console mem kmsg hvc0; do echo x > $f; done; mkfifo tty0; mkdir nvram; true"
+    await cell.exec(["sh", "-c", script], user="root")
+    report = await probe_cell(cell, recorder=MemoryRecorder(), phase="end")
+    await cell.exec(["sh", "-c", "cd /dev; rm -rf console mem kmsg hvc0 tty0 nvram"], user="root")
+    assert (report.verdict, report.problem) == (Verdict.CONTAINED, "")
