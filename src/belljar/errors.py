@@ -63,3 +63,5 @@ class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
     """Stop everything: evidence that something got out, or that a cell's destruction left a survivor."""
 
     exit_code = 2
+    cause: str = ""
+    """The reason code of a verdict that is about this, "" for none of its own."""

@@ -155,7 +155,8 @@ def _group_lines(each: Outlook) -> Iterator[str]:
     if error is not None:
         # what a compose file is refused for stands above, each key for itself
         if not any(fact.kind is Kind.REFUSED for fact in first.differences):
-            yield f"  {printable(error.what, max_chars=1000)}"
+            place = f"{printable(error.where)}: " if error.where else ""
+            yield f"  {place}{printable(error.what, max_chars=1000)}"
         if error.mend:
             yield f"  hint: {printable(error.mend)}"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.errors import PolicyError
 from belljar.units import format_size, parse_size, printable
 
 if TYPE_CHECKING:
@@ -100,11 +101,29 @@ def import_(
 @image.command()
 @click.argument("ref")
 @click.argument("name")
+@click.option("--force", is_flag=True, help="Also take the name `default` from another image.")
 @click.option("--json", "as_json", is_flag=True, help="Print the image as one JSON object.")
-def tag(ref: str, name: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
-    """Give the image REF one more NAME, taken from whichever image had it."""
+def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
+    """Give the image REF one more NAME, taken from whichever image had it.
+
+    `default` is what policies and tasks run that name no image: it is taken from another image only
+    with --force.
+    """
+    from belljar.image.store import check_name
+    from belljar.policy.model import Policy
+
     store = _store()
-    print_image(store.name(store.find(ref), name), as_json=as_json)
+    image = store.find(ref)
+    default = Policy.model_fields["image"].default
+    if check_name(name) == check_name(default) and not force and store.missing(default) is None:
+        had = store.find(default)
+        if had.digest != image.digest:
+            raise PolicyError(
+                f"`{default}` is another image, which runs where a policy names none",
+                where=printable(name),
+                mend="choose another name, or take this one with --force",
+            )
+    print_image(store.name(image, name), as_json=as_json)
 
 
 @image.command()

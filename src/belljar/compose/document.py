@@ -77,6 +77,9 @@ def read_document(path: Path) -> dict[str, Any]:
         raise _refused(f"can't be read: {why}", f"{where}:{error.line}" if error.line else where) from error
     except UnicodeDecodeError as error:
         raise _refused("can't be read: it is not UTF-8", where) from error
+    except FileNotFoundError as error:
+        why = "a task's compose file is meant from the directory of the task's file"
+        raise PolicyError("can't be read: no such file or directory", where=where, mend=why) from error
     except OSError as error:
         raise _refused(f"can't be read: {reason(error)}", where) from error
     except ValueError as error:

@@ -7,6 +7,7 @@ Inspect's log goes into the run directory, and when it is over the log is held a
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import sys
@@ -233,11 +234,31 @@ def _absolute(policy: str) -> str:
 
 
 def _check_files(specs: Sequence[str]) -> None:
-    """A file that is not there gets its own message: Inspect's is about glob patterns."""
+    """A file that is not there, or is no Python, gets its own message: Inspect's are about glob
+    patterns and tasks that are not found.
+    """
     for spec in specs:
         file = spec.partition("@")[0]
-        if file.endswith((".py", ".ipynb")) and not any(sign in file for sign in "*?[") and not Path(file).exists():
-            raise PolicyError("no such file", where=printable(file), mend="name a file, file@task or package/task")
+        if not file.endswith((".py", ".ipynb")) or any(sign in file for sign in "*?["):
+            continue
+        if not Path(file).exists():
+            mend = "name a file, file@task or package/task"
+            raise PolicyError("no such file", where=printable(file), mend=mend)
+        if file.endswith(".py"):
+            _check_syntax(file)
+
+
+def _check_syntax(file: str) -> None:
+    try:
+        ast.parse(Path(file).read_bytes(), filename=file)
+    except SyntaxError as error:
+        raise PolicyError(
+            f"the task can't be loaded: {type(error).__name__}: {printable(error.msg)}",
+            where=printable(f"{file}:{error.lineno}" if error.lineno else file),
+            mend="try: python -m py_compile FILE",
+        ) from error
+    except (OSError, ValueError, RecursionError, MemoryError):
+        return  # whoever loads it says why it can't be
 
 
 def load_tasks(options: InspectOptions, operator: Operator, selection: Selection) -> tuple[list[Task], list[Preview]]:

@@ -28,6 +28,7 @@ from belljar.harness.lifecycle import tell
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy import HostTools
+from belljar.report.reasons import ReasonCode
 from belljar.report.tools import (
     BUILT_IN,
     EXTRA_BODY_TOOL,
@@ -214,6 +215,7 @@ class ToolHold:
                 f"the tool {printable(tool)} was about to act outside of the cell ({where}), which the policy refuses",
                 where="tools",
                 hint=_hint(tool),
+                cause=ReasonCode.LATE_HOST_TOOL,
             )
         tell(self.session, [f"the tool {printable(tool)} acts outside of the cell: {where}"])
 

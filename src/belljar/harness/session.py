@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from belljar.ledger import RunDirectory
     from belljar.policy import LoadedPolicy
     from belljar.probe.model import ProbeReport
+    from belljar.report.reasons import ReasonCode
 
 _STOP_PATIENCE_S: Final = 10.0
 
@@ -214,6 +215,7 @@ class Session:
             "interrupted": interrupted,
             "stopped": self.stopped is not None,
             "errors": [_plain(error) for error in self.breaches],
+            "causes": [getattr(error, "cause", "") for error in self.breaches],
             **why,
         }
         self.record(Event(kind=Kind.RUN_EVALUATED, data=data, actor=Actor.HARNESS))
@@ -234,9 +236,10 @@ class Session:
             if self.stop is not None:
                 self.stop()
 
-    def refuse(self, what: str, *, where: str, hint: str) -> NoReturn:
+    def refuse(self, what: str, *, where: str, hint: str, cause: ReasonCode) -> NoReturn:
         """Stop the run. Raises `ContainmentBreach`."""
         error = ContainmentBreach(what, where=where, mend=hint)
+        error.cause = cause.value
         self.breached(error)
         raise error
 

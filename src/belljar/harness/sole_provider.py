@@ -23,6 +23,7 @@ from belljar.harness.lifecycle import say
 from belljar.harness.options import PROVIDER, unknown_inspect
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.policy import Risk
+from belljar.report.reasons import ReasonCode
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class SoleProvider:
             f"{what}; under belljar run a task's commands run in cells only",
             where=where,
             hint="let the task name no sandbox but its own: belljar run puts a cell in its place",
+            cause=ReasonCode.OTHER_PROVIDER,
         )
 
     def look_at(self, environments: Mapping[str, object] | None, *, where: str) -> None:

@@ -42,6 +42,8 @@ class ReasonCode(StrEnum):
     LEDGER_UNFINISHED = "ledger_unfinished"
     RUN_END_MISSING = "run_end_missing"
     RUN_ERROR = "run_error"
+    OTHER_PROVIDER = "other_provider"
+    LATE_HOST_TOOL = "late_host_tool"
     RUN_REFUSED = "run_refused"
     NO_SAMPLES = "no_samples"
     LOG_MISSING = "log_missing"
@@ -62,6 +64,9 @@ _BREACHES: Final = frozenset({ReasonCode.PROBES_BREACHED, ReasonCode.RANGE_BREAC
 
 RECORD_IN_DOUBT: Final = frozenset({ReasonCode.LEDGER_BAD, ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING})
 """Causes of a run that void every sample of it."""
+
+CAUSES_OF_STOPS: Final = frozenset({ReasonCode.OTHER_PROVIDER, ReasonCode.LATE_HOST_TOOL})
+"""What the record may give as the cause of an error of the run; any other is `RUN_ERROR`."""
 
 TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.CELL_NOT_DESTROYED: "its destruction is not on record",
@@ -92,6 +97,8 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.LEDGER_UNFINISHED: "the ledger is unfinished: {}",
     ReasonCode.RUN_END_MISSING: "the end of the evaluation is not on record",
     ReasonCode.RUN_ERROR: "{}",
+    ReasonCode.OTHER_PROVIDER: "stopped, a sample would not have run in a cell: {}",
+    ReasonCode.LATE_HOST_TOOL: "stopped, a tool would have acted outside of the cell: {}",
     ReasonCode.RUN_REFUSED: "the run was refused: {}",
     ReasonCode.NO_SAMPLES: "no sample was judged",
     ReasonCode.LOG_MISSING: "Inspect's log is missing",

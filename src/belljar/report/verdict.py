@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Final
 
 from belljar.events import Kind
@@ -12,7 +13,7 @@ from belljar.ledger import Line
 from belljar.probe.model import Verdict
 from belljar.report.cells import CellFindings
 from belljar.report.ranges import RangeFindings
-from belljar.report.reasons import RECORD_IN_DOUBT, Reason, ReasonCode
+from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
 from belljar.report.reconcile import Difference, reconcile
 from belljar.report.samples import Row, RunFindings, Transcript
 from belljar.report.tools import refused_calls
@@ -27,7 +28,8 @@ class RunRecord:
     """What the ledger says of the run as a whole, event by event.
 
     `ended`: the end of the evaluation is on record. `interrupted`: by a person. `stopped`: by a breach. `errors`: what went
-    wrong and no other event has. `refusal`: why it could not begin, with `refusal_code`. `logs`: where Inspect wrote.
+    wrong and no other event has. `causes`: of
+    each error its reason code, "" for none of its own. `refusal`: why it could not begin, with `refusal_code`. `logs`: where Inspect wrote.
     `not_in_log`: why metrics that demand contained samples do not have them.
     """
 
@@ -37,6 +39,7 @@ class RunRecord:
     interrupted: bool = False
     stopped: bool = False
     errors: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
     refusal: str = ""
     refusal_code: int = 0
     logs: list[str] = field(default_factory=list)
@@ -53,6 +56,7 @@ class RunRecord:
         elif line.kind is Kind.RUN_EVALUATED:
             self.ended, self.interrupted, self.stopped = True, bool(data["interrupted"]), bool(data["stopped"])
             self.errors = [str(error) for error in data["errors"]]
+            self.causes = [str(cause) for cause in data.get("causes", ())]
             self.refusal, self.refusal_code = str(data.get("refusal", "")), int(data.get("refusal_code", 0))
         elif line.kind is Kind.RUN_FINISHED:
             self.not_in_log = str(data.get("verdicts_not_in_log", ""))
@@ -201,8 +205,9 @@ def _record_reasons(evidence: Evidence) -> Iterator[Reason]:
         yield Reason(code=ReasonCode.RUN_END_MISSING)
     if run.refusal:
         yield Reason(code=ReasonCode.RUN_REFUSED, detail=run.refusal)
-    for error in run.errors:
-        yield Reason(code=ReasonCode.RUN_ERROR, detail=error)
+    for error, cause in zip_longest(run.errors, run.causes[: len(run.errors)], fillvalue=""):
+        code = ReasonCode(cause) if cause in CAUSES_OF_STOPS else ReasonCode.RUN_ERROR
+        yield Reason(code=code, detail=error)
     if run.not_in_log:
         yield Reason(code=ReasonCode.VERDICTS_NOT_IN_LOG, detail=run.not_in_log)
 

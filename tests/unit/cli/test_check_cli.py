@@ -101,6 +101,12 @@ def test_the_text_names_what_is_amiss(capsys: pytest.CaptureFixture[str]) -> Non
     assert "belljar setup" in capsys.readouterr().out
 
 
+def test_a_compose_file_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its path, in the text too."""
+    assert run(["check", "none/compose.yaml"]) == 4
+    assert "none/compose.yaml" in capsys.readouterr().out.split("refused", 1)[1]
+
+
 def test_why_a_sample_is_refused_stands_beside_what_is_dropped(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,3 +108,18 @@ def test_bad_input_is_told_apart(store: Store, capsys: pytest.CaptureFixture[str
     assert run(["image", "import", "oci-archive:/x.tar", "--name", "../x"]) == 4
     assert run(["image", "build", "arch"]) == 4
     assert "debian-dev" in capsys.readouterr().err
+
+
+def test_the_default_image_is_only_replaced_by_force(store: Store) -> None:
+    """A name is given as before; `default` is taken from another image by --force alone."""
+    assert run(["image", "tag", "small", "default"]) == 0
+    (store.home / "new").write_bytes(b"hsqs" + bytes(8188))
+    store.add(store.home / "new", ImageConfig(), name="big", source="", created="")
+    assert run(["image", "tag", "big", "other"]) == 0
+    assert run(["image", "tag", "small", "other"]) == 0
+    assert run(["image", "tag", "small", "default"]) == 0
+    for name in ("default", "default:latest", "docker.io/library/default"):
+        assert run(["image", "tag", "big", name]) == 4
+    assert store.find("default").digest == store.find("small").digest
+    assert run(["image", "tag", "big", "default", "--force"]) == 0
+    assert store.find("default").digest == store.find("big").digest

@@ -159,6 +159,17 @@ def test_a_scorer_can_make_the_verdict_worse(task_file: str, tmp_path: Path) -> 
     assert (findings.exit_code, findings.verdict) == (2, Verdict.BREACHED)
 
 
+def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> None:
+    """Whether a task of it is named or not."""
+    file = tmp_path / "broken.py"
+    file.write_text("a = 1\ndef task(:\n")
+    for spec in (str(file), f"{file}@ctf"):
+        with pytest.raises(PolicyError) as caught:
+            run([spec], tmp_path)
+        assert "SyntaxError" in caught.value.what
+        assert caught.value.where.endswith("broken.py:2")
+
+
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
     cells = RecordedCells()

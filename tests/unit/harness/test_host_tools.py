@@ -179,7 +179,7 @@ def test_a_tool_that_appears_later_stops_the_run(here: Path, task: str) -> None:
     """Before the model is asked, the tool called, or the server started: exit 2, with the tool's name on record."""
     outcome = run(here, task)
     assert outcome.exit_code == 2
-    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.RUN_ERROR]
+    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.LATE_HOST_TOOL]
     assert any("outside of the cell" in error for error in errors)
     assert not (here / "server_ran").exists()
     assert all(not row.transcript.tools or not row.transcript.tools[0].reached_cell for row in outcome.findings.rows)
@@ -190,7 +190,7 @@ def test_inspects_own_tool_is_known_by_what_is_called(here: Path, task: str) -> 
     """Under another name too, and under one that the policy allows: it stops before it acts."""
     outcome = run(here, task, "named.yaml")
     assert outcome.exit_code == 2
-    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.RUN_ERROR]
+    errors = [reason.detail for reason in outcome.findings.problems if reason.code is ReasonCode.LATE_HOST_TOOL]
     assert any("notify_user" in error for error in errors)
 
 

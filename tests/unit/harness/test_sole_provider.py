@@ -18,6 +18,7 @@ from belljar.harness.evaluate import RunOutcome, RunRequest, run_evaluation
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
 from belljar.harness.sole_provider import LookAtSandboxes, sole_provider
+from belljar.report.reasons import ReasonCode
 
 TASK = """
 from pathlib import Path
@@ -181,6 +182,7 @@ def test_a_solver_that_makes_a_sandbox_of_its_own(here: Path) -> None:
     """The run stops, exit 2; nothing ran on the host."""
     outcome = run(here, "makes_a_local_one")
     assert outcome.exit_code == 2
+    assert ReasonCode.OTHER_PROVIDER in {reason.code for reason in outcome.findings.problems}
     assert not (here / "on_the_host").exists()
 
 

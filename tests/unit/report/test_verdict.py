@@ -188,6 +188,24 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         2,
         {Code.RUN_ERROR},
     ),
+    "a sample that would have run elsewhere": (
+        evidence(run=replace(RUN, errors=["x"], causes=["other_provider"])),
+        Verdict.VOID,
+        2,
+        {Code.OTHER_PROVIDER},
+    ),
+    "a tool that appeared later, and an error": (
+        evidence(run=replace(RUN, errors=["x", "y"], causes=["late_host_tool"])),
+        Verdict.VOID,
+        2,
+        {Code.LATE_HOST_TOOL, Code.RUN_ERROR},
+    ),
+    "a cause that no error has": (
+        evidence(run=replace(RUN, errors=["x"], causes=["scorer_breached", "other_provider"])),
+        Verdict.VOID,
+        2,
+        {Code.RUN_ERROR},
+    ),
     "a log that is gone": (
         evidence(LogRecord(location="l", missing=True)),
         Verdict.VOID,
