@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 import anyio
 
 from belljar.differences import Difference
-from belljar.errors import BelljarError, ContainmentBreach
+from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.harness.operator import OperatorOptions
 from belljar.units import printable
@@ -69,7 +69,10 @@ class CellSource(Protocol):
 
 
 class RealCells:
-    """Cells of this host."""
+    """Cells of this host. An image that a run was prepared with stays the image of its name for this run."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[Path | None, str], str] = {}
 
     def start_run(
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
@@ -108,6 +111,7 @@ class RealCells:
         from belljar.cell import prepare
         from belljar.harness.lifecycle import say
 
+        self.check_unchanged(policy, home=home)
         parts = await prepare(policy, recorder=run.recorder, home=home)
         for sentence in parts.plan.passed_over:
             say(f"belljar: {sentence}")
@@ -118,6 +122,8 @@ class RealCells:
         """A clone of the template."""
         from belljar.cell import open_cell
 
+        self.check_unchanged(policy, home=home)
+
         async def welcome(target: Cell) -> None:
             """A target cell is probed before its own program runs."""
             from belljar.probe.run import breach_of
@@ -127,6 +133,18 @@ class RealCells:
                 raise breach
 
         return open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome)
+
+    def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
+        """Raises `HostError` when a name stands for another image than it did at the run's first look."""
+        from belljar.host.home import belljar_home
+        from belljar.image import Store
+        from belljar.image.missing import find_images
+
+        for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
+            if self._digests.setdefault((home, name), image.digest) != image.digest:
+                what = f"the image {printable(name)} was replaced in the store while this run uses it"
+                mend = "start the run again; give images of other tasks names of their own"
+                raise HostError(what, mend=mend)
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """As the workload, with the host's witnesses."""
