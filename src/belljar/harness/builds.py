@@ -21,9 +21,9 @@ def build_missing(
 ) -> None:
     """Build what is among `images`; `builds` as `BelljarConfig.builds`.
 
-    An image of that name that Belljar did not build is used as it is; so is one that was built of the same files, with or
-    without network. Raises `PolicyError` for a build that fails and for different builds of one name, `HostError` without
-    buildah or a base.
+    An image of that name that Belljar did not build is used as it is; so is one that was built of
+    the same files, with or without network. Raises `PolicyError` for a build that fails and for
+    different builds of one name, `HostError` without buildah or a base.
     """
     store = Store(home)
     wanted = {json.dumps(each, sort_keys=True): each for text in builds if text for each in json.loads(text)}

@@ -1,7 +1,9 @@
-"""Building an image from a Dockerfile with buildah: bases from the store, steps without network, the result imported.
+"""Building an image from a Dockerfile with buildah: bases from the store, steps without network,
+the result imported.
 
-buildah, and with it every step, runs in a user namespace of its own (`rootless`) on storage that is deleted afterwards. What
-it hands over is read like any other archive. A build with the same recipe as one in the store is not made again.
+buildah, and with it every step, runs in a user namespace of its own (`rootless`) on storage that is
+deleted afterwards. What it hands over is read like any other archive. A build with the same recipe
+as one in the store is not made again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,27 +69,38 @@ class BuildRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Recipe:
-    """What decides the image: everything that goes into its digest."""
+class Recipe:
+    """What a build is made from. `inputs`: all that decides the image but for its options."""
 
     text: str
     found: Bases
     bases: Mapping[str, Image]
-    context_digest: str
-    provenance: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+
+    def provenance(self, *, has_network: bool, keep_setuid: bool) -> dict[str, Any]:
+        """What the store keeps of a build with these options; `recipe` is the digest of all.
+
+        Pure.
+        """
+        decisive = {**self.inputs, "network": has_network, "keep_setuid": keep_setuid}
+        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        kept = {name: decisive[name] for name in ("dockerfile", "context", "target", "bases", "network")}
+        return {"recipe": f"sha256:{digest}", **kept, "args": sorted(decisive["args"])}
 
 
 def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lambda _line: None) -> tuple[Image, bool]:
     """The image of a Dockerfile, in the store under `request.name`, and whether it had to be built.
 
-    Raises `PolicyError` for a Dockerfile or context that can't be used and for a step that fails, `HostError` when buildah is
-    missing or this host can't, or a base is not in the store; the store is then as it was.
+    Raises `PolicyError` for a Dockerfile or context that can't be used and for a step that fails,
+    `HostError` when buildah is missing or this host can't, or a base is not in the store; the store
+    is then as it was.
     """
     check_name(request.name)
     store = Store(home)
-    recipe = _recipe(store, request)
+    recipe = read_recipe(store, request)
+    provenance = recipe.provenance(has_network=request.has_network, keep_setuid=request.keep_setuid)
     for image in store.list():
-        if image.built.get("recipe") == recipe.provenance["recipe"]:
+        if image.built.get("recipe") == provenance["recipe"]:
             return (image if request.name in image.names else store.name(image, request.name)), False
     check_buildah()
     size = sum(base.size_bytes for base in recipe.bases.values())
@@ -102,7 +115,7 @@ def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lamb
                 scratch,
                 name=request.name,
                 source=printable(f"build {request.context}", max_chars=300),
-                built=recipe.provenance,
+                built=provenance,
                 limits=ImportLimits(),
                 keep_setuid=request.keep_setuid,
                 report=report,
@@ -110,13 +123,16 @@ def build_dockerfile(home: Path, request: BuildRequest, *, report: Report = lamb
 
 
 def is_built(store: Store, image: Image, request: BuildRequest) -> bool:
-    """Whether an image was built of these files, with or without network and setuid bits. Raises as `build_dockerfile`."""
-    either = [
-        replace(request, has_network=has_network, keep_setuid=keep_setuid)
+    """Whether an image was built of these files, with or without network and setuid bits.
+
+    Raises as `build_dockerfile`.
+    """
+    recipe = read_recipe(store, request)
+    return any(
+        image.built.get("recipe") == recipe.provenance(has_network=has_network, keep_setuid=keep_setuid)["recipe"]
         for has_network in (False, True)
         for keep_setuid in (False, True)
-    ]
-    return image.built.get("recipe") in {_recipe(store, each).provenance["recipe"] for each in either}
+    )
 
 
 def check_buildah() -> None:
@@ -127,7 +143,8 @@ def check_buildah() -> None:
         raise HostError("building an image from a Dockerfile needs buildah", mend=HINT_SETUP) from error
 
 
-def _recipe(store: Store, request: BuildRequest) -> _Recipe:
+def read_recipe(store: Store, request: BuildRequest) -> Recipe:
+    """Read the Dockerfile and the context, and find the bases. Raises as `build_dockerfile`."""
     dockerfile = request.dockerfile or _dockerfile_in(request.context)
     try:
         raw = read_regular(dockerfile.parent, dockerfile.name, MAX_BYTES + 1)
@@ -140,20 +157,14 @@ def _recipe(store: Store, request: BuildRequest) -> _Recipe:
         what = error.strerror or "an error" if isinstance(error, OSError) else str(error)
         raise PolicyError(f"the Dockerfile can't be built: {what}", where=printable(str(dockerfile))) from error
     bases = {name: _base(store, name, dockerfile) for name in found.images}
-    context_digest = take_context(request.context, read_ignore(request.context, dockerfile))
-    decisive = {
+    inputs = {
         "dockerfile": hashlib.sha256(raw).hexdigest(),
-        "context": context_digest,
+        "context": take_context(request.context, read_ignore(request.context, dockerfile)),
         "args": dict(sorted(request.args.items())),
         "target": request.target,
         "bases": {name: f"sha256:{image.digest}" for name, image in bases.items()},
-        "network": request.has_network,
-        "keep_setuid": request.keep_setuid,
     }
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    kept = {name: decisive[name] for name in ("dockerfile", "context", "target", "bases", "network")}
-    provenance = {"recipe": f"sha256:{digest}", **kept, "args": sorted(request.args)}
-    return _Recipe(text=text, found=found, bases=bases, context_digest=context_digest, provenance=provenance)
+    return Recipe(text=text, found=found, bases=bases, inputs=inputs)
 
 
 def _dockerfile_in(context: Path) -> Path:
@@ -173,7 +184,8 @@ def _base(store: Store, name: str, dockerfile: Path) -> Image:
 
 @contextmanager
 def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
-    """A directory that belongs to the namespace's root; emptied from inside, where its files have owners."""
+    """A directory that belongs to the namespace's root; emptied from inside, where its files have
+    owners."""
     scratch.chmod(0o711)
     work = scratch / "build"
     work.mkdir(mode=0o700)  # what a context brings may have the set-user-ID bit
@@ -187,7 +199,8 @@ def _work_dir(scratch: Path, inside: Inside) -> Iterator[Path]:
 
 
 def _remove(directory: Path, inside: Inside) -> None:
-    """Root can remove it as it is; an ordinary user needs the namespace, where its files have owners."""
+    """Root can remove it as it is; an ordinary user needs the namespace, where its files have
+    owners."""
     if os.geteuid() != 0 and directory.exists():
         try:
             inside.run(
@@ -200,7 +213,8 @@ def _remove(directory: Path, inside: Inside) -> None:
 
 
 def _remove_orphans(home: Path, inside: Inside) -> None:
-    """What builds left behind that were killed: `sweep` alone can't remove other ids' files for an ordinary user."""
+    """What builds left behind that were killed: `sweep` alone can't remove other ids' files for an
+    ordinary user."""
     make_store_dir(home / "tmp")
     for path in orphans(home / "tmp"):
         _remove(path, inside)
@@ -218,7 +232,7 @@ def _give(tree: Path, uid: int) -> None:
 class _Build:
     """One run of buildah."""
 
-    def __init__(self, inside: Inside, work: Path, request: BuildRequest, recipe: _Recipe, report: Report) -> None:
+    def __init__(self, inside: Inside, work: Path, request: BuildRequest, recipe: Recipe, report: Report) -> None:
         self._inside, self._work, self._request, self._recipe = inside, work, request, recipe
         self._report = report
         self._tail: list[str] = []
@@ -270,7 +284,7 @@ class _Build:
         copy.mkdir(mode=0o755)
         dockerfile = request.dockerfile or _dockerfile_in(request.context)
         digest = take_context(request.context, read_ignore(request.context, dockerfile), copy)
-        if digest != self._recipe.context_digest:
+        if digest != self._recipe.inputs["context"]:
             raise PolicyError("the context was changed while it was read", where=printable(str(request.context)))
 
     def _choose_driver(self) -> None:
@@ -329,9 +343,9 @@ class _Build:
             self._buildah("build", *options, str(WORK / "context"), has_network=request.has_network)
         except HostError as error:
             self._check_space()
-            said = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
+            tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
             hint = "" if request.has_network else "the steps have no network; if they need it, add --network"
-            raise PolicyError(f"the build failed:\n{said}", where=str(request.context), mend=hint) from error
+            raise PolicyError(f"the build failed:\n{tail}", where=str(request.context), mend=hint) from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
         storage = ["--root", str(WORK / "storage"), "--runroot", str(WORK / "run"), "--storage-driver", self._driver]
@@ -406,4 +420,4 @@ def _take_back(out: Path) -> None:
     _give(out, 0)
 
 
-__all__ = ["BuildRequest", "base_config", "build_dockerfile", "check_buildah", "is_built"]
+__all__ = ["BuildRequest", "Recipe", "base_config", "build_dockerfile", "check_buildah", "is_built", "read_recipe"]

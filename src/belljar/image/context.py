@@ -1,7 +1,9 @@
-"""A build's context: the files below one directory that `.dockerignore` leaves in, their digest, and a copy of them.
+"""A build's context: the files below one directory that `.dockerignore` leaves in, their digest,
+and a copy of them.
 
-Only what lies below the directory is read: a link is taken as a link, never followed. Source: Docker's `.dockerignore`
-(Go's `filepath.Match` with `**`; the last line that matches decides; `!` takes back in).
+Only what lies below the directory is read: a link is taken as a link, never followed. Source:
+Docker's `.dockerignore` (Go's `filepath.Match` with `**`; the last line that matches decides; `!`
+takes back in).
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ class Ignored:
 
 
 def parse_ignore(text: str) -> Ignored:
-    """The rules of a `.dockerignore`. `**` within a name is `*`. Raises `PolicyError` for more than `MAX_RULES`."""
+    """The rules of a `.dockerignore`.
+
+    `**` within a name is `*`. Raises `PolicyError` for more than `MAX_RULES`.
+    """
     rules: list[_Rule] = []
     for line in text.removeprefix("\ufeff").splitlines():
         written = line.strip()
@@ -97,7 +102,10 @@ def parse_ignore(text: str) -> Ignored:
 
 
 def read_ignore(context: Path, dockerfile: Path) -> Ignored:
-    """The rules for a Dockerfile: those in `NAME.dockerignore` beside it, else the context's own. Raises `PolicyError`."""
+    """The rules for a Dockerfile: those in `NAME.dockerignore` beside it, else the context's own.
+
+    Raises `PolicyError`.
+    """
     for directory, name in ((dockerfile.parent, f"{dockerfile.name}.dockerignore"), (context, ".dockerignore")):
         try:
             return parse_ignore(read_regular(directory, name, _MAX_IGNORE_BYTES).decode("utf-8", "replace"))
@@ -109,7 +117,8 @@ def read_ignore(context: Path, dockerfile: Path) -> Ignored:
 
 
 def take_context(context: Path, ignored: Ignored, into: Path | None = None) -> str:
-    """The digest of a context (names, kinds, modes and contents, not times), copied `into` an empty directory if one is given.
+    """The digest of a context (names, kinds, modes and contents, not times), copied `into` an empty
+    directory if one is given.
 
     Raises `PolicyError` for a file that is neither regular nor a link, and beyond `MAX_ENTRIES`,
     `MAX_BYTES` or `MAX_DEPTH`.
@@ -215,8 +224,10 @@ def _raise(error: OSError) -> None:
 
 
 def _part(part: str) -> re.Pattern[str] | None:
-    """One part of a pattern; None: any number of parts. What stands between two `*` is taken where it
-    comes first: without that a pattern could be tried in ways without end.
+    """One part of a pattern; None: any number of parts.
+
+    What stands between two `*` is taken where it comes first: without that a pattern could be tried
+    in ways without end.
     """
     if part == "**":
         return None

@@ -1,6 +1,7 @@
 """Which images a Dockerfile starts from, and the file as buildah 1.28 can read it. Pure.
 
-Source: the Dockerfile reference (parser directives, line continuation, ARG before FROM, `COPY --from`, `RUN --mount`).
+Source: the Dockerfile reference (parser directives, line continuation, ARG before FROM,
+`COPY --from`, `RUN --mount`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bases:
-    """The images that a file starts or copies from, each once; and, by the FROM's first and last line, which are where."""
+    """The images that a file starts or copies from, each once; and, by the FROM's first and last
+    line, which are where."""
 
     images: tuple[str, ...]
     froms: tuple[tuple[Instruction, str, str], ...]

@@ -1,4 +1,5 @@
-"""Getting all images that a task needs: from a Docker daemon or Podman when one has them, else from their registries."""
+"""Getting all images that a task needs: from a Docker daemon or Podman when one has them, else from
+their registries."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -57,7 +57,10 @@ def obtain(
     report: Report = lambda _line: None,
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[Obtained]:
-    """Get each image that the store does not have; the failure of one hides no other. Raises nothing of ours."""
+    """Get each image that the store does not have; the failure of one hides no other.
+
+    Raises nothing of ours.
+    """
     asks_daemon = any(daemon_answers(host) for host in _hosts(environ))
     seen = set[Wanted]()
 
@@ -65,9 +68,12 @@ def obtain(
         if one in seen:
             return
         seen.add(one)
-        said: Report = partial(_of, one.image, report)
+
+        def report_of(line: str) -> None:
+            report(f"{one.image}: {line}")
+
         try:
-            yield _fetched(home, one, limits, said, asks_daemon=asks_daemon)
+            yield _fetched(home, one, limits, report_of, asks_daemon=asks_daemon)
             return
         except BelljarError as error:
             if not one.build:
@@ -76,17 +82,13 @@ def obtain(
         for base in one.bases:
             yield from each(Wanted(image=base))
         try:
-            build(one, said)
+            build(one, report_of)
             yield Obtained(wanted=one, image=Store(home).find(one.image))
         except BelljarError as error:
             yield Obtained(wanted=one, error=error)
 
     for one in wanted:
         yield from each(one)
-
-
-def _of(image: str, report: Report, line: str) -> None:
-    report(f"{image}: {line}")
 
 
 def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,6 +1,8 @@
-"""Debian and Python packages on top of a base, without a Dockerfile of one's own: `belljar image build --apt … --pip …`.
+"""Debian and Python packages on top of a base, without a Dockerfile of one's own:
+`belljar image build --apt … --pip …`.
 
-apt and pip run inside the build, against the mirrors, proxies and indexes that this host's own apt and pip use.
+apt and pip run inside the build, against the mirrors, proxies and indexes that this host's own apt
+and pip use.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ def build_packages(
     pip: Sequence[str],
     report: Callable[[str], None] = lambda _line: None,
 ) -> Image:
-    """The image `base` with packages, under `name`. Raises as `build_dockerfile`, and `PolicyError` for what is no package's name."""
+    """The image `base` with packages, under `name`.
+
+    Raises as `build_dockerfile`, and `PolicyError` for what is no package's name.
+    """
     for words, pattern, kind in ((apt, _APT, "a Debian package"), (pip, _PIP, "a Python package")):
         for word in words:
             if pattern.fullmatch(word) is None:

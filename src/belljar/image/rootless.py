@@ -1,7 +1,8 @@
-"""A user namespace with 65,536 ids of its own, for tools that want to be root: what runs in it is nobody on the host.
+"""A user namespace with 65,536 ids of its own, for tools that want to be root: what runs in it is
+nobody on the host.
 
-Files, mounts, processes, IPC and (unless asked otherwise) the network are its own too; all of it ends with the block, or with
-the process that owns the block, however that ends.
+Files, mounts, processes, IPC and (unless asked otherwise) the network are its own too; all of it
+ends with the block, or with the process that owns the block, however that ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _POLL_S: Final = 0.2
 _MAX_DATA_BYTES: Final = 8 << 30
 """Of one process; the kernel's out-of-memory killer takes these processes first."""
 WORK: Final = Path("/tmp")  # noqa: S108 - a mount of the namespace's own
-"""Where the tool finds its working directory: directories above it may be closed to the namespace."""
+"""Where the tool finds its working directory: directories above it may be closed to the namespace.
+"""
 _SYSTEM: Final = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix")
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty", "fuse")
 # Process 1 of the namespace. It first leaves this host's files behind: a root of its own holds the
@@ -102,10 +104,13 @@ class Inside:
         on_line: Callable[[str], None] = lambda _line: None,
         watch: Watch = lambda: None,
     ) -> bytes:
-        """Run a tool as the namespace's root, to its end; its last words. `watch` may raise, and is called often.
+        """Run a tool as the namespace's root, to its end; its last words.
 
-        `cwd` is `WORK` there. Of this host's files nothing else is there but its programs (`/usr`) and the directories
-        `readable`: neither /etc nor anyone's home, socket or store, whatever the tool is talked into.
+        `watch` may raise, and is called often.
+
+        `cwd` is `WORK` there. Of this host's files nothing else is there but its programs (`/usr`)
+        and the directories `readable`: neither /etc nor anyone's home, socket or store, whatever
+        the tool is talked into.
 
         Raises `HostError` when it fails or takes too long.
         """
@@ -138,7 +143,10 @@ class Inside:
 
 @contextmanager
 def user_namespace() -> Iterator[Inside]:
-    """A user namespace; it lasts as long as the block. Raises `HostError` where this user can have none."""
+    """A user namespace; it lasts as long as the block.
+
+    Raises `HostError` where this user can have none.
+    """
     first = _ROOTS_FIRST_ID + secrets.randbelow(_ROOTS_SLOTS) * IDS
     argv = [tool("unshare"), "--user", "--", tool("cat")]
     with started(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -9,7 +9,7 @@ import pytest
 
 from belljar.errors import BelljarError, HostError, PolicyError
 from belljar.harness.builds import build_missing
-from belljar.image.buildah import BuildRequest, _recipe
+from belljar.image.buildah import BuildRequest, read_recipe
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
 
@@ -43,7 +43,7 @@ def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.
     add(home, "base")
     root = tmp_path / "task"
     request = BuildRequest(context=root, name="made", dockerfile=root / "Dockerfile", has_network=True)
-    add(home, "made", {"recipe": _recipe(Store(home), request).provenance["recipe"]})
+    add(home, "made", read_recipe(Store(home), request).provenance(has_network=True, keep_setuid=False))
     build_missing([text], {"made"}, home)
     (root / "more").touch()
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import HostError, PolicyError
-from belljar.image.buildah import BuildRequest, base_config, build_dockerfile
+from belljar.image.buildah import BuildRequest, base_config, build_dockerfile, read_recipe
 from belljar.image.config import HealthCheck, ImageConfig
 from belljar.image.store import Image, Store
 
@@ -60,10 +60,10 @@ def test_the_same_recipe_is_not_built_again(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("belljar.image.buildah.check_buildah", stop)
     request = request_for(tmp_path, "FROM base\nCOPY . /\n")
-    from belljar.image import buildah
 
     def recipe() -> str:
-        recipes.append(buildah._recipe(Store(home), request).provenance["recipe"])
+        found = read_recipe(Store(home), request).provenance(has_network=False, keep_setuid=False)
+        recipes.append(found["recipe"])
         return recipes[-1]
 
     (home / "rootfs").write_bytes(b"made")
