@@ -80,7 +80,8 @@ def burn(_config: GatewayConfig, _listeners: Listeners, events: socket.socket) -
 
 
 def hoard(_config: GatewayConfig, listeners: Listeners, events: socket.socket) -> NoReturn:
-    """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver on."""
+    """Serves nobody, and uses all the memory that it gets, from the first datagram for its resolver
+    on."""
     _ready(events)
     listeners.dns_udp.setblocking(True)
     listeners.dns_udp.recv(1)

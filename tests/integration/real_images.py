@@ -16,7 +16,8 @@ from typing import Final
 from belljar.image.apt import debian_sources, host_acquire_options, host_sources
 
 Edits = Mapping[str, Sequence[tuple[str, str]]]
-"""Files below a task's directory, and the regular expressions in them that are replaced in a copy."""
+"""Files below a task's directory, and the regular expressions in them that are replaced in a copy.
+"""
 
 
 def package() -> Path:
@@ -171,7 +172,8 @@ def edited(source: Path, target: Path, edits: Edits) -> Path:
 
 
 def _debian(directory: Path) -> None:
-    """`rootfs.tar`: Debian 12 with Python and a compiler, from this host's mirror. Python's marker against pip is taken out, as in images of Python."""
+    """`rootfs.tar`: Debian 12 with Python and a compiler, from this host's mirror. Python's marker
+    against pip is taken out, as in images of Python."""
     sources = directory / "mirror.sources"
     sources.write_text("\n".join(source.deb822() for source in debian_sources(host_sources(), "bookworm")))
     options = [f'--aptopt={name} "{value}"' for name, value in host_acquire_options().items()]

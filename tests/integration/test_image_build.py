@@ -70,8 +70,9 @@ CMD ["true"]
 
 
 def test_a_dockerfile_becomes_an_image(home: Path, tmp_path: Path) -> None:
-    """A Dockerfile with an argument, stages and copies gives an image with its provenance; its steps have no network, no
-    privilege over this host and nothing of it in view; nothing but the image is left; the same recipe is not built again.
+    """A Dockerfile with an argument, stages and copies gives an image with its provenance; its
+    steps have no network, no privilege over this host and nothing of it in view; nothing but the
+    image is left; the same recipe is not built again.
     """
     request = BuildRequest(
         context=context(tmp_path / "c", FACTS, hello="hi\n"),
@@ -154,7 +155,8 @@ RUN --mount=type=cache,id=../../../../../../../../../..{folder},target=/m ls /m 
 
 
 def test_a_mount_that_leads_out_leads_to_nothing(home: Path, tmp_path: Path) -> None:
-    """A step's mount through a link to `/` of another stage, or with a cache's name that leads up, shows no file of this host."""
+    """A step's mount through a link to `/` of another stage, or with a cache's name that leads up,
+    shows no file of this host."""
     with tempfile.TemporaryDirectory(dir=public_folder()) as folder:
         Path(folder).chmod(0o777)
         secret = Path(folder, "secret")
@@ -170,7 +172,8 @@ def test_a_mount_that_leads_out_leads_to_nothing(home: Path, tmp_path: Path) -> 
 
 
 def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
-    """The end of a failing step's output is quoted, escaped; the store and the scratch space are as they were."""
+    """The end of a failing step's output is quoted, escaped; the store and the scratch space are as
+    they were."""
     before = [image.digest for image in Store(home).list()]
     text = "FROM default\nRUN printf 'trouble \\033[31mhere\\n'; exit 7\n"
     with pytest.raises(PolicyError) as caught:
@@ -182,7 +185,8 @@ def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_build_that_is_killed_leaves_nothing(home: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """However the command ends, its steps end with it; what is left on disk is gone at the latest with the next build."""
+    """However the command ends, its steps end with it; what is left on disk is gone at the latest
+    with the next build."""
     marker = f"sleep 98{int(number)}"
     folder = context(tmp_path / "c", f"FROM default\nRUN echo begun; {marker}\n")
     command = [sys.executable, "-m", "belljar", "image", "build", "-t", "killed", str(folder)]

@@ -299,7 +299,8 @@ async def test_a_runtime_that_fails(vm_home: Path, monkeypatch: pytest.MonkeyPat
 
 
 def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """From now on the real runc ends so often with these words on standard error; the attempts, in order."""
+    """From now on the real runc ends so often with these words on standard error; the attempts, in
+    order."""
     attempts: list[int] = []
     real = oci.runtime_argv
 
@@ -316,7 +317,8 @@ def busy_sealing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
 async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cell works, it was made once as far as the record goes, and the record says how often its start was tried."""
+    """The cell works, it was made once as far as the record goes, and the record says how often its
+    start was tried."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     attempts = busy_sealing(monkeypatch, 1)
     async with container(vm_home, parts, recorder) as live:
@@ -333,7 +335,8 @@ async def test_a_runtime_that_can_not_seal_its_copy_yet_is_started_again(
 async def test_a_runtime_that_can_never_seal_its_copy_is_given_up(
     vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After five attempts; the error has the runtime's words, one destruction is on record, and nothing is left."""
+    """After five attempts; the error has the runtime's words, one destruction is on record, and
+    nothing is left."""
     parts, recorder = await parts_of(vm_home, tmp_path, "container"), MemoryRecorder()
     attempts = busy_sealing(monkeypatch, 1000)
     with pytest.raises(CellError, match="cloned binary: Device or resource busy"):

@@ -335,7 +335,8 @@ async def test_two_ranges_do_not_meet(home: Path, tmp_path: Path) -> None:
 async def test_a_start_that_is_tried_again_has_its_port(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The port that the first attempt took with it is made anew: the cell reaches the stand-in, and the range stays sound."""
+    """The port that the first attempt took with it is made anew: the cell reaches the stand-in, and
+    the range stays sound."""
     policy = policy_of(tmp_path, SHOP)
     async with recorded("again") as run:
         async with open_cell(policy, run=run):

@@ -14,7 +14,8 @@ FRONTS = ("cell", "host", "image", "image.layers", "isolation", "isolation.micro
 
 @pytest.mark.parametrize("front", FRONTS)
 def test_every_public_name_is_found_and_no_submodule_has_it(front: str) -> None:
-    """Each name of `__all__` is imported when it is used; one that a submodule has, too, would mean either."""
+    """Each name of `__all__` is imported when it is used; one that a submodule has, too, would mean
+    either."""
     package = import_module(f"belljar.{front}")
     folder = Path(belljar.__file__).parent / front.replace(".", "/")
     submodules = {path.stem for path in folder.iterdir()}

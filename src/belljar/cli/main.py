@@ -54,8 +54,8 @@ COMMANDS: Final[dict[str, _Late]] = {
 
 
 GC_THRESHOLD: Final = 50_000
-"""Python collects after 700 new objects; importing makes hundreds of thousands and no garbage, which
-cost a sixth of a short command's time."""
+"""Python collects after 700 new objects; importing makes hundreds of thousands and no garbage,
+which cost a sixth of a short command's time."""
 
 
 class _LateGroup(click.Group):

@@ -27,7 +27,8 @@ MAX_WHAT_CHARS: Final = 60
 @click.option("--all", "every", is_flag=True, help="Every run, however many there are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON list.")
 def runs(limit: int, *, every: bool, as_json: bool) -> None:
-    """List the latest run directories, oldest first, as they say of themselves; `belljar verdict` judges one by its evidence.
+    """List the latest run directories, oldest first, as they say of themselves; `belljar verdict`
+    judges one by its evidence.
 
     RECORDED is the verdict that an evaluation's own process recorded when it sealed the run.
     """

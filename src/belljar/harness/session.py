@@ -69,7 +69,10 @@ class CellSource(Protocol):
 
 
 class RealCells:
-    """Cells of this host. An image that a run was prepared with stays the image of its name for this run."""
+    """Cells of this host.
+
+    An image that a run was prepared with stays the image of its name for this run.
+    """
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path | None, str], str] = {}
@@ -135,7 +138,8 @@ class RealCells:
         return open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome)
 
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
-        """Raises `HostError` when a name stands for another image than it did at the run's first look."""
+        """Raises `HostError` when a name stands for another image than it did at the run's first
+        look."""
         from belljar.host.home import belljar_home
         from belljar.image import Store
         from belljar.image.missing import find_images

@@ -3,9 +3,9 @@
 A `RUN`'s becomes the script of the stage's shell; a `COPY`'s or `ADD`'s becomes a file of a context
 of their own, so that no other instruction sees it.
 
-Source: the Dockerfile reference, "Here-Documents", and BuildKit's reading of it: an opener is a whole
-word; a lone document is the shell's script, or a program if it begins with `#!`; any other is handed
-to the shell with its command.
+Source: the Dockerfile reference, "Here-Documents", and BuildKit's reading of it: an opener is a
+whole word; a lone document is the shell's script, or a program if it begins with `#!`; any other is
+handed to the shell with its command.
 """
 
 from __future__ import annotations

@@ -15,7 +15,11 @@ CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellListing:
-    """One line of `belljar ps`. `orphaned`: the owner is gone. `unreadable`: the journal's file is damaged; `cell_id` is its name then."""
+    """One line of `belljar ps`.
+
+    `orphaned`: the owner is gone. `unreadable`: the journal's file is damaged; `cell_id` is its
+    name then.
+    """
 
     cell_id: str
     state: CellState
@@ -26,7 +30,10 @@ class CellListing:
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
-    """The cells of the journal, the oldest first. Raises `PermissionError` when the store is another user's."""
+    """The cells of the journal, the oldest first.
+
+    Raises `PermissionError` when the store is another user's.
+    """
     journal = Journal(home or belljar_home())
     listed = [_listing(journal, entry) for entry in journal.entries()]
     damaged = [

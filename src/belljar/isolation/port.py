@@ -46,10 +46,12 @@ class Port(Protocol):
         ...
 
     async def attach(self, pid: int) -> None:
-        """Put the cell's end of the link into the network namespace of that process of the host, configured as `settings` say, and up.
+        """Put the cell's end of the link into the network namespace of that process of the host,
+        configured as `settings` say, and up.
 
-        Called before anything of the cell's runs there, and again only when the cell's start is tried again, after
-        the last namespace's end. The namespace holds nothing but `lo`; its end is the link's end.
+        Called before anything of the cell's runs there, and again only when the cell's start is
+        tried again, after the last namespace's end. The namespace holds nothing but `lo`; its end
+        is the link's end.
 
         Raises:
             BelljarError: the link can't be made, or the range is gone. The cell is then ended.

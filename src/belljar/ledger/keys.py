@@ -1,4 +1,5 @@
-"""The key that signs checkpoints: made on first use, kept by this host's user, named by its fingerprint.
+"""The key that signs checkpoints: made on first use, kept by this host's user, named by its
+fingerprint.
 
 `cryptography` is imported by who signs or verifies: lists of runs do neither.
 """

@@ -27,10 +27,10 @@ EVALUATION: Final = "run"
 class RunRecord:
     """What the ledger says of the run as a whole, event by event.
 
-    `ended`: the end of the evaluation is on record. `interrupted`: by a person. `stopped`: by a breach. `errors`: what went
-    wrong and no other event has. `causes`: of
-    each error its reason code, "" for none of its own. `refusal`: why it could not begin, with `refusal_code`. `logs`: where Inspect wrote.
-    `not_in_log`: why metrics that demand contained samples do not have them.
+    `ended`: the end of the evaluation is on record. `interrupted`: by a person. `stopped`: by a
+    breach. `errors`: what went wrong and no other event has. `causes`: of each error its reason
+    code, "" for none of its own. `refusal`: why it could not begin, with `refusal_code`. `logs`:
+    where Inspect wrote. `not_in_log`: why metrics that demand contained samples do not have them.
     """
 
     run_id: str = ""

@@ -1,4 +1,5 @@
-"""What a command imports: the start of a short command is mostly that. Modules are counted, not time."""
+"""What a command imports: the start of a short command is mostly that. Modules are counted, not
+time."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ def test_runs(run_dir: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_runs_lists_the_latest(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """However many runs are old, the latest are read and shown; all of them where they are asked for."""
+    """However many runs are old, the latest are read and shown; all of them where they are asked
+    for."""
     names = [f"20000101-{number:09}-abcdef" for number in range(25)]
     for name in names:
         (home / "runs" / name).mkdir(parents=True)

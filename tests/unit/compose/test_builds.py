@@ -36,8 +36,8 @@ def builds(tmp_path: Path, build: str) -> tuple[ServiceBuild, ...]:
     ],
 )
 def test_paths_are_below_the_tasks_package(tmp_path: Path, written: str, context: str, dockerfile: str) -> None:
-    """Context and Dockerfile are paths below the package that the file is in; the image has Compose's name, with a tag of
-    its own where another Dockerfile is named."""
+    """Context and Dockerfile are paths below the package that the file is in; the image has
+    Compose's name, with a tag of its own where another Dockerfile is named."""
     (build,) = builds(tmp_path, written)
     assert (build.root, build.context, build.dockerfile) == (str(tmp_path / "pack"), context, dockerfile)
     assert build.image.partition(":")[0] == "task-web"
@@ -45,8 +45,8 @@ def test_paths_are_below_the_tasks_package(tmp_path: Path, written: str, context
 
 
 def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> None:
-    """Compose files beside each other whose services have one name and different Dockerfiles, arguments
-    or targets name different images; the same build has the same name."""
+    """Compose files beside each other whose services have one name and different Dockerfiles,
+    arguments or targets name different images; the same build has the same name."""
     kinds = ("{context: ., dockerfile: 1.Dockerfile}", "{context: ., args: {A: 1}}", "{context: ., target: a}", ".")
     names = set()
     for number, build in enumerate((*kinds, *kinds)):
@@ -72,13 +72,15 @@ def test_files_of_one_directory_build_images_of_their_own(tmp_path: Path) -> Non
     ],
 )
 def test_what_leads_out_or_is_not_known_is_refused(tmp_path: Path, written: str) -> None:
-    """A path out of the task's files, an address, and a key that would decide the image are refused before anything is read."""
+    """A path out of the task's files, an address, and a key that would decide the image are refused
+    before anything is read."""
     with pytest.raises((CannotKeepError, ValueError)):
         builds(tmp_path, written)
 
 
 def test_arguments_come_from_the_file_alone(tmp_path: Path) -> None:
-    """Arguments are a mapping or a list; a name without a value takes nothing from this host's environment."""
+    """Arguments are a mapping or a list; a name without a value takes nothing from this host's
+    environment."""
     (build,) = builds(tmp_path, "{context: ., args: [A=1, PATH], target: final}")
     assert (dict(build.args), build.target) == ({"A": "1"}, "final")
 

@@ -31,14 +31,16 @@ def add(home: Path, name: str, built: dict[str, str] | None = None) -> None:
 
 
 def test_an_image_that_was_imported_is_used_as_it_is(tmp_path: Path) -> None:
-    """Nothing is built for a name that the store has from elsewhere, nor for an image that no cell runs."""
+    """Nothing is built for a name that the store has from elsewhere, nor for an image that no cell
+    runs."""
     add(tmp_path / "home", "made")
     build_missing([spec(tmp_path), ""], {"made"}, tmp_path / "home")
     build_missing([spec(tmp_path, image="other")], {"made"}, tmp_path / "home")
 
 
 def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was built of these files, with network or not, is used without buildah; of other files it is built again."""
+    """One that was built of these files, with network or not, is used without buildah; of other
+    files it is built again."""
     home, text = tmp_path / "home", spec(tmp_path)
     add(home, "base")
     root = tmp_path / "task"
@@ -53,7 +55,8 @@ def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:
-    """No sample runs in the image of another: neither is built, nor is an image of that name used for both."""
+    """No sample runs in the image of another: neither is built, nor is an image of that name used
+    for both."""
     add(tmp_path / "home", "made")
     texts = [spec(tmp_path), spec(tmp_path, args={"A": "1"})]
     with pytest.raises(PolicyError):

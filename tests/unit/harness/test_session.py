@@ -21,8 +21,8 @@ def add(home: Path, name: str, content: bytes) -> None:
 
 
 def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
-    """A name that another command gives to another image meanwhile is an error for the samples that follow,
-    and what another run begins with."""
+    """A name that another command gives to another image meanwhile is an error for the samples that
+    follow, and what another run begins with."""
     home, cells = tmp_path / "home", RealCells()
     add(home, "team/tool", b"one")
     (tmp_path / "p.yaml").write_text("belljar: 1\nrisk: low\nimage: team/tool\n")

@@ -50,7 +50,8 @@ def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_same_recipe_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image with the same recipe is used, under one more name; another content, argument or base is another recipe."""
+    """An image with the same recipe is used, under one more name; another content, argument or base
+    is another recipe."""
     home = tmp_path / "home"
     add(home, "base")
     recipes: list[str] = []

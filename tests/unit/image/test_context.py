@@ -55,7 +55,8 @@ def test_no_pattern_is_tried_without_end(pattern: str) -> None:
 
 
 def test_the_digest_follows_names_modes_and_contents(tmp_path: Path) -> None:
-    """A context's digest changes with a name, a mode or a content, and not with a time or a file that is left out."""
+    """A context's digest changes with a name, a mode or a content, and not with a time or a file
+    that is left out."""
     (tmp_path / "a").write_text("1")
     first = take_context(tmp_path, Ignored())
     os.utime(tmp_path / "a", (1, 1))
@@ -127,7 +128,8 @@ def test_a_sparse_file_and_a_deep_tree_are_refused_before_they_are_copied(tmp_pa
 
 
 def test_a_directory_that_was_a_link_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context that is changed while it is copied is refused, and nothing is written outside of the copy."""
+    """A context that is changed while it is copied is refused, and nothing is written outside of
+    the copy."""
     context, copy, outside = (tmp_path / name for name in ("context", "copy", "outside"))
     for directory in (context, copy, outside):
         directory.mkdir()

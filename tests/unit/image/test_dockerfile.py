@@ -29,7 +29,8 @@ DIGEST = "sha256:" + "0" * 64
     ],
 )
 def test_the_images_of_a_dockerfile(text: str, images: tuple[str, ...]) -> None:
-    """Every image that a file starts, copies or mounts from is found; stages, numbers and scratch are none."""
+    """Every image that a file starts, copies or mounts from is found; stages, numbers and scratch
+    are none."""
     assert base_images(text, {}).images == images
 
 
@@ -47,13 +48,15 @@ def test_bases_behind_the_target_are_not_asked_for() -> None:
 
 @pytest.mark.parametrize("text", ["", "RUN true", "FROM", "FROM a b", "FROM a\nRUN <<EOF\nls\n", "FROM a AS b c"])
 def test_what_can_not_be_built_is_refused(text: str) -> None:
-    """A file without FROM, with a broken one or with a here-document without an end is an error before anything is built."""
+    """A file without FROM, with a broken one or with a here-document without an end is an error
+    before anything is built."""
     with pytest.raises(DockerfileError):
         base_images(text, {})
 
 
 def test_each_from_names_the_image_that_was_found() -> None:
-    """The file that buildah gets names images by their ids; stages and all other lines are as they were."""
+    """The file that buildah gets names images by their ids; stages and all other lines are as they
+    were."""
     text = "ARG T=1\nFROM \\\n a:$T AS x\nRUN one\nFROM x\nCOPY --from=x . ."
     ids = {"a:1": "f" * 64}
     assert make_buildable(text, base_images(text, {}), ids).text == (

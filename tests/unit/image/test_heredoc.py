@@ -99,7 +99,8 @@ def test_what_only_looks_like_a_document_is_none(step: str) -> None:
 
 @given(st.text(alphabet="EOF<-'\"\n\t \\$#!{}/xRUNCOPY\r\u2028", max_size=120))
 def test_any_text_is_translated_or_refused(steps: str) -> None:
-    """No hostile file gives another error, and no line of the file is lost: each stands where it stood."""
+    """No hostile file gives another error, and no line of the file is lost: each stands where it
+    stood."""
     with suppress(DockerfileError):
         made = made_of(f"COPY {steps}\nRUN {steps}\n")
         assert "\0" not in made.text

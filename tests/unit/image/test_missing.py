@@ -12,7 +12,8 @@ from belljar.image.missing import find_images, missing_images
 
 
 def test_each_missing_image_has_its_command(tmp_path: Path) -> None:
-    """Once each, in the order given; those of Belljar are made, others imported, a digest by its digest."""
+    """Once each, in the order given; those of Belljar are made, others imported, a digest by its
+    digest."""
     (tmp_path / "made").write_bytes(b"hsqs")
     store = Store(tmp_path)
     here = store.add(tmp_path / "made", ImageConfig(), name="here", source="", created="")

@@ -32,7 +32,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_daemon_is_asked_before_a_registry(
     has_daemon: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the store has is skipped, what is built or known by id alone is no registry's, and each failure has its reason."""
+    """What the store has is skipped, what is built or known by id alone is no registry's, and each
+    failure has its reason."""
     monkeypatch.setattr("belljar.image.obtain.daemon_answers", lambda _host: has_daemon)
     (tmp_path / "made").write_bytes(b"hsqs")
     Store(tmp_path).add(tmp_path / "made", ImageConfig(), name="here", source="", created="")

@@ -107,7 +107,8 @@ def test_version_1_bounds_what_sockets_hold(tmp_path: Path) -> None:
 
 
 def test_version_1_does_not_swap(tmp_path: Path) -> None:
-    """Where the kernel counts no swap, a group at its limit would otherwise be swapped out, slowly and without a bound."""
+    """Where the kernel counts no swap, a group at its limit would otherwise be swapped out, slowly
+    and without a bound."""
     groups = cgroup.plan_groups(CELL, ("memory",), parents={"memory": tmp_path}, unified=False)
     groups.paths["memory"].mkdir()
     (groups.paths["memory"] / "memory.swappiness").write_text("60")

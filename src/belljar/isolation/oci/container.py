@@ -461,8 +461,8 @@ async def start_container(
 ) -> tuple[JailedContainer, list[str]]:
     """Start it and make it ready; and what its guest agent says it renewed.
 
-    A runtime that could not seal its copy of itself is started again, at most five times in all, each time
-    in a new jail when nothing of the last is left.
+    A runtime that could not seal its copy of itself is started again, at most five times in all,
+    each time in a new jail when nothing of the last is left.
 
     Raises `HostError` or `CellError`; nothing is left then, and the proof is recorded.
     """

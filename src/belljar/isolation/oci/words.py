@@ -28,7 +28,10 @@ _BUSY_SEALS: Final = (
 
 
 def is_busy_sealing(diagnosis: str) -> bool:
-    """Whether runc failed before it made anything, since the kernel could not seal its copy yet. Pure."""
+    """Whether runc failed before it made anything, since the kernel could not seal its copy yet.
+
+    Pure.
+    """
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 
