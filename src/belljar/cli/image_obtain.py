@@ -97,12 +97,14 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
 
 def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:
     """Get them, a line for each. Raises `HostError` that names each that could not be got, when the
-    others are there."""
+    others are there; before anything is got, `PolicyError` for different builds of one name."""
     from belljar.cli.image import progress
+    from belljar.harness.builds import running_builds
     from belljar.image.obtain import obtain
 
     results: list[Obtained] = []
     todo = list(dict.fromkeys(wanted))
+    running_builds((each.build for each in todo), {each.image for each in todo})
     with progress(f"Getting {len(todo)} images", quiet=as_json) as report:
         for result in obtain(store.home, todo, limits=limits, build=partial(_build, store.home), report=report):
             results.append(result)

@@ -26,13 +26,7 @@ def build_missing(
     different builds of one name, `HostError` without buildah or a base.
     """
     store = Store(home)
-    wanted = {json.dumps(each, sort_keys=True): each for text in builds if text for each in json.loads(text)}
-    running = [each for each in wanted.values() if each["image"] in images]
-    for name, count in Counter(each["image"] for each in running).items():
-        if count > 1:
-            what = f"{count} different builds are called {printable(name)}: a sample would run in another's image"
-            raise PolicyError(what, mend="give each of them an `image` of its own in its compose file")
-    for each in running:
+    for each in running_builds(builds, images):
         root = Path(each["root"])
         context, dockerfile = root / each["context"], root / each["dockerfile"]
         for path in (context / "in", dockerfile):
@@ -55,6 +49,19 @@ def build_missing(
         except PolicyError as error:
             hint = f"if its steps need the network: {command_of(each, network=True)}"
             raise PolicyError(error.what, where=error.where, mend=hint) from error
+
+
+def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, Any]]:
+    """Those that are among `images`, each once; `builds` as `BelljarConfig.builds`. Raises
+    `PolicyError` for different ones of one name. Pure.
+    """
+    wanted = {json.dumps(each, sort_keys=True): each for text in builds if text for each in json.loads(text)}
+    running = [each for each in wanted.values() if each["image"] in images]
+    for name, count in Counter(each["image"] for each in running).items():
+        if count > 1:
+            what = f"{count} different builds are called {printable(name)}: a sample would run in another's image"
+            raise PolicyError(what, mend="give each of them an `image` of its own in its compose file")
+    return running
 
 
 def command_of(build: Mapping[str, Any], *, network: bool = False) -> str:

@@ -117,8 +117,12 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             lifecycle.tell(session, () if session.is_previewed else sentences(differences))
             lifecycle.tell(session, announcements(loaded))
             if ours.builds and not session.is_previewed:
-                build = partial(session.source.build_images, images=set(loaded.policy.images), home=session.home)
-                await anyio.to_thread.run_sync(build, (ours.builds,), abandon_on_cancel=True)
+                # with those of earlier configurations: another build of the same name is refused
+                session.builds.append(ours.builds)
+                images = set(loaded.policy.images)
+                build = partial(session.source.build_images, images=images, home=session.home)
+                builds = tuple(session.builds)
+                await anyio.to_thread.run_sync(build, builds, abandon_on_cancel=True)
             await session.source.prepare(loaded, run=session.ensure_run(), home=session.home)
         except BelljarError as error:
             session.refusal = session.refusal or error

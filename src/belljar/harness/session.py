@@ -179,6 +179,7 @@ class Session:
             the monotonic clock.
         stop: how to end the evaluation at once, if its owner gave a way.
         directories: those of the tasks that were begun.
+        builds: those of the configurations that were begun, as `BelljarConfig.builds`.
         said: sentences about tasks that the operator has read.
         is_previewed: what differs from the tasks was shown before the run.
         told_to_end: the SIGTERMs and SIGHUPs that came: then nothing is held for a person to look
@@ -201,6 +202,7 @@ class Session:
     told_to_end: list[int] = field(default_factory=list)
     said: set[str] = field(default_factory=set)
     directories: list[Path] = field(default_factory=list)
+    builds: list[str] = field(default_factory=list)
     is_previewed: bool = False
 
     def ensure_run(self) -> RunDirectory:

@@ -52,6 +52,16 @@ def test_the_files_of_several_tasks_are_one_list(tmp_path: Path) -> None:
     assert third.why
 
 
+def test_different_builds_of_one_name_are_refused_before_anything_is_got(tmp_path: Path) -> None:
+    """Of two compose files: neither image is the other's."""
+    for task in ("one", "two"):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "Dockerfile").write_text(f"FROM {task}\n")
+        (tmp_path / task / "compose.yaml").write_text("services: {a: {build: ., image: same}}")
+    files = ["one/compose.yaml", "two/compose.yaml"]
+    assert run(["image", "import", "--from-compose", *files]) == 4
+
+
 def test_what_a_dockerfile_starts_from_is_needed_for_it(tmp_path: Path) -> None:
     """Stages of its own are not; a Dockerfile above the compose file is not read."""
     (tmp_path / "web").mkdir()

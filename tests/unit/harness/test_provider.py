@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
+from inspect_ai._util.error import PrerequisiteError
 from inspect_ai.dataset import Sample
 from inspect_ai.util import OutputLimitExceededError, SandboxEnvironmentSpec, SandboxUnavailableError
 from inspect_ai.util._sandbox.limits import override_max_exec_output_size, override_max_read_file_size
@@ -17,10 +19,12 @@ from tests.fakes.cell import FakeCells, FakeRun
 
 from belljar.errors import ContainmentBreach, PolicyError
 from belljar.events import Kind
+from belljar.harness.builds import build_missing
 from belljar.harness.config import BelljarConfig
 from belljar.harness.judge import FINDINGS
 from belljar.harness.provider import BelljarSandboxEnvironment
 from belljar.harness.session import Session
+from belljar.image import ImageConfig, Store
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +60,31 @@ async def test_inspect_hands_compose_files_over(tmp_path: Path) -> None:
     config = BelljarConfig(image="x", network="{}", program="{}")
     read_back = SandboxEnvironmentSpec.model_validate({"type": "belljar", "config": config.model_dump()})
     assert read_back.config == config
+
+
+async def test_a_build_of_a_name_that_another_has_is_refused(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the first was prepared before the second was known, as under `inspect eval`."""
+    for task in ("one", "two"):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "Dockerfile").write_text(f"FROM {task}\n")
+        (tmp_path / task / "compose.yaml").write_text("services: {a: {build: ., image: same}}")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/rootfs").write_bytes(b"x")
+    store = Store(tmp_path / "home")
+    store.add(tmp_path / "home/rootfs", ImageConfig(), name="same", source="test", created="")
+    session.home = tmp_path / "home"
+
+    def build(builds: Iterable[str], *, images: set[str], home: Path) -> None:
+        build_missing(builds, images, home)  # one that was imported is used as it is
+
+    monkeypatch.setattr(session.source, "build_images", build)
+    monkeypatch.chdir(tmp_path / "one")
+    await BelljarSandboxEnvironment.task_init("one", "compose.yaml")
+    monkeypatch.chdir(tmp_path / "two")
+    with pytest.raises(PrerequisiteError, match="different builds are called same"):
+        await BelljarSandboxEnvironment.task_init("two", "compose.yaml")
 
 
 async def test_a_compose_files_cell_has_its_services_name_and_program(session: Session, tmp_path: Path) -> None:
