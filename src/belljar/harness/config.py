@@ -211,7 +211,8 @@ def _check_read_here(directories: Iterable[str]) -> None:
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
                 " configuration from a log has no say in that",
                 where="the task's sandbox",
-                mend="run the task itself again, so that its own compose file is read",
+                mend="`inspect eval-retry` hands over what the log says: start the task itself"
+                " again (`belljar run TASK`), with --sample-id for the samples that failed",
             )
 
 
