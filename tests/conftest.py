@@ -86,6 +86,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thorough tests run only when asked for, all or one by name. Several processes begin with the longest files. Tests that need root are skipped, aloud, without it."""
+    for item in items:
+        if _is_thorough_here(item):
+            item.add_marker("thorough")
     if not (config.getoption("thorough") or any("::" in word for word in config.args)):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
@@ -115,6 +118,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         base = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         os.environ["PYTHONPYCACHEPREFIX"] = str(shared_folder(base) / "compiled")
+
+
+def _is_thorough_here(item: pytest.Item) -> bool:
+    """Whether one of its parameters names a tier in which it is marked as thorough."""
+    tiers = {tier for mark in item.iter_markers("thorough_in") for tier in mark.args}
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return any(str(value).partition("-")[0] in tiers for value in params.values())
 
 
 def _rank(item: pytest.Item) -> int:

@@ -186,7 +186,9 @@ def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: N
     assert "cell.destroyed" in _kinds(belljar, clean_after())
 
 
-@pytest.mark.parametrize("round_number", range(8))
+@pytest.mark.parametrize(
+    "round_number", [*range(0, 8, 2), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 8, 2))]
+)
 def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_number: int) -> None:
     """Ctrl-C at an arbitrary moment of planning, cloning, running or destroying: exit 130, a message, nothing left, a ledger that verifies."""
     delay_s = random.Random(round_number).uniform(0, 1.5)  # noqa: S311 - a test's dice

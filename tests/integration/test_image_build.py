@@ -183,7 +183,9 @@ def test_a_step_that_fails_is_one_error(home: Path, tmp_path: Path) -> None:
     assert not left(home)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough), signal.SIGKILL]
+)
 def test_a_build_that_is_killed_leaves_nothing(home: Path, tmp_path: Path, number: signal.Signals) -> None:
     """However the command ends, its steps end with it; what is left on disk is gone at the latest
     with the next build."""

@@ -343,7 +343,11 @@ PHASES = ("cell.planned", "cell.starting", "cell.started", "exec.started", "exec
 
 @pytest.mark.parametrize(
     ("tier", "phase"),
-    [*(("container", phase) for phase in PHASES), *(("gvisor", phase) for phase in PHASES[1::2])],
+    [
+        *(("container", phase) for phase in PHASES),
+        ("gvisor", "exec.started"),
+        *(pytest.param("gvisor", phase, marks=pytest.mark.thorough) for phase in ("cell.starting", "cell.destroying")),
+    ],
 )
 def test_interrupted_at_each_phase(host: Host, tier: str, phase: str) -> None:
     """Ctrl-C or SIGTERM while a cell is made, works or is unmade: exit 130, no traceback, nothing left, a sealed record."""
