@@ -186,8 +186,9 @@ def test_lifetime_ends_the_cell(belljar: Belljar, tmp_path: Path, clean_after: N
     assert "cell.destroyed" in _kinds(belljar, clean_after())
 
 
+# Some 0.2, 0.35, 0.95 and 1.45 s after the beginning; the others lie between.
 @pytest.mark.parametrize(
-    "round_number", [*range(0, 8, 2), *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 8, 2))]
+    "round_number", [1, 2, 4, 5, *(pytest.param(n, marks=pytest.mark.thorough) for n in (0, 3, 6, 7))]
 )
 def test_interrupt_at_any_moment(belljar: Belljar, clean_after: Newest, round_number: int) -> None:
     """Ctrl-C at an arbitrary moment of planning, cloning, running or destroying: exit 130, a message, nothing left, a ledger that verifies."""
