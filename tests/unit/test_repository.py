@@ -105,7 +105,6 @@ HELD_ELSEWHERE = {
         "harness/_registry",
         "harness/capacity",
         "harness/identity",
-        "harness/session",
     ],
     "tests/unit/harness/test_table.py": ["cli/run"],
     "tests/unit/image/test_cleanse.py": ["image/build", "image/recipes"],
