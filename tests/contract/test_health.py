@@ -41,6 +41,8 @@ IN_EVERY_TIER = ("programs", "nothing")
 SLOW_TIERS = ("gvisor", "microvm")
 HOLD = "while :; do sleep 300 >/dev/null 2>&1 & done 2>/dev/null"
 
+BUSY = "for i in $(seq 45); do (while :; do :; done) > /dev/null 2>&1 & done"
+
 
 @pytest.fixture
 async def fresh(tier: str, anyio_backend: str, vm_home: Path, tmp_path: Path) -> AsyncIterator[Cell]:
@@ -88,6 +90,14 @@ async def test_a_full_process_table_is_found(fresh: Cell) -> None:
             found = damage(baseline, await fresh.check_health())
     assert found is not None
     assert found.cause is Cause.PROCESS_TABLE_FULL
+
+
+async def test_a_busy_cell_is_no_damage(fresh: Cell, tier: str) -> None:
+    """What commands left busy leaves the next command its share of the processors."""
+    baseline = await baseline_of(fresh)
+    for _ in range(2 if tier == "microvm" else 1):  # elsewhere all commands have one limit of processes
+        assert (await fresh.exec(["/bin/sh", "-c", BUSY])).success
+    assert damage(baseline, await fresh.check_health()) is None
 
 
 async def test_a_dead_cell_is_found(fresh: Cell) -> None:
