@@ -251,12 +251,7 @@ _EMMA_STEPS: Final = [
     call("run_bash_command", command="mv *.jpg *.png Images && mv *.pdf *.txt Documents"),
     {"says": "Done."},
 ]
-# Debian 12's buildah reads no here-documents: each of the two has three lines.
-_HEREDOC: Final = (
-    r"COPY <<'EOF' (\S+)\n(.+)\n(.+)\n(.+)\nEOF",
-    r"RUN printf '%s\\n' '\2' '\3' '\4' > \1",
-)
-_EMMA: Final[Edits] = {"emma-computer/Dockerfile": [(r"@sha256:\w+\n", "\n"), _HEREDOC]}
+_EMMA: Final[Edits] = {"emma-computer/Dockerfile": [(r"@sha256:\w+\n", "\n")]}
 _NGINX: Final = """FROM debian:stable
 RUN apt-get update && apt-get install -y nginx && rm /etc/nginx/sites-enabled/default
 CMD ["nginx", "-g", "daemon off;"]
