@@ -14,6 +14,7 @@ Source: compose-spec schema/compose-spec.json, `definitions.service`.
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_
 _SEPARATOR: Final = re.compile(r"[=:]")
 _MAX_HOSTS: Final = 256
 _USUAL_PERIOD_US: Final = 100_000
+_ARCHITECTURES: Final = {"x86_64": ("amd64", "x86_64"), "aarch64": ("arm64", "aarch64")}
+"""The names in `platform` of what the kernel calls a machine."""
 _NOT_RESTARTED: Final = "a program that ends is not started again"
 _HINT_BUILD: Final = "build it elsewhere, `belljar image import docker-daemon:NAME`, and give the service `image: NAME` (beside its `build`, if you like)"
 
@@ -229,7 +232,7 @@ def _deploy(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """Limits are kept; replicas and devices are refused; the rest is for a swarm."""
     fields = mapping(value, "deploy")
     if "restart_policy" in fields:
-        converted.dropped("deploy.restart_policy", _NOT_RESTARTED)
+        converted.changed("deploy.restart_policy", _NOT_RESTARTED)
     resources = mapping(fields.get("resources"), "deploy.resources")
     known = {"resources", "replicas", "restart_policy", *_DEPLOY_IDLE}
     if set(fields) - known or set(resources) - {"limits", "reservations"} or not _one(fields.get("replicas", 1)):
@@ -336,16 +339,21 @@ def _ports(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
 
 def _restart(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     if value not in (False, "no"):
-        converted.dropped("restart", _NOT_RESTARTED)
+        converted.changed("restart", _NOT_RESTARTED)
     return True
 
 
 def _platform(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YAML
     """The image in the store is one of this machine's architecture: another is refused where it is
     imported."""
-    if not text(value).startswith("linux"):
+    system, _, architecture = text(value).partition("/")
+    if system != "linux":
         return False
-    converted.dropped("platform", "the image is one of this machine's architecture")
+    if architecture.partition("/")[0] in ("", *_ARCHITECTURES.get(platform.machine(), ())):
+        converted.dropped("platform", "the image is one of this machine's architecture")
+    else:
+        detail = f"the image is one of this machine's architecture, {platform.machine()}"
+        converted.changed("platform", detail)
     return True
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from belljar.errors import PolicyError
 from belljar.harness.config import check_below
-from belljar.image.buildah import BuildRequest, build_dockerfile, is_built
+from belljar.image.buildah import BuildRequest, StepError, build_dockerfile, is_built
 from belljar.image.store import Store
 from belljar.units import printable
 
@@ -46,7 +46,7 @@ def build_missing(
         report(f"building the image {printable(request.name)}")
         try:
             build_dockerfile(home, request, report=report)
-        except PolicyError as error:
+        except StepError as error:
             hint = f"if its steps need the network: {command_of(each, network=True)}"
             raise PolicyError(error.what, where=error.where, mend=hint) from error
 

@@ -8,8 +8,14 @@ directory of its own and the last `task_cleanup` closes it, so that there is evi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence, Set
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -135,7 +141,17 @@ class RealCells:
             if breach is not None:
                 raise breach
 
-        return open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome)
+        opening = open_cell(policy, run=run, home=home, actor=Actor.HARNESS, ahead=ahead, welcome=welcome)
+        return self._unchanged(opening, home)
+
+    @asynccontextmanager
+    async def _unchanged(self, opening: AbstractAsyncContextManager[Cell], home: Path | None) -> AsyncIterator[Cell]:
+        """The cell, if it and those beside it have the images that the run was prepared with."""
+        async with opening as cell:
+            for each in (cell, *cell.others.values()):
+                if each.plan.image is not None:
+                    self._check(home, each.plan.policy.image, each.plan.image.digest)
+            yield cell
 
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
         """Raises `HostError` when a name stands for another image than it did at the run's first
@@ -145,10 +161,12 @@ class RealCells:
         from belljar.image.missing import find_images
 
         for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
-            if self._digests.setdefault((home, name), image.digest) != image.digest:
-                what = f"the image {printable(name)} was replaced in the store while this run uses it"
-                mend = "start the run again; give images of other tasks names of their own"
-                raise HostError(what, mend=mend)
+            self._check(home, name, image.digest)
+
+    def _check(self, home: Path | None, name: str, digest: str) -> None:
+        if self._digests.setdefault((home, name), digest) != digest:
+            what = f"the image {printable(name)} was replaced in the store while this run uses it"
+            raise HostError(what, mend="start the run again; give images of other tasks names of their own")
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """As the workload, with the host's witnesses."""

@@ -47,6 +47,10 @@ _STORAGE: Final = ("storage", "run", "home", "tmp")
 Report = Callable[[str], None]
 
 
+class StepError(PolicyError):
+    """A step of a Dockerfile failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
     """What to build.
@@ -345,7 +349,7 @@ class _Build:
             self._check_space()
             tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
             hint = "" if request.has_network else "the steps have no network; if they need it, add --network"
-            raise PolicyError(f"the build failed:\n{tail}", where=str(request.context), mend=hint) from error
+            raise StepError(f"the build failed:\n{tail}", where=str(request.context), mend=hint) from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
         storage = ["--root", str(WORK / "storage"), "--runroot", str(WORK / "run"), "--storage-driver", self._driver]
@@ -408,6 +412,7 @@ def _health(check: HealthCheck) -> dict[str, Any]:
         "Interval": check.interval_ns,
         "Timeout": check.timeout_ns,
         "StartPeriod": check.start_period_ns,
+        "StartInterval": check.start_interval_ns,
         "Retries": check.retries,
     }
     return {"Test": list(check.test), **{name: value for name, value in times.items() if value}}

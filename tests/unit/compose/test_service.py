@@ -148,7 +148,8 @@ def test_what_is_true_of_a_cell_anyway(fields: dict[str, Any]) -> None:
         ("shm_size", "2gb", Kind.DROPPED),
         ("ulimits.nofile", {"nofile": {"soft": 1, "hard": 2}, "core": 0}, Kind.DROPPED),
         ("ulimits.core", {"core": -1}, Kind.DROPPED),
-        ("restart", "always", Kind.DROPPED),
+        ("restart", "always", Kind.CHANGED),
+        ("platform", "linux/riscv64", Kind.CHANGED),
         ("ports", ["80:80"], Kind.DROPPED),
         ("security_opt", ["seccomp=profile.json"], Kind.DROPPED),
         ("security_opt", ["apparmor:unconfined"], Kind.DROPPED),
@@ -178,7 +179,7 @@ def test_what_is_refused_hides_nothing_that_differs() -> None:
         (Kind.DROPPED, "tty"),
         (Kind.GRANTED, "cap_add"),
         (Kind.CHANGED, "read_only"),
-        (Kind.DROPPED, "restart"),
+        (Kind.CHANGED, "restart"),
     ]
     assert "tty" not in str(caught.value)
 
@@ -285,7 +286,8 @@ def test_what_is_not_kept_but_harmless_is_said() -> None:
     """Ports are not published, programs are not started again."""
     deploy = {"restart_policy": {"condition": "any"}, "labels": {"a": "b"}}
     assert facts(ports=["80:80"], restart="always", deploy=deploy) == {
-        (Kind.DROPPED, key) for key in ("ports", "restart", "deploy.restart_policy", "deploy.labels")
+        *((Kind.DROPPED, key) for key in ("ports", "deploy.labels")),
+        *((Kind.CHANGED, key) for key in ("restart", "deploy.restart_policy")),
     }
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
@@ -392,6 +394,8 @@ def test_the_page_says_what_becomes_of_each_key(tmp_path: Path) -> None:
             found.add(fate(_WIDER.get(key, {key: "anything"}), tmp_path))
         if key == "profiles":
             found = {fate({"profiles": ["p"]}, tmp_path)}
+        if key == "platform":
+            found.add(fate({"platform": "linux/riscv64"}, tmp_path))
         assert found == said, key
 
 
