@@ -261,6 +261,7 @@ class _Keeper:
 
     def _attach(self, message: Mapping[str, Any], fds: list[int]) -> None:
         port = self._task.layout.cell(message["cell"])
+        self._remove_stale(port.outer_device)
         inner = netlink.adopt_socket(os.dup(fds[1])) if len(fds) > 1 else links.socket_within(fds[0])
         with inner:
             made = links.make_port(
@@ -276,6 +277,14 @@ class _Keeper:
         left = self._standing()
         self._left = replace(left, settings={**left.settings, **read_settings((made.device,))})
         self._flows.attached(made.index, made.cell)
+
+    def _remove_stale(self, device: str) -> None:
+        """A cell whose start is tried again has a new namespace; the kernel may not have ended the last yet."""
+        kernel = self._tables()
+        for index in [index for index, made in self._ports.items() if made.device == device]:
+            if any(link.index == index for link in netlink.list_links(kernel)):
+                with suppress(OSError):  # it has gone meanwhile
+                    netlink.exchange(kernel, netlink.delete_link(index))
 
     def _check(self) -> None:
         """Ends this process, all ports down, when rules, routes or settings are not what they were, or a device is up that is no port."""
