@@ -109,7 +109,7 @@ SAMPLE_PLACES: Final[Mapping[str, Callable[[Judged], str | None]]] = {
 
 def listed(judged: Judged) -> dict[str, Any]:
     """The run in `belljar runs`."""
-    (found,) = [each for each in judged.said("runs")[1] if each["run_id"] == judged.outcome.run_id]
+    (found,) = [each for each in judged.said("runs", "--all")[1] if each["run_id"] == judged.outcome.run_id]
     return dict(found)
 
 

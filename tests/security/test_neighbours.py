@@ -180,7 +180,9 @@ async def test_locks_and_watches_end_at_the_cell(pair: Pair) -> None:
 
 async def test_a_cell_drops_no_page_of_a_shared_file(pair: Pair) -> None:
     """A file of the image that is in memory, by the host's own look, stays there whatever advice a cell gives."""
-    (tree,) = pair.home.glob("trees/*/root")
+    image = pair.one.plan.image
+    assert image is not None
+    tree = pair.home / "trees" / image.digest / "root"
     inside = "/usr/lib/python3.11/pydoc_data/topics.py"
     rounds = []
     with mapped(tree / inside.lstrip("/")) as resident:
