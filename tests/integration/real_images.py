@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from belljar.errors import HostError
 from belljar.image.apt import debian_sources, host_acquire_options, host_sources
+from belljar.image.store import Store
 
 Edits = Mapping[str, Sequence[tuple[str, str]]]
 """Files below a task's directory, and the regular expressions in them that are replaced in a copy.
@@ -131,6 +134,12 @@ class Workshop:
             if build.name not in self._built:
                 context = self._context(build)
                 self._build(build.name, context, "-f", str(context / build.dockerfile))
+
+    def has(self, name: str) -> bool:
+        """Whether the store has an image of this name."""
+        with suppress(HostError):
+            return bool(Store(self.home).find(name))
+        return False
 
     def _context(self, build: Build) -> Path:
         own = self._scratch / build.name.replace("/", "_")

@@ -72,6 +72,19 @@ def check_run(case: Case, home: Path, directory: Path, tier: str, *, wrong: bool
     assert verify(run_dir).ok(strict=True)
 
 
+BUILDS = {build.name: build for case in CASES for build in case.builds}
+
+
+@pytest.mark.parametrize("name", ["bases", *BUILDS])
+def test_the_images_of_real_tasks_are_built(name: str, workshop: Workshop) -> None:
+    """Each by its own Dockerfile and `belljar image build`; the tests below use them."""
+    if name == "bases":
+        workshop.bases()
+    else:
+        workshop.images([BUILDS[name]])
+    assert workshop.has("debian:stable" if name == "bases" else name)
+
+
 @pytest.mark.parametrize(
     ("case", "tier"),
     [pytest.param(case, tier, id=f"{case.name}-{tier}") for case in CASES for tier in case.tiers],
