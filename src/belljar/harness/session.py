@@ -131,8 +131,6 @@ class RealCells:
         """A clone of the template."""
         from belljar.cell import open_cell
 
-        self.check_unchanged(policy, home=home)
-
         async def welcome(target: Cell) -> None:
             """A target cell is probed before its own program runs."""
             from belljar.probe.run import breach_of
