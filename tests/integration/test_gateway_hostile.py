@@ -189,7 +189,7 @@ def test_a_handshake_in_another_protocol_is_ended(gateway: Gateway) -> None:
 def test_whatever_the_bytes_it_goes_on(gateway: Gateway, data: bytes) -> None:
     """Random bytes at every kind of port."""
     for protocol in ("http", "tls"):
-        with gateway.connect(protocol) as sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), gateway.connect(protocol) as sock:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
             read_all(sock)
@@ -204,7 +204,7 @@ def test_damaged_requests_of_each_kind(gateway: Gateway) -> None:
         + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     )
     for _ in range(60):
-        with gateway.connect("http") as sock, contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), gateway.connect("http") as sock:
             sock.sendall(damaged(whole, chance))
             sock.shutdown(socket.SHUT_WR)
             read_all(sock)

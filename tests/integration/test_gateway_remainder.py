@@ -228,7 +228,7 @@ def test_urgent_bytes_are_part_of_the_stream(gateway: Gateway) -> None:
 
 def test_a_refused_connection_and_one_that_says_nothing(gateway: Gateway) -> None:
     """A port that the name does not have, and a connection without a byte: both have their event."""
-    with gateway.connect("http", MAIL) as sock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), gateway.connect("http", MAIL) as sock:
         sock.sendall(SECRET)
         read_all(sock)
     refused = gateway.owner.first(Kind.NETWORK_CONNECTION, phase="closed")

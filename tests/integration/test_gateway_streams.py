@@ -65,13 +65,13 @@ def test_nothing_is_said_before_the_stream_is_on_record(gateway: Gateway) -> Non
 
 def test_a_stream_is_bounded(gateway: Gateway) -> None:
     """In bytes, and in a reader that reads nothing of what it asked for."""
-    with gateway.connect("tcp", MAIL) as sock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), gateway.connect("tcp", MAIL) as sock:
         while True:
             sock.sendall(b"x" * 1023 + b"\n")
             sock.recv(65536)
     over = gateway.owner.first(Kind.NETWORK_STREAM, reason="more bytes than a stream may have")
     assert all(len(body.content) <= 4096 for body in over.bodies)
-    with gateway.connect("tcp", MAIL) as sock, contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), gateway.connect("tcp", MAIL) as sock:
         sock.settimeout(0.2)
         while True:
             sock.sendall(b"x" * 1023 + b"\n")
