@@ -63,9 +63,9 @@ def exhaustion(error: BaseException) -> HostError | None:
         if isinstance(cause, OSError) and cause.errno in EXHAUSTED:
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             if cause.errno == errno.ENFILE:
-                return HostError("the system has no more open files to give", mend=_SYSTEM_HINT)
+                return HostError("the system has no more open files to give", hint=_SYSTEM_HINT)
             what = f"this process has no open files left (limit {soft}, at most {hard})"
-            return HostError(what, mend=_HINT)
+            return HostError(what, hint=_HINT)
         cause = cause.__cause__
     return None
 

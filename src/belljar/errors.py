@@ -15,20 +15,20 @@ class BelljarError(Exception):
     Args:
         what: one sentence, what happened.
         where: the file, field, tool or cell it happened in; may be empty.
-        mend: what to do next, one line; may be empty.
+        hint: what to do next, one line; may be empty.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
-        self.mend = mend
+        self.hint = hint
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  → {self.mend}" if self.mend else text
+        return f"{text}\n  → {self.hint}" if self.hint else text
 
 
 class PolicyError(BelljarError):

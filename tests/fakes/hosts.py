@@ -62,7 +62,7 @@ def capable_host() -> HostFacts:
                 )
                 for name in ("nft",)
             ),
-            ToolFact(name="skopeo", use="importing images", needed=False, mend="install skopeo"),
+            ToolFact(name="skopeo", use="importing images", needed=False, hint="install skopeo"),
         ),
         runtimes=(_runtime("container", "runc", "1.1.5"), _runtime("gvisor", "runsc", "20240729")),
         ids=IdsFact(available=True),

@@ -81,7 +81,7 @@ def refused(wire: HostConnection, said: bytes, why: str) -> None:
     with pytest.raises(ProtocolViolation, match=why) as caught:
         wire.feed(said)
     assert caught.value.where.startswith("channel, ")
-    assert caught.value.mend
+    assert caught.value.hint
     with pytest.raises(ProtocolViolation, match=why):
         wire.feed(b"")
     assert (wire.pending_bytes, wire.live_ops) == (0, 0)

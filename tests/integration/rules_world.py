@@ -399,7 +399,7 @@ def edits(world: World) -> dict[str, Any]:
             run("nft", command)
         found[name] = world.differences()
         world.load()
-        found[f"{name}, mended"] = world.differences()
+        found[f"{name}, repaired"] = world.differences()
     return found
 
 

@@ -48,7 +48,7 @@ def test_bad_policy_ends_with_4_and_names_the_place(belljar: Belljar, tmp_path: 
 def test_missing_image_ends_with_3_and_the_refusal_is_recorded(
     belljar: Belljar, tmp_path: Path, clean_after: Newest
 ) -> None:
-    """A policy that names an image that is not there is refused with the mend, and the refusal is in the ledger."""
+    """A policy that names an image that is not there is refused with the hint, and the refusal is in the ledger."""
     policy = _policy(tmp_path, "belljar: 1\nname: x\nrisk: high\nimage: defualt\n")
     ran = belljar("exec", policy, "--", "true")
     assert ran.returncode == 3
@@ -77,7 +77,7 @@ def _with_qemu(belljar: Belljar, replacement: Path) -> subprocess.CompletedProce
     )
 
 
-def test_qemu_missing_ends_with_3_and_the_mend(belljar: Belljar, tmp_path: Path) -> None:
+def test_qemu_missing_ends_with_3_and_the_hint(belljar: Belljar, tmp_path: Path) -> None:
     """Without QEMU the plan refuses and says how to get it."""
     nothing = tmp_path / "nothing"
     nothing.touch(mode=0o644)

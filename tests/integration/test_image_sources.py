@@ -239,7 +239,7 @@ def test_an_archive_of_several_images_lists_them(tmp_path: Path, home: Path) -> 
     archive = docker_archive(tmp_path / "two.tar", [LAYER], tags=(["one:1"], ["two:2"]))
     with pytest.raises(PolicyError, match=r"one:1, two:2") as refused:
         import_image(home, f"docker-archive:{archive}")
-    assert refused.value.mend.endswith(f"docker-archive:{archive}:one:1`")
+    assert refused.value.hint.endswith(f"docker-archive:{archive}:one:1`")
     assert import_image(home, f"docker-archive:{archive}:two:2").names == ("two:2",)
 
 

@@ -250,14 +250,14 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_no_room_to_unpack(vm_home: Path, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is a host's error with a mend, before and in the middle of it, and nothing is left."""
+    """A full disk is a host's error with a hint, before and in the middle of it, and nothing is left."""
     image = Store(vm_home).find("default")
     with pytest.raises(HostError, match="needs about"):
         await ensure_tree(image, home=full_disk)
     monkeypatch.setattr(trees, "need_space", lambda *_: None)
     with pytest.raises(HostError, match="no room") as caught:
         await ensure_tree(image, home=full_disk)
-    assert "free some space" in caught.value.mend
+    assert "free some space" in caught.value.hint
     assert trees_of(full_disk) == []
 
 
@@ -351,7 +351,7 @@ async def test_a_runtime_that_can_never_seal_its_copy_is_given_up(
     ("path", "reason"), [("/nowhere/runc", "is not there"), ("/usr/bin/uname", "--version ended with status")]
 )
 async def test_what_is_no_runtime(vm_home: Path, path: str, reason: str) -> None:
-    """Missing, or not able to say its version: a host's error with a mend."""
+    """Missing, or not able to say its version: a host's error with a hint."""
     with pytest.raises(HostError, match=reason) as caught:
         await prove_runtime(OciRuntime(name="runc", kind="runc", path=path, version=""), home=vm_home)
-    assert caught.value.mend
+    assert caught.value.hint

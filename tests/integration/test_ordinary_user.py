@@ -71,7 +71,7 @@ def planned(user: UsersBelljar) -> dict[str, Any]:
 
 
 def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
-    """Ready, not as root; what is not handed to this user (control groups) is a note with its mend."""
+    """Ready, not as root; what is not handed to this user (control groups) is a note with its hint."""
     shown = user("doctor", "--json")
     assert shown.returncode == 0, shown.stdout + shown.stderr
     found = json.loads(shown.stdout)
@@ -82,7 +82,7 @@ def test_doctor_says_what_this_user_can_do(user: UsersBelljar) -> None:
     assert checks["store"]["state"] == "ok"
     assert bool(facts["cgroup"]["reason"]) == (len(facts["cgroup"]["parents"]) < 3)
     assert (checks["control groups"]["state"] == "note") == bool(facts["cgroup"]["reason"])
-    assert bool(checks["control groups"]["mend"]) == bool(facts["cgroup"]["reason"])
+    assert bool(checks["control groups"]["hint"]) == bool(facts["cgroup"]["reason"])
     assert facts["kvm"]["state"] == "proven" or facts["kvm"]["reason"]
 
 
@@ -324,7 +324,7 @@ def without_namespaces(user: UsersBelljar, *args: str) -> subprocess.CompletedPr
     return user.run(["unshare", "--user", "--map-current-user", "--keep-caps", *shell, *user.argv(*args)])
 
 
-def test_without_user_namespaces_it_is_refused_with_the_mend(user: UsersBelljar) -> None:
+def test_without_user_namespaces_it_is_refused_with_the_hint(user: UsersBelljar) -> None:
     """Doctor says no and which switch; `exec` and `plan` are refused with 3; nothing weaker is used instead; the refusal is on record."""
     shown = without_namespaces(user, "doctor", "--json")
     assert shown.returncode == 3, shown.stderr
@@ -363,7 +363,7 @@ def test_doctor_says_that_the_store_is_another_users(user: UsersBelljar) -> None
     shown = user("doctor", "--json", "--no-prove", BELLJAR_HOME="/nonexistent/store")
     store = next(check for check in json.loads(shown.stdout)["checks"] if check["what"] == "store")
     assert (shown.returncode, store["state"]) == (3, "no")
-    assert "BELLJAR_HOME" in store["mend"]
+    assert "BELLJAR_HOME" in store["hint"]
 
 
 def test_files_of_a_cell(user: UsersBelljar) -> None:

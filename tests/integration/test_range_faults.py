@@ -60,7 +60,7 @@ def policy(tmp_path: Path) -> Callable[..., str]:
 def refused(
     host: Host, policy: str, *, code: int, mounts: tuple[str, ...] = (), command: tuple[str, ...] = _FETCH, **extra: str
 ) -> str:
-    """What `exec` says when it can't: once, with a mend, on record; and nothing is left."""
+    """What `exec` says when it can't: once, with a hint, on record; and nothing is left."""
     before = len(host.belljar.runs())
     ran = host.run("exec", policy, "--", *command, mounts=mounts, **extra)
     said = ran.stderr.decode()
@@ -70,7 +70,7 @@ def refused(
 
 
 def told_and_gone(host: Host, said: str, runs_before: int) -> None:
-    """No traceback, a mend, and of the run only its record."""
+    """No traceback, a hint, and of the run only its record."""
     assert "Traceback" not in said
     assert "\n  → " in said
     (run,) = host.belljar.runs()[runs_before:]
@@ -259,7 +259,7 @@ def test_a_zygote_that_can_not_import_says_what() -> None:
     finally:
         zygote.end()
     assert refused.value.what == "the ranges' zygote did not start: No module named 'belljar.network.no_such_gateway'"
-    assert "belljar[network]" in refused.value.mend
+    assert "belljar[network]" in refused.value.hint
 
 
 # ---- what the author got wrong
@@ -293,7 +293,7 @@ def test_files_that_will_not_do(
     ],
 )
 def test_a_target_that_does_not_get_healthy(command: str, said: str, host: Host, policy: Callable[..., str]) -> None:
-    """How often it was tried, what it said last, and where to mend it."""
+    """How often it was tried, what it said last, and where to fix it."""
     health = "{command: ['false'], retries: 2, interval: 100ms}"
     target = (
         f"    shop: {{kind: cell, names: [a.example], ports: [80], user: root, command: {command}, health: {health}}}\n"
@@ -303,7 +303,7 @@ def test_a_target_that_does_not_get_healthy(command: str, said: str, host: Host,
     ends = ("did not become healthy in 2 tries", "its program ended with status 3", "its program can't be started")
     assert any(end in found for end in ends)
     assert said in found
-    assert "mend its `command` or its `health`" in found
+    assert "fix its `command` or its `health`" in found
 
 
 # ---- what dies

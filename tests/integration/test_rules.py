@@ -134,12 +134,12 @@ def test_refusals_are_logged_with_their_reason(found: dict[str, Any]) -> None:
 
 
 def test_each_change_by_hand_is_named(found: dict[str, Any]) -> None:
-    """What the kernel lists is what was rendered; after each of several edits the difference is told first of all; loading again mends it."""
+    """What the kernel lists is what was rendered; after each of several edits the difference is told first of all; loading again hints it."""
     edits = found["edits"]
     assert edits["at first"] == []
     for name, told in EDITED.items():
         assert edits[name][0].startswith(told), name
-        assert edits[f"{name}, mended"] == []
+        assert edits[f"{name}, repaired"] == []
 
 
 def test_a_sink_gets_what_nobody_has_and_nothing_that_is_forbidden(who: list[str], python: str) -> None:

@@ -158,12 +158,12 @@ async def test_a_runtime_that_hangs(
     with anyio.fail_after(60):
         proof = await prove_runtime(runtime, home=host.belljar.home)
     assert "neither started the container nor ended within 1 s" in proof.reason
-    assert proof.mend
+    assert proof.hint
     assert within(60, lambda: Remains(host.belljar.home, os.getpid(), host.scratch).of((), ())) == []
 
 
 def test_runsc_missing_or_failing(host: Host, runtimes: Callable[[str], str], tmp_path: Path) -> None:
-    """In the tier that needs it: refused with the mend. Where the risk leaves the choice: the stronger tier, and the plan says why."""
+    """In the tier that needs it: refused with the hint. Where the risk leaves the choice: the stronger tier, and the plan says why."""
     nothing = tmp_path / "nothing"
     nothing.touch(mode=0o644)
     runsc = shutil.which("runsc")

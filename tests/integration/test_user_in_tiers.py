@@ -87,7 +87,7 @@ def test_owner_killed_leaves_nothing_after_reap(grouped: UsersBelljar, tier: str
 
 
 def test_without_groups_a_low_risk_runs_in_a_virtual_machine(user: UsersBelljar) -> None:
-    """The stronger tier is taken and the plan says why; one that is asked for by name is refused with the mend, on record, and nothing is made."""
+    """The stronger tier is taken and the plan says why; one that is asked for by name is refused with the hint, on record, and nothing is made."""
     plan = planned(user)
     assert plan["tier"] == "microvm"
     why = " ".join(plan["warnings"])
@@ -123,7 +123,7 @@ def without_ids(user: UsersBelljar, accounts: Path) -> Iterator[None]:
         change("add")
 
 
-def test_without_ids_containers_are_refused_with_the_mend(grouped: UsersBelljar, accounts: Path) -> None:
+def test_without_ids_containers_are_refused_with_the_hint(grouped: UsersBelljar, accounts: Path) -> None:
     """No subordinate ids: the plan takes the virtual machine and says why; a container by name is refused with the command that gives ids."""
     with without_ids(grouped, accounts):
         plan = planned(grouped)

@@ -47,7 +47,7 @@ def server_archive() -> bytes:
         raise HostError(
             f"the package {error.name} is missing",
             where="stand-ins of kind `python`",
-            mend="pip install 'belljar[network]'",
+            hint="pip install 'belljar[network]'",
         ) from error
     sources = [file for file in files if file.suffix == ".py" and ".." not in file.parts]
     return _archive((str(file), Path(str(file.locate())).read_bytes()) for file in sources)
@@ -85,5 +85,5 @@ def _refused(stand_in: StandInPlan, what: str) -> PolicyError:
     return PolicyError(
         f"the app can't be copied in: {printable(what)}",
         where=f"network.stand_ins.{stand_in.id}.files",
-        mend="name a directory with the app's modules, and put much data into an image",
+        hint="name a directory with the app's modules, and put much data into an image",
     )

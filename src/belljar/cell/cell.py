@@ -443,7 +443,7 @@ class Cell:
             self._dead = CellError(
                 f"the cell died: {cause or error.what}",
                 where=f"cell {self.id}",
-                mend="its record is complete up to here: `belljar ledger show last`",
+                hint="its record is complete up to here: `belljar ledger show last`",
             )
             self._record_death_limit()
             kind = Kind.PROTOCOL_VIOLATION if isinstance(error, ProtocolViolation) else Kind.CELL_FAILED

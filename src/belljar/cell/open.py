@@ -185,7 +185,7 @@ def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[
 def refused(loaded: LoadedPolicy, error: BelljarError) -> Event:
     """A refusal is on record too."""
     digest = hashlib.sha256(loaded.text).hexdigest()
-    data = {"reason": error.what, "where": error.where, "mend": error.mend, "policy_sha256": digest}
+    data = {"reason": error.what, "where": error.where, "hint": error.hint, "policy_sha256": digest}
     return Event(kind=Kind.POLICY_REFUSED, data=data)
 
 
@@ -194,7 +194,7 @@ def breach(cell: Cell, survivors: tuple[str, ...]) -> ContainmentBreach:
     return ContainmentBreach(
         f"destruction left: {', '.join(survivors)}",
         where=f"cell {cell.id}",
-        mend="it was removed and recorded; do not count this sample as contained, and look at the ledger before the next run",
+        hint="it was removed and recorded; do not count this sample as contained, and look at the ledger before the next run",
     )
 
 
@@ -203,7 +203,7 @@ def unproven(cell: Cell, missed: tuple[str, ...]) -> HostError:
     return HostError(
         f"its destruction could not be proven; not looked for: {'; '.join(missed)}",
         where=f"cell {cell.id}",
-        mend="do not count this sample as contained; let this user see what is named, then `belljar reap` looks again",
+        hint="do not count this sample as contained; let this user see what is named, then `belljar reap` looks again",
     )
 
 

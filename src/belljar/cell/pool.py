@@ -170,7 +170,7 @@ class Pool:
         if self.breach is not None:
             if ticket.set_running_or_notify_cancel():  # each gets an error of his own: it comes to hold what he did
                 ticket.set_exception(
-                    ContainmentBreach(self.breach.what, where=self.breach.where, mend=self.breach.mend)
+                    ContainmentBreach(self.breach.what, where=self.breach.where, hint=self.breach.hint)
                 )
             return
         index = None if self._is_ended() else oldest_fresh([spare.left_s() for spare in self._ready])

@@ -307,7 +307,7 @@ def _packet_directory(run: RunDirectory) -> Path:
         directory.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise HostError(
-            f"the packet record can't be made: {error.strerror}", where=str(directory), mend="check the free space"
+            f"the packet record can't be made: {error.strerror}", where=str(directory), hint="check the free space"
         ) from error
     return directory
 
@@ -347,13 +347,13 @@ def _raise_if_left(network: Network) -> None:
         raise ContainmentBreach(
             f"the end of its network left: {', '.join(found.survivors)}",
             where=f"range {network.id}",
-            mend="it was removed and recorded; do not count this sample as contained",
+            hint="it was removed and recorded; do not count this sample as contained",
         )
     if found is not None and found.unproven:
         raise HostError(
             f"the end of its network could not be proven; not looked for: {'; '.join(found.unproven)}",
             where=f"range {network.id}",
-            mend="do not count this sample as contained; `belljar reap` looks again",
+            hint="do not count this sample as contained; `belljar reap` looks again",
         )
 
 

@@ -64,7 +64,7 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
         raise PolicyError(
             f"the target cell can't be meant: {printable(str(error), max_chars=600)}",
             where=f"network.stand_ins.{stand_in.id}",
-            mend="mend the stand-in's fields",
+            hint="hint the stand-in's fields",
         ) from error
     data = parent.data.of(stand_in.id) if parent.data is not None else None
     return replace(parent, policy=made, data=data)
@@ -224,5 +224,5 @@ def _failed(stand_in: StandInPlan, cell: Cell, what: str) -> CellError:
         if stand_in.id
         else f"the image's program is not ready: {what}",
         where=f"network.stand_ins.{stand_in.id} (cell {cell.id})" if stand_in.id else f"cell {cell.id}",
-        mend="mend its `command` or its `health`; `belljar exec` with its image shows what happens",
+        hint="fix its `command` or its `health`; `belljar exec` with its image shows what happens",
     )

@@ -195,7 +195,7 @@ def _unreadable(error: OSError | ValueError) -> PolicyError:
     return PolicyError(
         f"a file of the task can't be copied into its cell: {why}",
         where="the task's compose file",
-        mend="leave the task's files as they are while it runs; `belljar check` looks at them",
+        hint="leave the task's files as they are while it runs; `belljar check` looks at them",
     )
 
 
@@ -203,5 +203,5 @@ def _not_taken(cell: Cell, target: str, why: str) -> CellError:
     return CellError(
         f"{printable(target)} can't be put there: {printable(why.strip(), max_chars=300)}",
         where=f"cell {cell.id}",
-        mend="look at what the image has there; a directory needs `mkdir` and `rm` in the image",
+        hint="look at what the image has there; a directory needs `mkdir` and `rm` in the image",
     )

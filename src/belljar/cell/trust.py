@@ -83,5 +83,5 @@ async def trust(cell: Cell, certificate_pem: bytes) -> None:
         raise CellError(
             f"the range's certificate could not be put into the cell's trust stores: {printable(why, max_chars=300)}",
             where=f"cell {cell.id}",
-            mend="use an image with /bin/sh, or stand-ins without TLS",
+            hint="use an image with /bin/sh, or stand-ins without TLS",
         )

@@ -156,9 +156,9 @@ class GuestClient:
         configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
-            mend = "ask for fewer `cpus` or more `memory`" if "room for its kernel" in why else ""
+            hint = "ask for fewer `cpus` or more `memory`" if "room for its kernel" in why else ""
             raise CellError(
-                f"the guest could not build the workload's container: {why}", where="channel, CONFIG", mend=mend
+                f"the guest could not build the workload's container: {why}", where="channel, CONFIG", hint=hint
             )
         return configured
 
@@ -216,7 +216,7 @@ class GuestClient:
             await self._pump.wait_until(self._connection, ready)
             return
         what = f"the guest agent {what} within {format_duration(timeout_s)}"
-        raise CellError(what, where="channel", mend="Open a new cell; look at this one's console.")
+        raise CellError(what, where="channel", hint="Open a new cell; look at this one's console.")
 
     # ---- commands
 

@@ -170,7 +170,7 @@ class Operation:
     def _give_up(self) -> None:
         what = f"the guest agent did not end an operation within {self._patience.kill_s:g} s of being told to kill it"
         self._pump.fail(
-            CellError(what, where=f"channel, operation {self._op}", mend="The guest is wedged; open a new cell.")
+            CellError(what, where=f"channel, operation {self._op}", hint="The guest is wedged; open a new cell.")
         )
 
     async def finish(self) -> None:

@@ -8,14 +8,14 @@ from belljar.channel.frames import MAX_TEXT_BYTES, FrameType
 from belljar.errors import ProtocolViolation
 
 _NAMES: Final = {int(kind): kind.name for kind in FrameType}
-_MEND: Final = "The guest's word is worth nothing now: its cell is ended. Open a new one; see the run's ledger for what came before."
+_HINT: Final = "The guest's word is worth nothing now: its cell is ended. Open a new one; see the run's ledger for what came before."
 
 
 def violated(what: str, kind: int, op: int) -> NoReturn:
     """End the conversation: the guest broke the protocol in a frame of type `kind` for operation `op`."""
     name = _NAMES.get(kind, f"type {kind:#04x}")
     where = f"channel, {name} of operation {op}" if op else f"channel, {name}"
-    raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, mend=_MEND)
+    raise ProtocolViolation(f"the guest broke the protocol: {what}", where=where, hint=_HINT)
 
 
 class Payload:

@@ -52,7 +52,7 @@ class Pump:
         """Raise what ended the connection, if it has ended: a `CellError` of the caller's own."""
         if self.failure is not None:
             raise type(self.failure)(
-                self.failure.what, where=self.failure.where, mend=self.failure.mend
+                self.failure.what, where=self.failure.where, hint=self.failure.hint
             ) from self.failure
 
     def fail(self, error: CellError) -> None:
@@ -80,7 +80,7 @@ class Pump:
 
     async def close(self) -> None:
         """End the connection from this side."""
-        self.fail(CellError("the channel to the guest agent was closed", where="channel", mend="Open a new cell."))
+        self.fail(CellError("the channel to the guest agent was closed", where="channel", hint="Open a new cell."))
         await self._stream.aclose()
 
     async def send(self, make: Callable[[], bytes]) -> None:
@@ -107,7 +107,7 @@ class Pump:
         finally:
             if not sent and self.failure is None:
                 self.fail(
-                    CellError("the guest agent did not read what was sent to it", where="channel", mend=_MEND_DEAD)
+                    CellError("the guest agent did not read what was sent to it", where="channel", hint=_MEND_DEAD)
                 )
 
     async def wait_until(self, mailbox: Mailbox, ready: Callable[[], bool]) -> None:
@@ -163,7 +163,7 @@ class Pump:
     def _dispatch(self, event: GuestEvent) -> None:
         if isinstance(event, Fatal):
             said = printable(event.detail, max_chars=300)
-            self.fail(CellError(f"the guest agent gave up: {said}", where="channel", mend=_MEND_DEAD))
+            self.fail(CellError(f"the guest agent gave up: {said}", where="channel", hint=_MEND_DEAD))
             return
         mailbox: Mailbox | None = self._connection
         if isinstance(event, Data | Result | Credit | Eof | Started):
@@ -175,5 +175,5 @@ class Pump:
 
     def _fail_gone(self) -> None:
         self.fail(
-            CellError("the cell is gone: its channel was closed from the other end", where="channel", mend=_MEND_DEAD)
+            CellError("the cell is gone: its channel was closed from the other end", where="channel", hint=_MEND_DEAD)
         )

@@ -109,7 +109,7 @@ class HostConnection:
         Raises `ProtocolViolation` for the first thing the protocol forbids, and again for every later call.
         """
         if self._violation is not None:
-            raise ProtocolViolation(self._violation.what, where=self._violation.where, mend=self._violation.mend)
+            raise ProtocolViolation(self._violation.what, where=self._violation.where, hint=self._violation.hint)
         if self._ended:
             return []
         self._pending += data

@@ -49,7 +49,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
         raise HostError(
             f"no cell {printable(cell_id)} of yours is running here",
             where="belljar attach",
-            mend="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
+            hint="`belljar ps` lists the cells; same user, same BELLJAR_HOME",
         ) from error
     with stream, _raw_terminal(), _size_signals() as sizes:
         stream.settimeout(None)

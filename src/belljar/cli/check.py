@@ -157,8 +157,8 @@ def _group_lines(each: Outlook) -> Iterator[str]:
         if not any(fact.kind is Kind.REFUSED for fact in first.differences):
             place = f"{printable(error.where)}: " if error.where else ""
             yield f"  {place}{printable(error.what, max_chars=1000)}"
-        if error.mend:
-            yield f"  hint: {printable(error.mend)}"
+        if error.hint:
+            yield f"  hint: {printable(error.hint)}"
 
 
 def _cell(plan: Plan) -> str:

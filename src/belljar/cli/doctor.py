@@ -1,4 +1,4 @@
-"""`belljar doctor`: what this host can do, why not, and the mend."""
+"""`belljar doctor`: what this host can do, why not, and the hint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Check:
     what: str
     state: Literal["ok", "note", "no"]
     detail: str
-    mend: str = ""
+    hint: str = ""
 
 
 @click.command()
@@ -85,7 +85,7 @@ def _tiers(facts: HostFacts) -> Iterator[Check]:
                 what=f"tier {tier}",
                 state="no" if tier is Tier.MICROVM else "note",
                 detail=obstacle.what,
-                mend=obstacle.mend,
+                hint=obstacle.hint,
             )
         if not found:
             yield _works(tier.value, facts)
@@ -97,7 +97,7 @@ def _ranges(facts: HostFacts) -> Iterator[Check]:
 
     found = network_obstacles(facts)
     for obstacle in found:
-        yield Check(what="ranges", state="note", detail=obstacle.what, mend=obstacle.mend)
+        yield Check(what="ranges", state="note", detail=obstacle.what, hint=obstacle.hint)
     if not found:
         nft = facts.tool("nft")
         detail = (
@@ -116,7 +116,7 @@ def _works(tier: str, facts: HostFacts) -> Check:
     if runtime.state.value == "proven":
         port = f", but none with a network port: {runtime.no_port}" if runtime.no_port else ""
         return Check(what=f"tier {tier}", state="ok", detail=f"works: {name} ran a container{port}")
-    return Check(what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", mend=runtime.mend)
+    return Check(what=f"tier {tier}", state="note", detail=f"{name}: {runtime.reason}", hint=runtime.hint)
 
 
 def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
@@ -131,7 +131,7 @@ def tiers_as_json(facts: HostFacts) -> dict[str, dict[str, object]]:
         shown[tier.value] = {
             "works": not found,
             "proof": proof,
-            "obstacles": [{"what": obstacle.what, "mend": obstacle.mend} for obstacle in found],
+            "obstacles": [{"what": obstacle.what, "hint": obstacle.hint} for obstacle in found],
         }
     return shown
 
@@ -156,9 +156,9 @@ def _system(facts: HostFacts) -> Iterator[Check]:
     )
 
 
-def _amount(what: str, has_mib: int, low_mib: int, rest: str, mend: str) -> Check:
+def _amount(what: str, has_mib: int, low_mib: int, rest: str, hint: str) -> Check:
     low = has_mib < low_mib
-    return Check(what=what, state="note" if low else "ok", detail=f"{_mib(has_mib)} {rest}", mend=mend if low else "")
+    return Check(what=what, state="note" if low else "ok", detail=f"{_mib(has_mib)} {rest}", hint=hint if low else "")
 
 
 def _mib(amount_mib: int) -> str:
@@ -178,14 +178,14 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         detail=f"proven: a guest booted under it ({facts.kvm.proved_for})"
         if proven
         else f"{facts.kvm.state.value}: {facts.kvm.reason}. Cells are emulated, and risk critical is refused",
-        mend=obstacle.mend.partition("; or lower")[0] if obstacle else "",
+        hint=obstacle.hint.partition("; or lower")[0] if obstacle else "",
     )
     userns = facts.userns
     yield Check(
         what="user namespaces",
         state="ok" if userns.available else "no",
         detail=userns.reason or f"at most {userns.max_user_namespaces}",
-        mend=userns.mend,
+        hint=userns.hint,
     )
     ids = facts.ids
     yield Check(
@@ -193,7 +193,7 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         state="ok" if ids.available else "note",
         detail=ids.reason
         or ("a range for each cell" if facts.is_root else "subordinate ids, shared by this user's cells"),
-        mend=ids.mend,
+        hint=ids.hint,
     )
     yield _open_files()
     group = facts.cgroup
@@ -202,7 +202,7 @@ def _virtualisation(facts: HostFacts) -> Iterator[Check]:
         state="note" if group.reason else "ok",
         detail=f"{group.version.value}; usable: {', '.join(group.controllers) or 'none'}"
         + (f" ({group.reason})" if group.reason else ""),
-        mend="run as root, or in a scope with delegated controllers; until then only microVMs run, bounded by rlimits and the VM's shape"
+        hint="run as root, or in a scope with delegated controllers; until then only microVMs run, bounded by rlimits and the VM's shape"
         if group.reason
         else "",
     )
@@ -216,19 +216,19 @@ def _open_files() -> Check:
     detail = f"soft limit {limit.soft:,}, raised to the hard limit {limit.hard:,} by every command"
     if limit.hard >= _LOW_OPEN_FILES:
         return Check(what="open files", state="ok", detail=detail)
-    mend = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit), or run few cells at once"
-    return Check(what="open files", state="note", detail=detail, mend=mend)
+    hint = "raise the hard limit (`ulimit -Hn` as root, LimitNOFILE= in a systemd unit), or run few cells at once"
+    return Check(what="open files", state="note", detail=detail, hint=hint)
 
 
 def _cores(facts: HostFacts) -> Check:
     """Where crashes in the least of the tiers go; the others' are no worse."""
-    from belljar.plan.cores import CORES_MEND, cores_warning
+    from belljar.plan.cores import CORES_HINT, cores_warning
     from belljar.policy import Tier
 
     warning = cores_warning(Tier.CONTAINER, facts.cores).partition(" → ")
     if not warning[0]:
         return Check(what="core dumps", state="ok", detail="none is made of a cell: its limit forbids the file")
-    return Check(what="core dumps", state="note", detail=warning[0], mend=warning[2] or CORES_MEND)
+    return Check(what="core dumps", state="note", detail=warning[0], hint=warning[2] or CORES_HINT)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:
@@ -238,7 +238,7 @@ def _tools(facts: HostFacts) -> Iterator[Check]:
         state: Literal["ok", "note", "no"] = (
             "ok" if tool.ok else "no" if tool.needed and tool.tier == "microvm" else "note"
         )
-        yield Check(what=tool.name, state=state, detail=f"{detail}: {tool.use}", mend=tool.mend)
+        yield Check(what=tool.name, state=state, detail=f"{detail}: {tool.use}", hint=tool.hint)
 
 
 def store_checks(home: Path) -> list[Check]:
@@ -251,7 +251,7 @@ def store_checks(home: Path) -> list[Check]:
     try:
         found.append(Check(what="guest kernel", state="ok", detail=current_kernel(home).version))
     except BelljarError as exc:
-        found.append(Check(what="guest kernel", state="no", detail=exc.what, mend=exc.mend))
+        found.append(Check(what="guest kernel", state="no", detail=exc.what, hint=exc.hint))
     try:
         image = Store(home).find("default")
         found.append(
@@ -260,7 +260,7 @@ def store_checks(home: Path) -> list[Check]:
             )
         )
     except BelljarError as exc:
-        found.append(Check(what="default image", state="note", detail=exc.what, mend="run `belljar setup`"))
+        found.append(Check(what="default image", state="note", detail=exc.what, hint="run `belljar setup`"))
     return found
 
 
@@ -270,13 +270,13 @@ def _writable(home: Path) -> Check:
     if os.access(place, os.W_OK | os.X_OK):
         return Check(what="store", state="ok", detail=str(home))
     if os.statvfs(place).f_flag & os.ST_RDONLY:
-        mend = "set BELLJAR_HOME to a directory on a file system that can be written"
-        return Check(what="store", state="no", detail=f"{home}: the file system of {place} is read-only", mend=mend)
+        hint = "set BELLJAR_HOME to a directory on a file system that can be written"
+        return Check(what="store", state="no", detail=f"{home}: the file system of {place} is read-only", hint=hint)
     return Check(
         what="store",
         state="no",
         detail=f"{home}: this user can't write {place}",
-        mend="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
+        hint="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
     )
 
 
@@ -313,8 +313,8 @@ def _show(found: list[Check], said: str) -> None:
         table.add_column(column, overflow="fold", no_wrap=column != "detail")
     for check in found:
         detail = Text(printable(check.detail))
-        if check.mend:
-            detail.append(f"\n→ {printable(check.mend)}", style="bold")
+        if check.hint:
+            detail.append(f"\n→ {printable(check.hint)}", style="bold")
         table.add_row(Text(printable(check.what)), Text(check.state, style=colours[check.state]), detail)
     console = Console(highlight=False)
     console.print(table)

@@ -153,7 +153,7 @@ def _of_the_image(cell: Cell) -> list[str]:
         raise PolicyError(
             "no command is given, and the image says of none",
             where=f"image {cell.plan.policy.image}",
-            mend="put one after two dashes, as in: belljar exec high -- uname -a",
+            hint="put one after two dashes, as in: belljar exec high -- uname -a",
         )
     return list(cell.image_command)
 

@@ -121,7 +121,7 @@ def tag(*, ref: str, name: str, force: bool, as_json: bool) -> None:
             raise PolicyError(
                 f"`{default}` is another image, which runs where a policy names none",
                 where=printable(name),
-                mend="choose another name, or take this one with --force",
+                hint="choose another name, or take this one with --force",
             )
     print_image(store.name(image, name), as_json=as_json)
 

@@ -135,7 +135,7 @@ def _why(result: Obtained) -> str:
     error = result.error
     if error is None:
         return ""
-    return printable(error.what, max_chars=600) + (f" ({printable(error.mend, max_chars=300)})" if error.mend else "")
+    return printable(error.what, max_chars=600) + (f" ({printable(error.hint, max_chars=300)})" if error.hint else "")
 
 
 def _as_json(result: Obtained) -> dict[str, object]:
@@ -144,5 +144,5 @@ def _as_json(result: Obtained) -> dict[str, object]:
         "digest": result.image.digest if result.image else None,
         "was_there": result.was_there,
         "error": result.error.what if result.error else None,
-        "hint": result.error.mend if result.error else None,
+        "hint": result.error.hint if result.error else None,
     }

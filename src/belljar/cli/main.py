@@ -109,7 +109,7 @@ def show_error(error: BelljarError) -> None:
     where = f"{printable(error.where)}: " if error.where else ""
     lines = "\n".join(printable(line) for line in error.what.splitlines())
     click.echo(f"belljar: {where}{lines}", err=True)
-    for line in error.mend.splitlines():
+    for line in error.hint.splitlines():
         click.echo(f"  → {printable(line)}", err=True)
 
 
@@ -208,7 +208,7 @@ def _output_error(error: OSError) -> HostError | None:
     if error.filename is not None or error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}:
         return None
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return HostError(f"standard output can't be written: {error.strerror}", mend="send it where there is room")
+    return HostError(f"standard output can't be written: {error.strerror}", hint="send it where there is room")
 
 
 def _store_error(error: OSError) -> HostError:
@@ -221,7 +221,7 @@ def _store_error(error: OSError) -> HostError:
     return HostError(
         f"the store can't be used: {error.strerror}",
         where=where,
-        mend="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
+        hint="set BELLJAR_HOME to a directory of your own, or work as the user who owns this one",
     )
 
 

@@ -173,7 +173,7 @@ def write_root_file(path: Path, content: str) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise HostError(
-            f"it can't be written: {error.strerror}", where=str(path), mend="run `belljar setup` as root"
+            f"it can't be written: {error.strerror}", where=str(path), hint="run `belljar setup` as root"
         ) from error
 
 
@@ -207,7 +207,7 @@ def _show(plan: SetupPlan) -> None:
 def _conclude(left: SetupPlan, *, acted: bool) -> None:
     for problem in left.problems:
         click.echo(f"belljar: {printable(problem.what)}", err=True)
-        for line in problem.mend.splitlines():
+        for line in problem.hint.splitlines():
             click.echo(f"  → {printable(line)}", err=True)
     if not left.problems and not left.steps:
         click.echo(
@@ -225,6 +225,6 @@ def _print_json(left: SetupPlan, state: HostState, done: list[Step], *, planned:
         "host": state.pretty_name,
         "home": os.fspath(home),
         "steps": [{"title": step.title, "command": shown(step), "done": step in done} for step in planned.steps],
-        "problems": [{"what": problem.what, "mend": problem.mend} for problem in left.problems],
+        "problems": [{"what": problem.what, "hint": problem.hint} for problem in left.problems],
     }
     click.echo(json.dumps(document, indent=2))

@@ -68,7 +68,7 @@ class Problem:
     """What setup can't do itself, and who can do it how."""
 
     what: str
-    mend: str
+    hint: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
         return SetupPlan(problems=(_too_old(state, missing),))
     installing = _installing(state, missing) if missing else []
     if missing and not state.is_root:
-        problem = Problem(what=_names(missing), mend=_as_root(installing))
+        problem = Problem(what=_names(missing), hint=_as_root(installing))
         return SetupPlan(steps=_making(state, wanted, missing), problems=(problem, *_no_space(state, wanted)))
     steps = (*installing, *_making(state, wanted, []))
     return SetupPlan(steps=steps, problems=_no_space(state, wanted) if steps else ())
@@ -198,7 +198,7 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
     if state.free_bytes >= needed:
         return ()
     what = f"{format_size(state.free_bytes)} of disk is free where the store is; about {format_size(needed)} is needed"
-    return (Problem(what=what, mend="free some space, or set BELLJAR_HOME to a directory on a larger disk"),)
+    return (Problem(what=what, hint="free some space, or set BELLJAR_HOME to a directory on a larger disk"),)
 
 
 def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
@@ -210,12 +210,12 @@ def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
     else:
         packages, how = [version_text(need) for need in missing], "install with your distribution's tool:"
     what = f"{_names(missing)}, and Belljar installs packages on Debian 12 and later only (this is {state.pretty_name})"
-    return Problem(what=what, mend=f"{how} {' '.join(packages)}\nthen run `belljar setup` again")
+    return Problem(what=what, hint=f"{how} {' '.join(packages)}\nthen run `belljar setup` again")
 
 
 def _too_old(state: HostState, missing: Sequence[Need]) -> Problem:
     return Problem(
-        what=f"{_names(missing)}, and {state.pretty_name} has no package new enough", mend="use Debian 12 or 13"
+        what=f"{_names(missing)}, and {state.pretty_name} has no package new enough", hint="use Debian 12 or 13"
     )
 
 
@@ -245,4 +245,4 @@ def check_wanted(state: HostState, wanted: Wanted) -> None:
         try:
             debian_sources(state.sources, "bookworm", mirror=wanted.mirror)
         except HostError as error:
-            raise HostError(error.what, where=error.where, mend="belljar setup --mirror URL") from error
+            raise HostError(error.what, where=error.where, hint="belljar setup --mirror URL") from error

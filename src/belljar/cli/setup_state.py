@@ -26,7 +26,7 @@ def host_state(home: Path) -> HostState:
     """The state of this host and of the store in `home`. Takes well under a second. Raises `HostError` on a machine without guests."""
     if platform.system() != "Linux":
         raise HostError(
-            f"Belljar runs on Linux; this is {platform.system()}", mend="use a Linux machine or a virtual one"
+            f"Belljar runs on Linux; this is {platform.system()}", hint="use a Linux machine or a virtual one"
         )
     release = _os_release()
     arch = debian_arch()

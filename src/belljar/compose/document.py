@@ -79,7 +79,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise _refused("can't be read: it is not UTF-8", where) from error
     except FileNotFoundError as error:
         why = "a task's compose file is meant from the directory of the task's file"
-        raise PolicyError("can't be read: no such file or directory", where=where, mend=why) from error
+        raise PolicyError("can't be read: no such file or directory", where=where, hint=why) from error
     except OSError as error:
         raise _refused(f"can't be read: {reason(error)}", where) from error
     except ValueError as error:
@@ -127,4 +127,4 @@ def _tag(build: object) -> str:
 
 
 def _refused(what: str, where: str) -> PolicyError:
-    return PolicyError(what, where=where, mend="mend the compose file")
+    return PolicyError(what, where=where, hint="hint the compose file")

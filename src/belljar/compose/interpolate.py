@@ -89,11 +89,11 @@ class _Reading:
         if name.startswith(METADATA_PREFIX):
             raise CannotKeepError(
                 f"its compose file asks for ${name}, which is not in this sample's metadata{reason}",
-                mend=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
+                hint=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
             )
         raise CannotKeepError(
             f"its compose file asks for ${printable(name)}, and this host's environment is never read{reason}",
-            mend=f"give a default (${{{printable(name)}:-…}}), or use the sample's metadata: ${METADATA_PREFIX}…",
+            hint=f"give a default (${{{printable(name)}:-…}}), or use the sample's metadata: ${METADATA_PREFIX}…",
         )
 
 

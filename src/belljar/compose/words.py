@@ -46,15 +46,15 @@ class CannotKeepError(ValueError):
     Attributes:
         differences: what is refused, each key of each service for itself, and then what else of
             the file differs, as far as it was read.
-        mend: what to do, "" for the usual.
+        hint: what to do, "" for the usual.
     """
 
-    def __init__(self, message: str = "", *, mend: str = "", differences: Iterable[Difference] = ()) -> None:
-        found = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=mend),)
+    def __init__(self, message: str = "", *, hint: str = "", differences: Iterable[Difference] = ()) -> None:
+        found = tuple(differences) or (Difference(kind=Kind.REFUSED, detail=message, hint=hint),)
         refused = [fact for fact in found if fact.kind is Kind.REFUSED]
         super().__init__(message or "; ".join(sentences(refused)))
         self.differences = tuple(refused)
-        self.mend = mend or (refused[0].hint if len(refused) == 1 else "")
+        self.hint = hint or (refused[0].hint if len(refused) == 1 else "")
         self.add(found)
 
     def add(self, others: Iterable[Difference]) -> None:

@@ -169,7 +169,7 @@ def brought(
         raise PolicyError(
             f"{printable(own)} is in the directories of several tasks",
             where=where,
-            mend="run one task after the other, or name the file by its whole path",
+            hint="run one task after the other, or name the file by its whole path",
         )
     return stand_in(written, directory=found[0] if found else Path.cwd(), where=where)
 

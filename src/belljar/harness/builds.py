@@ -48,7 +48,7 @@ def build_missing(
             build_dockerfile(home, request, report=report)
         except StepError as error:
             hint = f"if its steps need the network: {command_of(each, network=True)}"
-            raise PolicyError(error.what, where=error.where, mend=hint) from error
+            raise PolicyError(error.what, where=error.where, hint=hint) from error
 
 
 def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def running_builds(builds: Iterable[str], images: Set[str]) -> list[dict[str, An
     for name, count in Counter(each["image"] for each in running).items():
         if count > 1:
             what = f"{count} different builds are called {printable(name)}: a sample would run in another's image"
-            raise PolicyError(what, mend="give each of them an `image` of its own in its compose file")
+            raise PolicyError(what, hint="give each of them an `image` of its own in its compose file")
     return running
 
 

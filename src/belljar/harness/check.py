@@ -48,7 +48,7 @@ class Outlook:
     """What becomes of samples with the same outcome.
 
     Attributes:
-        group: the samples; `error` of their preview is the author's to mend.
+        group: the samples; `error` of their preview is the author's to fix.
         missing: images that the store does not have, each with the command that gets it.
         plan: what a cell would be here.
         lacking: what this host can't do.
@@ -78,7 +78,7 @@ class Outlook:
 
 
 def exit_code(outlooks: Iterable[Outlook]) -> int:
-    """Of all: what its author must mend goes before what this host lacks."""
+    """Of all: what its author must fix goes before what this host lacks."""
     return max((each.exit_code for each in outlooks), default=0)
 
 
@@ -220,7 +220,7 @@ def _error_json(error: BelljarError | None) -> dict[str, str] | None:
     return {
         "what": printable(error.what, max_chars=2000),
         "where": printable(error.where),
-        "hint": printable(error.mend),
+        "hint": printable(error.hint),
     }
 
 

@@ -38,21 +38,21 @@ class Refused:
     else of it differs."""
 
     reason: str
-    mend: str
+    hint: str
     differences: tuple[Difference, ...] = ()
 
     def error(self, where: str) -> TaskRefused:
         """The refusal, to be raised."""
-        refused = self.differences or (Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.mend),)
-        return TaskRefused(self.reason, where=printable(where), mend=self.mend, differences=refused)
+        refused = self.differences or (Difference(kind=Kind.REFUSED, where=TASK, detail=self.reason, hint=self.hint),)
+        return TaskRefused(self.reason, where=printable(where), hint=self.hint, differences=refused)
 
 
 class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
     """No cell can stand in for a task's sandbox. `differences`: each thing that is refused, and
     what else differs, as far as it was read."""
 
-    def __init__(self, what: str, *, where: str, mend: str, differences: tuple[Difference, ...]) -> None:
-        super().__init__(what, where=where, mend=mend)
+    def __init__(self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...]) -> None:
+        super().__init__(what, where=where, hint=hint)
         self.differences = differences
 
 
@@ -81,7 +81,7 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> 
         )
     return Refused(
         reason=f"its sandbox {printable(kind)} has a configuration that a cell can't honour",
-        mend="use a policy's image instead: --policy FILE --override",
+        hint="use a policy's image instead: --policy FILE --override",
     )
 
 
@@ -128,11 +128,11 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
 def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
     """`others`: what else of the file differs."""
     if not isinstance(error, CannotKeepError):
-        return Refused(reason=printable(str(error), max_chars=1000), mend=_MEND_COMPOSE)
+        return Refused(reason=printable(str(error), max_chars=1000), hint=_MEND_COMPOSE)
     error.add(others)
     return Refused(
         reason=printable(str(error), max_chars=1000),
-        mend=error.mend or _MEND_COMPOSE,
+        hint=error.hint or _MEND_COMPOSE,
         differences=error.differences,
     )
 

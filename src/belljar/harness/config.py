@@ -145,7 +145,7 @@ def _of_model(config: BaseModel) -> BelljarConfig:
     raise PolicyError(
         f"a sandbox configuration of type {type(config).__name__} is not Belljar's",
         where="the task's sandbox",
-        mend='name a policy instead: sandbox=("belljar", "policy.yaml")',
+        hint='name a policy instead: sandbox=("belljar", "policy.yaml")',
     )
 
 
@@ -171,7 +171,7 @@ def check_below(path: Path, directory: Path) -> None:
         raise PolicyError(
             "a link on the way to it leads out of the task's directory",
             where=printable(str(path)),
-            mend="put the file itself there, or name it where it is",
+            hint="put the file itself there, or name it where it is",
         )
 
 
@@ -211,7 +211,7 @@ def _check_read_here(directories: Iterable[str]) -> None:
                 f"it takes files of {printable(directory)}, where no file of a task was read: a"
                 " configuration from a log has no say in that",
                 where="the task's sandbox",
-                mend="`inspect eval-retry` hands over what the log says: start the task itself"
+                hint="`inspect eval-retry` hands over what the log says: start the task itself"
                 " again (`belljar run TASK`), with --sample-id for the samples that failed",
             )
 
@@ -230,7 +230,7 @@ def _check_own_files(ours: BelljarConfig) -> None:
         raise PolicyError(
             "its network holds more than the services of a compose file",
             where="the task's sandbox",
-            mend="put stand-ins and files into a policy, and name that",
+            hint="put stand-ins and files into a policy, and name that",
         )
 
 
@@ -421,7 +421,7 @@ def _too_long(where: str) -> PolicyError:
     return PolicyError(
         f"a sample's metadata makes more than {MAX_CHARACTERS:,} characters of it",
         where=where,
-        mend="give large data as a file of the sample",
+        hint="give large data as a file of the sample",
     )
 
 
@@ -450,7 +450,7 @@ def expand(value: str, variables: Mapping[str, str], *, where: str) -> str:
         raise PolicyError(
             f"{name} is not in this sample's metadata",
             where=where,
-            mend=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
+            hint=f"add it to the sample's metadata, or give a default: ${{{name}:-…}}",
         )
 
     return _REFERENCE.sub(put, value)

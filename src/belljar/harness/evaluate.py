@@ -242,8 +242,8 @@ def _check_files(specs: Sequence[str]) -> None:
         if not file.endswith((".py", ".ipynb")) or any(sign in file for sign in "*?["):
             continue
         if not Path(file).exists():
-            mend = "name a file, file@task or package/task"
-            raise PolicyError("no such file", where=printable(file), mend=mend)
+            hint = "name a file, file@task or package/task"
+            raise PolicyError("no such file", where=printable(file), hint=hint)
         if file.endswith(".py"):
             _check_syntax(file)
 
@@ -255,7 +255,7 @@ def _check_syntax(file: str) -> None:
         raise PolicyError(
             f"the task can't be loaded: {type(error).__name__}: {printable(error.msg)}",
             where=printable(f"{file}:{error.lineno}" if error.lineno else file),
-            mend="try: python -m py_compile FILE",
+            hint="try: python -m py_compile FILE",
         ) from error
     except (OSError, ValueError, RecursionError, MemoryError):
         return  # whoever loads it says why it can't be
@@ -285,7 +285,7 @@ def load_tasks(options: InspectOptions, operator: Operator, selection: Selection
         )
     if not tasks:
         raise PolicyError(
-            "no task was found there", where=printable(", ".join(specs)), mend="name a file, file@task or package/task"
+            "no task was found there", where=printable(", ".join(specs)), hint="name a file, file@task or package/task"
         )
     previews: list[Preview] = []
     names = [task.name for task in tasks]
@@ -333,7 +333,7 @@ def _explained(what: str) -> Iterator[None]:
         raise PolicyError(
             f"the task can't be loaded: {printable(str(message), max_chars=800)}",
             where=printable(what),
-            mend="try: inspect list tasks",
+            hint="try: inspect list tasks",
         ) from error
 
 

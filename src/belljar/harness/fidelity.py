@@ -268,7 +268,7 @@ def _base(policy: Policy, content: LoadedPolicy, network: LoadedPolicy) -> Path 
         raise PolicyError(
             "the task and the policy of --policy both have files: a cell takes files from the directory of one policy",
             where=printable(content.source),
-            mend="`--override` with a policy that has `files` uses the policy's",
+            hint="`--override` with a policy that has `files` uses the policy's",
         )
     return network.base if needs_network else content.base
 

@@ -164,7 +164,7 @@ def check_known_tools(task: Task, session: Session) -> str:
             raise PolicyError(
                 f"the tool {printable(tool.name)} acts outside of the cell ({tool.outside}), which the policy refuses",
                 where=f"task {printable(task.name)}",
-                mend=_hint(tool.name),
+                hint=_hint(tool.name),
             )
     inside = [printable(tool.name) for tool in tools if not tool.outside]
     beside = [f"{printable(tool.name)} ({tool.outside})" for tool in tools if tool.outside]

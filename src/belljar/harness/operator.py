@@ -78,7 +78,7 @@ def _absolute(policy: str) -> str:
     raise PolicyError(
         f"{printable(policy)} is no preset, and no absolute path",
         where=f"${POLICY_VARIABLE}",
-        mend=f"{POLICY_VARIABLE}={printable(str(Path.cwd() / policy))}, if that is the file",
+        hint=f"{POLICY_VARIABLE}={printable(str(Path.cwd() / policy))}, if that is the file",
     )
 
 
@@ -97,7 +97,7 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
         raise PolicyError(
             f"the task's own policy reaches something real: {', '.join(announcements(made))}",
             where=printable(loaded.source),
-            mend="`belljar run --allow-upstreams` permits it, and so does starting `inspect eval`"
+            hint="`belljar run --allow-upstreams` permits it, and so does starting `inspect eval`"
             f" with {ALLOW_VARIABLE}=1; or name a policy with --policy",
         )
     return made

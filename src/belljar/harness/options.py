@@ -111,7 +111,7 @@ def check(settings: Iterable[Setting], context: click.Context | None = None) -> 
         raise PolicyError(
             f"{name} is set here, and can't be used with belljar run",
             where=printable(setting.source),
-            mend=f"remove it there: {taken.hint}",
+            hint=f"remove it there: {taken.hint}",
         )
 
 
@@ -156,7 +156,7 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         from inspect_ai._cli.eval import eval_command
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
-        raise HostError("Inspect AI is not installed", mend="pip install 'belljar[inspect]'") from error
+        raise HostError("Inspect AI is not installed", hint="pip install 'belljar[inspect]'") from error
     before = dict(os.environ)
     init_dotenv()
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
@@ -238,7 +238,7 @@ def _run_config(file: str | None) -> Mapping[str, Any]:
         raise PolicyError(
             f"the run configuration can't be read: {printable(str(message), max_chars=600)}",
             where=printable(file),
-            mend="see `inspect eval --help`: --run-config",
+            hint="see `inspect eval --help`: --run-config",
         ) from error
 
 
@@ -290,5 +290,5 @@ def unknown_inspect(what: str) -> HostError:
 
     return HostError(
         f"inspect-ai {version('inspect-ai')} is not known to Belljar: {what}",
-        mend="install a version of inspect-ai that this Belljar was tested with: pip install 'belljar[inspect]'",
+        hint="install a version of inspect-ai that this Belljar was tested with: pip install 'belljar[inspect]'",
     )

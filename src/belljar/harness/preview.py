@@ -244,7 +244,7 @@ def grouped(previews: Iterable[Preview]) -> list[Group]:
     for each in previews:
         policy, error = each.policy, each.error
         bare = policy.policy.model_copy(update={"env": {}}) if policy is not None else None
-        why = (type(error), error.what, error.mend) if error is not None else None
+        why = (type(error), error.what, error.hint) if error is not None else None
         key = (each.task, bare, policy.base if policy is not None else None, each.differences, why)
         groups.setdefault(key, []).append(each)
     return [Group(first=same[0], samples=tuple(each.sample for each in same)) for same in groups.values()]

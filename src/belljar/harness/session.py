@@ -164,7 +164,7 @@ class RealCells:
     def _check(self, home: Path | None, name: str, digest: str) -> None:
         if self._digests.setdefault((home, name), digest) != digest:
             what = f"the image {printable(name)} was replaced in the store while this run uses it"
-            raise HostError(what, mend="start the run again; give images of other tasks names of their own")
+            raise HostError(what, hint="start the run again; give images of other tasks names of their own")
 
     async def probe(self, cell: Cell, *, run: RunDirectory, phase: str) -> ProbeReport:
         """As the workload, with the host's witnesses."""
@@ -278,7 +278,7 @@ class Session:
 
     def refuse(self, what: str, *, where: str, hint: str, cause: ReasonCode) -> NoReturn:
         """Stop the run. Raises `ContainmentBreach`."""
-        error = ContainmentBreach(what, where=where, mend=hint)
+        error = ContainmentBreach(what, where=where, hint=hint)
         error.cause = cause.value
         self.breached(error)
         raise error
@@ -303,7 +303,7 @@ class Session:
         if self.stopped is not None:
             await self.await_end()
             raise ContainmentBreach(
-                f"the run is stopped: {self.stopped.what}", where=self.stopped.where, mend=self.stopped.mend
+                f"the run is stopped: {self.stopped.what}", where=self.stopped.where, hint=self.stopped.hint
             )
 
     async def await_end(self) -> None:

@@ -136,7 +136,7 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
     hold = SoleProvider(session)
     with ExitStack() as stack:
         if not _lock.acquire(blocking=False):
-            raise HostError("another evaluation runs in this process", mend="run one after the other")
+            raise HostError("another evaluation runs in this process", hint="run one after the other")
         stack.callback(_lock.release)
         _hold_registry(hold, stack)
         _hold_instances(hold, stack)

@@ -23,7 +23,7 @@ from belljar.host.tools import own_program, tool_facts, tools_for
 _MIB: Final = 1 << 20
 _TRIAL_TIMEOUT_S: Final = 5.0
 _USUAL_NAMESPACES: Final = 15_000
-_UNKNOWN_MEND: Final = (
+_UNKNOWN_HINT: Final = (
     "run it where that is allowed (in a container: with a seccomp profile that lets it make namespaces), or as root"
 )
 _USUAL_OPEN_FILES: Final = 1 << 20
@@ -197,24 +197,24 @@ def _userns(proc: Path, *, is_root: bool) -> UsernsFact:
     most = _text(proc / "sys/user/max_user_namespaces").strip()
     most_count = int(most) if most.isdigit() else -1
     if most_count == 0:
-        mend = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
-        return UsernsFact(available=False, reason="user.max_user_namespaces is 0", mend=mend, max_user_namespaces=0)
+        hint = f"as root: sysctl -w user.max_user_namespaces={_USUAL_NAMESPACES}"
+        return UsernsFact(available=False, reason="user.max_user_namespaces is 0", hint=hint, max_user_namespaces=0)
     if not (failure := _userns_trial()):
         return UsernsFact(available=True, max_user_namespaces=most_count)
-    reason, mend = (None if is_root else _switched_off(proc)) or (failure, _UNKNOWN_MEND)
-    return UsernsFact(available=False, reason=reason, mend=mend, max_user_namespaces=most_count)
+    reason, hint = (None if is_root else _switched_off(proc)) or (failure, _UNKNOWN_HINT)
+    return UsernsFact(available=False, reason=reason, hint=hint, max_user_namespaces=most_count)
 
 
 def _switched_off(proc: Path) -> tuple[str, str] | None:
     """The switch that forbids it to ordinary users, and how to put it."""
     if _text(proc / "sys/kernel/apparmor_restrict_unprivileged_userns").strip() == "1":
-        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_mend(str(own_program("jail")))
+        return f"{APPARMOR_SWITCH} is 1 (Ubuntu's default since 24.04)", _apparmor_hint(str(own_program("jail")))
     if _text(proc / "sys/kernel/unprivileged_userns_clone").strip() == "0":
         return "kernel.unprivileged_userns_clone is 0", "as root: sysctl -w kernel.unprivileged_userns_clone=1"
     return None
 
 
-def _apparmor_mend(launcher: str) -> str:
+def _apparmor_hint(launcher: str) -> str:
     profile = f'abi <abi/4.0>, profile belljar-jail "{launcher}" flags=(unconfined) {{ userns, }}'
     file = "/etc/apparmor.d/belljar-jail"
     return (

@@ -51,7 +51,7 @@ class UsernsFact:
 
     available: bool
     reason: str = ""
-    mend: str = ""
+    hint: str = ""
     max_user_namespaces: int = -1
 
 
@@ -87,13 +87,13 @@ class ToolFact:
     version: str = ""
     needed_min: str = ""
     ok: bool = False
-    mend: str = ""
+    hint: str = ""
     tier: str = "microvm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeFact:
-    """The OCI runtime of a tier. `kind` is whose command line it has (runc's or runsc's); `reason` and `mend` are there unless it is proven; `no_port` is there when
+    """The OCI runtime of a tier. `kind` is whose command line it has (runc's or runsc's); `reason` and `hint` are there unless it is proven; `no_port` is there when
     it was seen to run no container that has a network port."""
 
     tier: str
@@ -104,7 +104,7 @@ class RuntimeFact:
     needed_min: str = ""
     state: RuntimeState = RuntimeState.UNUSABLE
     reason: str = ""
-    mend: str = ""
+    hint: str = ""
     no_port: str = ""
     proved_for: str = ""
 
@@ -115,7 +115,7 @@ class IdsFact:
 
     available: bool
     reason: str = ""
-    mend: str = ""
+    hint: str = ""
     uid_start: int = 0
     gid_start: int = 0
 
@@ -138,7 +138,7 @@ class CoreFact:
     can_limit: bool = True
 
 
-_NO_IDS = IdsFact(available=False, reason="it was not looked for", mend="run `belljar doctor`")
+_NO_IDS = IdsFact(available=False, reason="it was not looked for", hint="run `belljar doctor`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

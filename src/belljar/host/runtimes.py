@@ -1,7 +1,7 @@
 """OCI runtimes: which ones there are, and whether they work. Believed only when one has run a container here: there are versions that end without a word.
 
 Who can run one (the container tiers) hands the proof in; its result is remembered in the store, by the program's file, this kernel and our own programs in it.
-That one works is remembered for good. That one does not is believed for a short while only: what stood in its way may have been mended without a trace in any key.
+That one works is remembered for good. That one does not is believed for a short while only: what stood in its way may have been fixed without a trace in any key.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PROBED: Final = {RuntimeState.PROVEN.value, RuntimeState.REFUTED.value}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTrial:
-    """What running a container with it showed; `reason` and `mend` when it didn't work, `no_port` when only one with a network port didn't."""
+    """What running a container with it showed; `reason` and `hint` when it didn't work, `no_port` when only one with a network port didn't."""
 
     works: bool
     reason: str = ""
-    mend: str = ""
+    hint: str = ""
     no_port: str = ""
 
 
@@ -88,14 +88,14 @@ def _look(tier: str, name: str, groups: CgroupVersion, cache_file: Path) -> Runt
         needed_min=_LEAST[family],
     )
     if tier == "container" and fact.kind == "runsc":
-        mend = f"ask for the gvisor tier, and unset {RUNTIME_VARIABLE}"
-        return replace(fact, reason=f"{name} is the gvisor tier's runtime, not the container tier's", mend=mend)
+        hint = f"ask for the gvisor tier, and unset {RUNTIME_VARIABLE}"
+        return replace(fact, reason=f"{name} is the gvisor tier's runtime, not the container tier's", hint=hint)
     if path is None:
-        return replace(fact, reason=_absence(name), mend=_install(tier, name))
+        return replace(fact, reason=_absence(name), hint=_install(tier, name))
     fact = replace(fact, version=_version(path, family, cache_file))
     reason = _unfit(fact, family, groups)
     return replace(
-        fact, state=RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN, reason=reason, mend=_mend(fact, family)
+        fact, state=RuntimeState.UNUSABLE if reason else RuntimeState.UNPROVEN, reason=reason, hint=_hint(fact, family)
     )
 
 
@@ -129,7 +129,7 @@ def _unfit(fact: RuntimeFact, family: str, groups: CgroupVersion) -> str:
     return ""
 
 
-def _mend(fact: RuntimeFact, family: str) -> str:
+def _hint(fact: RuntimeFact, family: str) -> str:
     if family == "crun":
         return f"use runc (unset {RUNTIME_VARIABLE}), or crun 1.9 or newer"
     return _install(fact.tier, fact.name)
@@ -166,16 +166,16 @@ class _Memory:
         state = RuntimeState(entry["state"])
         if can_try and (self.again or (state is RuntimeState.REFUTED and (self.doubt or not _is_recent(entry)))):
             return None
-        reason, mend = str(entry.get("reason", "")), str(entry.get("mend", ""))
+        reason, hint = str(entry.get("reason", "")), str(entry.get("hint", ""))
         no_port = str(entry.get("no_port", ""))
-        return replace(fact, state=state, reason=reason, mend=mend, no_port=no_port, proved_for=key)
+        return replace(fact, state=state, reason=reason, hint=hint, no_port=no_port, proved_for=key)
 
     def keep(self, fact: RuntimeFact) -> None:
         """For the next time."""
         entry = {
             "state": fact.state.value,
             "reason": fact.reason,
-            "mend": fact.mend,
+            "hint": fact.hint,
             "no_port": fact.no_port,
             "for": fact.proved_for,
             "at_s": int(time.time()),
@@ -198,18 +198,18 @@ def _proven(fact: RuntimeFact, memory: _Memory, prove: ProveRuntime | None) -> R
     if (known := memory.recall(fact, can_try=prove is not None)) is not None:
         return known
     if prove is None:
-        mend = "run `belljar doctor`, which runs one"
-        return replace(fact, reason="no container has been run with it here yet", mend=mend)
+        hint = "run `belljar doctor`, which runs one"
+        return replace(fact, reason="no container has been run with it here yet", hint=hint)
     try:
         trial = prove(fact)
     except BelljarError as exc:
-        return replace(fact, reason=f"no container could be tried: {exc.what}", mend=exc.mend)
+        return replace(fact, reason=f"no container could be tried: {exc.what}", hint=exc.hint)
     state = RuntimeState.PROVEN if trial.works else RuntimeState.REFUTED
     tried = replace(
         fact,
         state=state,
         reason=trial.reason,
-        mend=trial.mend,
+        hint=trial.hint,
         no_port=trial.no_port,
         proved_for=memory.key(fact),
     )

@@ -62,7 +62,7 @@ def environment_at_start() -> dict[str, str]:
         raise HostError(
             f"the environment at the start can't be read: {exc.strerror}",
             where="/proc/self/environ",
-            mend="mount /proc, and let this user read it",
+            hint="mount /proc, and let this user read it",
         ) from exc
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if b"=" in entry)
     return {name: value for name, _, value in pairs}
@@ -111,7 +111,7 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
         raise PolicyError(
             f"it reaches something real ({hosts}), which {settings.upstreams_from} forbids",
             where=printable(loaded.source),
-            mend="use a stand-in; only who keeps that file can allow it",
+            hint="use a stand-in; only who keeps that file can allow it",
         )
     return with_least_risk(loaded, settings.least_risk, where=settings.least_risk_from)
 
@@ -134,7 +134,7 @@ def _read(path: Path) -> _File:
         raise PolicyError(
             f"the settings can't be read: {(exc.strerror or type(exc).__name__).lower()}",
             where=printable(str(path)),
-            mend="let this user read them, or remove the file",
+            hint="let this user read them, or remove the file",
         ) from exc
     return parse_settings(text, source=str(path))
 
@@ -167,4 +167,4 @@ def _problem(tree: Tree, exc: ValidationError) -> Problem:
 def _refused(problem: Problem, source: str) -> PolicyError:
     where = f"{printable(source)}:{problem.mark.line}:{problem.mark.column}"
     what = f"{problem.field}: {problem.message}" if problem.field else problem.message
-    return PolicyError(what, where=where, mend=_HINT)
+    return PolicyError(what, where=where, hint=_HINT)

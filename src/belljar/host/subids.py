@@ -23,7 +23,7 @@ def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEAR
     missing = [name for name in MAPPERS if shutil.which(name, path=search_path) is None]
     if missing:
         return IdsFact(
-            available=False, reason=f"{' and '.join(missing)} can't be found", mend="install the package uidmap"
+            available=False, reason=f"{' and '.join(missing)} can't be found", hint="install the package uidmap"
         )
     name, uid = _user_name(), os.geteuid()
     files = {file: parse_subordinate(_text(etc / file), name=name, uid=uid) for file in ("subuid", "subgid")}
@@ -32,12 +32,12 @@ def ids_fact(*, is_root: bool, etc: Path = Path("/etc"), search_path: str = SEAR
         return IdsFact(
             available=False,
             reason=f"{name} has no {NEEDED_IDS:,} subordinate ids in {' or '.join(without)}",
-            mend=grant_mend(name),
+            hint=grant_hint(name),
         )
     return IdsFact(available=True, uid_start=files["subuid"] or 0, gid_start=files["subgid"] or 0)
 
 
-def grant_mend(name: str) -> str:
+def grant_hint(name: str) -> str:
     """What gives this user ids."""
     return (
         f"as root: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name} (any range that nobody has)"

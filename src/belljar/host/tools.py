@@ -101,12 +101,12 @@ def _fact(tool: Tool, known: dict[str, str], found: dict[str, str], search_path:
         version=version,
         needed_min=tool.needed_min,
         ok=ok,
-        mend="" if ok else _mend(tool),
+        hint="" if ok else _hint(tool),
         tier=tool.tier,
     )
 
 
-def _mend(tool: Tool) -> str:
+def _hint(tool: Tool) -> str:
     enough = f" {tool.needed_min} or newer (Debian 12: from bookworm-backports)" if tool.needed_min else ""
     return f"run `belljar setup`, or install {tool.package}{enough}"
 

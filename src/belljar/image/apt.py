@@ -69,7 +69,7 @@ def debian_sources(known: Sequence[AptSource], codename: str, *, mirror: str = "
         raise HostError(
             "no Debian mirror is known: this host's apt sources name none",
             where="/etc/apt",
-            mend="name one with --mirror URL (and install debian-archive-keyring)",
+            hint="name one with --mirror URL (and install debian-archive-keyring)",
         )
     keyring = _keyring(main.signed_by)
     found = [AptSource(uri=main.uri, suites=(codename, f"{codename}-updates"), signed_by=keyring)]

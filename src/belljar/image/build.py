@@ -54,10 +54,10 @@ def build_image(home: Path, recipe: Recipe, *, mirror: str = "", report: Report 
 
 def _mode() -> str:
     tools = [name for name in ("newuidmap", "fakechroot", "fakeroot") if shutil.which(name)]
-    mode, mend = build_modes(is_root=os.geteuid() == 0, subordinate_ids=_has_subordinate_ids(), tools=tools)
+    mode, hint = build_modes(is_root=os.geteuid() == 0, subordinate_ids=_has_subordinate_ids(), tools=tools)
     if not mode:
         raise HostError(
-            "an ordinary user can't build an image here: no subordinate user ids", where="/etc/subuid", mend=mend
+            "an ordinary user can't build an image here: no subordinate user ids", where="/etc/subuid", hint=hint
         )
     return mode
 

@@ -144,7 +144,7 @@ def check_buildah() -> None:
     try:
         tool("buildah")
     except HostError as error:
-        raise HostError("building an image from a Dockerfile needs buildah", mend=HINT_SETUP) from error
+        raise HostError("building an image from a Dockerfile needs buildah", hint=HINT_SETUP) from error
 
 
 def read_recipe(store: Store, request: BuildRequest) -> Recipe:
@@ -174,7 +174,7 @@ def read_recipe(store: Store, request: BuildRequest) -> Recipe:
 def _dockerfile_in(context: Path) -> Path:
     if not context.is_dir():
         hint = f"name a directory with a Dockerfile, or one of Belljar's own images: {', '.join(MADE_HERE)}"
-        raise PolicyError("the context is no directory", where=printable(str(context)), mend=hint)
+        raise PolicyError("the context is no directory", where=printable(str(context)), hint=hint)
     return next((context / name for name in DOCKERFILES if os.path.lexists(context / name)), context / "Dockerfile")
 
 
@@ -183,7 +183,7 @@ def _base(store: Store, name: str, dockerfile: Path) -> Image:
         return store.find(name)
     except HostError as error:
         what = f"the base image {printable(name)} is not in the store"
-        raise HostError(what, where=printable(str(dockerfile)), mend=error.mend) from error
+        raise HostError(what, where=printable(str(dockerfile)), hint=error.hint) from error
 
 
 @contextmanager
@@ -349,7 +349,7 @@ class _Build:
             self._check_space()
             tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
             hint = "" if request.has_network else "the steps have no network; if they need it, add --network"
-            raise StepError(f"the build failed:\n{tail}", where=str(request.context), mend=hint) from error
+            raise StepError(f"the build failed:\n{tail}", where=str(request.context), hint=hint) from error
 
     def _buildah(self, *words: str, has_network: bool = False) -> None:
         storage = ["--root", str(WORK / "storage"), "--runroot", str(WORK / "run"), "--storage-driver", self._driver]
@@ -380,7 +380,7 @@ class _Build:
             raise HostError(
                 f"no space is left to build the image ({format_size(free)} free); the build was stopped",
                 where=str(self._work.parents[2]),
-                mend="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+                hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
             )
 
 

@@ -190,7 +190,7 @@ def _too_large(context: Path) -> PolicyError:
     return PolicyError(
         f"the context is larger than {format_size(MAX_BYTES)}",
         where=printable(str(context)),
-        mend="leave files out by a .dockerignore",
+        hint="leave files out by a .dockerignore",
     )
 
 

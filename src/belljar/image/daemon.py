@@ -51,7 +51,7 @@ def daemon_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
     if host := environ.get("DOCKER_HOST", ""):
         if urlsplit(host).scheme not in {"unix", "tcp", "http"} or environ.get("DOCKER_TLS_VERIFY"):
             raise HostError(
-                "a daemon is asked over unix:// or plain tcp:// alone", where="DOCKER_HOST", mend=_HINT_SAVE
+                "a daemon is asked over unix:// or plain tcp:// alone", where="DOCKER_HOST", hint=_HINT_SAVE
             )
         return (host,)
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
@@ -79,7 +79,7 @@ def ask_daemons(hosts: tuple[str, ...], name: str, *, timeout_s: float) -> Daemo
     raise HostError(
         f"no daemon gave the image {printable(name)!r}: {printable(what, max_chars=600)}",
         where=f"docker-daemon:{printable(name)}",
-        mend=f"check DOCKER_HOST and the name, or fetch it: `belljar image import docker://{printable(name)}`",
+        hint=f"check DOCKER_HOST and the name, or fetch it: `belljar image import docker://{printable(name)}`",
     )
 
 
@@ -104,7 +104,7 @@ def save_image(
                 total += file.write(chunk)
                 if total > max_bytes:
                     what = f"the image is larger than {format_size(max_bytes)}"
-                    raise PolicyError(what, where=found.host, mend="--max-size allows more")
+                    raise PolicyError(what, where=found.host, hint="--max-size allows more")
                 if monotonic() > deadline_s:
                     raise TimeoutError(f"it took longer than {format_duration(timeout_s)}")
                 report(f"fetching: {format_size(total)}")

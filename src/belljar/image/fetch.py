@@ -53,8 +53,8 @@ def transport_of(ref: str) -> str:
     if not colon or not rest or transport not in (*_FILES, *_SERVICES):
         known = " ".join(f"{name}:…" for name in (*_FILES, *_SERVICES))
         shown = printable(ref, max_chars=200)
-        mend = f"write docker://{shown} for a registry's image, or one of {known}"
-        raise PolicyError(f"{shown!r} does not say where the image is", mend=mend)
+        hint = f"write docker://{shown} for a registry's image, or one of {known}"
+        raise PolicyError(f"{shown!r} does not say where the image is", hint=hint)
     return transport
 
 
@@ -141,7 +141,7 @@ def _from_file(transport: str, rest: str, scratch: Path, work: Path, limits: Imp
     path = Path(file).absolute()
     if not path.exists():
         raise PolicyError(
-            "there is no such file", where=printable(file), mend="check the path; a `:` in it can't be used"
+            "there is no such file", where=printable(file), hint="check the path; a `:` in it can't be used"
         )
     staged = work / "source"
     if transport == "docker-archive":
@@ -180,7 +180,7 @@ def _saved(
 def _unpack_layout(archive: Path, into: Path, scratch: Path, limits: ImportLimits) -> None:
     """Take the files of an OCI layout out of its archive: those with exactly the names that a layout has, and no others."""
     if not archive.is_file():
-        raise PolicyError("it is no file", where=printable(str(archive)), mend="for a directory, write oci:DIRECTORY")
+        raise PolicyError("it is no file", where=printable(str(archive)), hint="for a directory, write oci:DIRECTORY")
     (into / "blobs/sha256").mkdir(parents=True)
     try:
         with closing(open_layer(archive, None, max_bytes=limits.max_bytes, scratch=scratch)) as opened:
@@ -269,7 +269,7 @@ def _size(work: Path) -> int:
 
 def _too_large(where: str, limits: ImportLimits) -> PolicyError:
     what = f"the image is larger than {format_size(limits.max_bytes)}"
-    return PolicyError(what, where=printable(where), mend="--max-size allows more")
+    return PolicyError(what, where=printable(where), hint="--max-size allows more")
 
 
 def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -> HostError | PolicyError:
@@ -277,12 +277,12 @@ def _refused(error: HostError, ref: str, transport: str, limits: ImportLimits) -
     if "SIGXFSZ" in text or "file too large" in text:
         return _too_large(ref, limits)
     if "no space left on device" in text.lower():
-        mend = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
-        return HostError("no space is left to fetch the image", where=printable(ref), mend=mend)
+        hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
+        return HostError("no space is left to fetch the image", where=printable(ref), hint=hint)
     if transport in _FILES:
-        return PolicyError(f"it can't be read as an image: {text}", where=printable(ref), mend="check how it was made")
-    mend = error.mend or "check the name, the network and the login"
-    return HostError(f"the image can't be fetched: {text}", where=printable(ref), mend=mend)
+        return PolicyError(f"it can't be read as an image: {text}", where=printable(ref), hint="check how it was made")
+    hint = error.hint or "check the name, the network and the login"
+    return HostError(f"the image can't be fetched: {text}", where=printable(ref), hint=hint)
 
 
 def _error_of(text: str) -> str:

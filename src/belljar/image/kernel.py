@@ -63,7 +63,7 @@ def debian_arch() -> str:
     machine = platform.machine()
     if machine not in _DEBIAN_ARCH:
         raise HostError(
-            f"there is no guest kernel for {machine}", mend=f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
+            f"there is no guest kernel for {machine}", hint=f"use a machine with {' or '.join(_DEBIAN_ARCH)}"
         )
     return _DEBIAN_ARCH[machine]
 
@@ -74,7 +74,7 @@ def current_kernel(home: Path) -> Kernel:
     try:
         digest = pointer.read_text().strip()
     except FileNotFoundError:
-        raise HostError("there is no guest kernel", where=str(pointer), mend="run `belljar setup`") from None
+        raise HostError("there is no guest kernel", where=str(pointer), hint="run `belljar setup`") from None
     except OSError as error:
         raise _damaged(pointer) from error
     return _read(home / "kernels" / digest)
@@ -96,7 +96,7 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
             raise HostError(
                 "the kernel package is not the one in apt's signed index",
                 where=deb.name,
-                mend="run `belljar setup` again",
+                hint="run `belljar setup` again",
             )
         run_tool([tool("dpkg-deb"), "--extract", str(deb), str(scratch / "tree")], timeout_s=300)
         return _store(home, scratch, package, modules)
@@ -204,7 +204,7 @@ def _check(release: str, config: str) -> None:
     if match is None or (int(match[1]), int(match[2])) < _LEAST_VERSION:
         raise HostError(
             f"the kernel {release} is too old: a guest needs {'.'.join(map(str, _LEAST_VERSION))} or newer",
-            mend="use Debian 12 with backports, or Debian 13",
+            hint="use Debian 12 with backports, or Debian 13",
         )
     enabled = {line.partition("=")[0] for line in config.splitlines() if line.endswith(("=y", "=m"))}
     missing = [name for name in _NEEDED_CONFIG if name not in enabled]
@@ -244,5 +244,5 @@ def _kernel(document: Mapping[str, Any], directory: Path) -> Kernel:
 
 def _damaged(path: Path) -> HostError:
     return HostError(
-        "the kernel store is damaged: this can't be read", where=str(path), mend="run `belljar setup --refresh`"
+        "the kernel store is damaged: this can't be read", where=str(path), hint="run `belljar setup --refresh`"
     )

@@ -36,8 +36,8 @@ def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
         raise missing[0].why
     if missing:
         listed = "".join(f"\n  {each.why.what}: `{each.command}`" for each in missing)
-        mend = "run these commands; `belljar image import --from-compose` or `--from-task` runs them all"
-        raise HostError(f"{len(missing)} images are missing{listed}", where=missing[0].why.where, mend=mend)
+        hint = "run these commands; `belljar image import --from-compose` or `--from-task` runs them all"
+        raise HostError(f"{len(missing)} images are missing{listed}", where=missing[0].why.where, hint=hint)
 
 
 def _looked_up(store: Store, images: Iterable[str]) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:

@@ -115,6 +115,6 @@ def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *
     if wanted.build:
         raise missing
     if IMAGE_ID.fullmatch(wanted.image):
-        raise HostError("no registry knows an image by its id", where=wanted.image, mend=missing.mend)
+        raise HostError("no registry knows an image by its id", where=wanted.image, hint=missing.hint)
     made = import_image(home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report)
     return Obtained(wanted=wanted, image=made)

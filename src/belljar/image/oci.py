@@ -86,7 +86,7 @@ def import_image(
                 found.directory, found.origin.manifest, scratch, bounds, keep_setuid=keep_setuid, report=report
             )
         except LayerError as error:
-            raise PolicyError(f"the image is refused: {error}", where=printable(ref), mend=_mend(error)) from error
+            raise PolicyError(f"the image is refused: {error}", where=printable(ref), hint=_hint(error)) from error
         return Store(home).add(
             made.rootfs,
             made.config,
@@ -118,7 +118,7 @@ def import_directory(
     try:
         made = _from_directory(directory, "", scratch, limits, keep_setuid=keep_setuid, report=report)
     except LayerError as error:
-        raise PolicyError(f"the image is refused: {error}", where=source, mend=_mend(error)) from error
+        raise PolicyError(f"the image is refused: {error}", where=source, hint=_hint(error)) from error
     return Store(home).add(
         made.rootfs,
         made.config,
@@ -131,7 +131,7 @@ def import_directory(
     )
 
 
-def _mend(error: LayerError) -> str:
+def _hint(error: LayerError) -> str:
     text = str(error)
     return "" if "--" in text else "use an image without it; nothing of this one was kept"
 

@@ -87,7 +87,7 @@ def _of_registry(reference: Reference, work: Path, limits: ImportLimits) -> Orig
     if reference.digest and top != reference.digest:
         what = f"the registry gave a manifest of another digest: {top}"
         raise PolicyError(
-            what, where=printable(reference.familiar), mend="ask whoever runs the registry; nothing was kept"
+            what, where=printable(reference.familiar), hint="ask whoever runs the registry; nothing was kept"
         )
     document = _json(raw)
     manifest = instance_of(document, debian_arch()) if is_index(document) else top
@@ -107,7 +107,7 @@ def _of_daemon(name: str, reference: Reference | None, limits: ImportLimits) -> 
         raise PolicyError(
             "the daemon knows this image by another digest",
             where=printable(f"docker-daemon:{reference.familiar}"),
-            mend=f"`belljar image import docker://{reference.untagged.familiar}` fetches it from its registry",
+            hint=f"`belljar image import docker://{reference.untagged.familiar}` fetches it from its registry",
         )
     asked = (reference.untagged.familiar,) if reference else ()
     return Origin(
@@ -124,7 +124,7 @@ def origin_of_archive(path: Path, tag: str, scratch: Path, limits: ImportLimits)
     Raises `PolicyError` for several, `LayerError`.
     """
     if not path.is_file():
-        raise PolicyError("it is no file", where=printable(str(path)), mend="name what `docker save` wrote")
+        raise PolicyError("it is no file", where=printable(str(path)), hint="name what `docker save` wrote")
     try:
         images = names_of_archive(json.loads(_member(path, b"manifest.json", scratch, limits)))
     except (ValueError, RecursionError):  # LayerError is one: skopeo says what is wrong with it, or reads it
@@ -204,7 +204,7 @@ def _check_single(images: Sequence[Sequence[str]], path: Path, transport: str) -
         raise PolicyError(
             f"it holds {len(images)} images: {printable(', '.join(names), max_chars=400)}",
             where=printable(str(path)),
-            mend=f"name one: `belljar image import {transport}:{printable(str(path))}:{printable(names[0])}`",
+            hint=f"name one: `belljar image import {transport}:{printable(str(path))}:{printable(names[0])}`",
         )
 
 

@@ -88,6 +88,6 @@ def _packing_failed(argv: list[str], status: int, complaint: bytes) -> HostError
         return HostError(
             "no space is left to pack the image",
             where=str(Path(argv[-1]).parent),
-            mend="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
         )
     return failed(argv, status, complaint)

@@ -47,7 +47,7 @@ def build_packages(
         for word in words:
             if pattern.fullmatch(word) is None:
                 raise PolicyError(
-                    f"{printable(word)!r} is not {kind}", mend="write NAME or NAME==VERSION (apt: NAME=VERSION)"
+                    f"{printable(word)!r} is not {kind}", hint="write NAME or NAME==VERSION (apt: NAME=VERSION)"
                 )
     user = Store(home).find(base).user
     options = pip_options() if pip else {}

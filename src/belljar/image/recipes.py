@@ -71,7 +71,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 def recipe(name: str) -> Recipe:
     """The recipe with this name. Raises `PolicyError` that lists them."""
     if name not in RECIPES:
-        raise PolicyError(f"there is no recipe {printable(name)!r}", mend=f"recipes are: {', '.join(RECIPES)}")
+        raise PolicyError(f"there is no recipe {printable(name)!r}", hint=f"recipes are: {', '.join(RECIPES)}")
     return RECIPES[name]
 
 

@@ -137,7 +137,7 @@ def need_space(home: Path, wanted_bytes: int, what: str) -> None:
         raise HostError(
             f"{what} needs about {format_size(wanted_bytes)} of disk, {format_size(free)} is free",
             where=str(home),
-            mend="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
         )
 
 
@@ -164,5 +164,5 @@ def _unwritable(path: Path, error: OSError) -> HostError:
     return HostError(
         f"the store can't be written: {error.strerror}",
         where=str(path),
-        mend="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you can write",
+        hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you can write",
     )

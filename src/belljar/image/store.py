@@ -276,7 +276,7 @@ class Store:
             raise HostError(
                 f"{printable(ref)} is the beginning of {len(found)} images' digests",
                 where=str(self._images),
-                mend="give more digits; `belljar image ls` lists them",
+                hint="give more digits; `belljar image ls` lists them",
             )
         return found[0] if found else None
 
@@ -305,13 +305,13 @@ class Store:
             is_named = _name_in(names, replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)) is not None
             here = f", and the store's {printable(reference.familiar_name)!r} is another one" if is_named else ""
             what, hint = f"no image was imported by the digest of {printable(ref)!r}{here}", ""
-        return HostError(what, where=str(self._images), mend=f"run `{command_for(ref)}`{hint}")
+        return HostError(what, where=str(self._images), hint=f"run `{command_for(ref)}`{hint}")
 
     def _damaged(self, path: Path) -> HostError:
         return HostError(
             "the image store is damaged: this file can't be read",
             where=str(path),
-            mend="remove it and run `belljar setup`",
+            hint="remove it and run `belljar setup`",
         )
 
 
@@ -332,7 +332,7 @@ def verify(image: Image) -> None:
         raise HostError(
             "the image's bytes are not those of its digest: the file was changed or the disk is failing",
             where=str(image.rootfs),
-            mend=f"`belljar image rm {image.digest[:12]}`, then build or import it again",
+            hint=f"`belljar image rm {image.digest[:12]}`, then build or import it again",
         )
 
 
@@ -350,7 +350,7 @@ def check_name(name: str, *, origins: Sequence[str] = ()) -> str:
         if reference.digest and reference.digest not in origins:
             raise ValueError(f"`{printable(name)}` can't name this image: it was not imported by this digest")
     except ValueError as error:
-        raise PolicyError(str(error), mend="give a name such as `team/tools:1`") from error
+        raise PolicyError(str(error), hint="give a name such as `team/tools:1`") from error
     return reference.familiar
 
 

@@ -43,7 +43,7 @@ def tool(name: str) -> str:
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin")
     if found is None:
         raise HostError(
-            f"the tool {name} is missing", mend=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}"
+            f"the tool {name} is missing", hint=f"run `belljar setup`, or install {_PACKAGES.get(name, name)}"
         )
     return found
 
@@ -118,7 +118,7 @@ def run_logged(
         raise HostError(
             str(failed(argv, status, bytes(said))),
             where=str(log),
-            mend="the log has the whole story; then run it again",
+            hint="the log has the whole story; then run it again",
         )
 
 

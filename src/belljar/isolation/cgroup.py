@@ -54,7 +54,7 @@ def plan_groups(
         raise HostError(
             f"no control group can be made under {', '.join(missing)}, which the plan counts on",
             where="control groups",
-            mend="run `belljar doctor`; it says what this host can do now",
+            hint="run `belljar doctor`; it says what this host can do now",
         )
     return CellGroups(paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified)
 
@@ -121,7 +121,7 @@ def _told() -> Iterator[None]:
         raise HostError(
             f"a control group could not be made or limited: {exc.strerror}",
             where=str(exc.filename or "control groups"),
-            mend="run `belljar doctor`; it says what this host can do now",
+            hint="run `belljar doctor`; it says what this host can do now",
         ) from exc
 
 

@@ -57,7 +57,7 @@ def _locked_out(directory: Path) -> HostError:
     return HostError(
         "a part of the store can't be used: another program keeps a lock on it",
         where=str(directory),
-        mend="look who has it (`lslocks`), end that, and try again",
+        hint="look who has it (`lslocks`), end that, and try again",
     )
 
 

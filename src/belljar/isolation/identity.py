@@ -94,7 +94,7 @@ def user_range() -> HeldIdentity:
     given = ids_fact(is_root=False)
     if not given.available:
         raise HostError(
-            f"a container needs ids of its own: {given.reason}", where="/etc/subuid and /etc/subgid", mend=given.mend
+            f"a container needs ids of its own: {given.reason}", where="/etc/subuid and /etc/subgid", hint=given.hint
         )
     uids = IdRange(start=given.uid_start, count=WORKLOAD_IDS)
     gids = IdRange(start=given.gid_start, count=WORKLOAD_IDS)
@@ -102,7 +102,7 @@ def user_range() -> HeldIdentity:
     newuidmap, newgidmap = (shutil.which(name, path=SEARCH_PATH) for name in MAPPERS)
     if newuidmap is None or newgidmap is None:
         raise HostError(
-            f"{' or '.join(MAPPERS)} has just vanished", where=SEARCH_PATH, mend="install the package uidmap"
+            f"{' or '.join(MAPPERS)} has just vanished", where=SEARCH_PATH, hint="install the package uidmap"
         )
     return HeldIdentity(jail=jail, lock_fd=None, ids=cell_ids(jail, Path(newuidmap), Path(newgidmap)))
 
@@ -168,7 +168,7 @@ def _take_slot(directory: Path, slots: int) -> tuple[int, int]:
     raise HostError(
         f"all {slots:,} id slots for cells are taken",
         where=str(directory),
-        mend="end some cells; `belljar ps` lists them",
+        hint="end some cells; `belljar ps` lists them",
     )
 
 
@@ -180,7 +180,7 @@ def _lock_slot(directory: Path, slot: int) -> int | None:
         raise HostError(
             f"the lock over a cell's ids can't be made: {exc.strerror}",
             where=str(exc.filename or directory),
-            mend="let this user write there; that no two cells get the same ids hangs on it",
+            hint="let this user write there; that no two cells get the same ids hangs on it",
         ) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,7 +24,7 @@ import anyio
 import belljar
 from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.host.subids import grant_mend
+from belljar.host.subids import grant_hint
 from belljar.isolation.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.units import printable
@@ -70,7 +70,7 @@ def launcher_path() -> Path:
         raise HostError(
             f"the jail's launcher for {platform.machine()} is missing",
             where=str(path),
-            mend="install the package again; its build compiles it",
+            hint="install the package again; its build compiles it",
         )
     return path
 
@@ -337,15 +337,15 @@ def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False)
     what = f"step {match[1]}, {match[2]}, failed: {reason}"
     if "newuidmap" in reason or "newgidmap" in reason:
         return _subordinate_ids_error(where, what, diagnosis)
-    if mend := _mount_mend(match[2], reason):
-        return HostError(f"the jail can't be built here: {what}", where=where, mend=mend)
+    if hint := _mount_hint(match[2], reason):
+        return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
     if match[2] in _FORBIDDEN_STEPS and match[3].startswith(_FORBIDDING):
-        mend = "this host forbids what the jail is made of (user namespaces or control groups); `belljar doctor` says which switch it is"
-        return HostError(f"the jail can't be built here: {what}", where=where, mend=mend)
+        hint = "this host forbids what the jail is made of (user namespaces or control groups); `belljar doctor` says which switch it is"
+        return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
     return CellError(
         f"the jail could not be built: {what}",
         where=where,
-        mend="if this host is unusual, `belljar doctor` may say why",
+        hint="if this host is unusual, `belljar doctor` may say why",
     )
 
 
@@ -357,7 +357,7 @@ def _without_a_step(said: str, *, ended: bool) -> str:
     return "the jail ended while it came up" if ended else f"the jail did not come up in {_START_DEADLINE_S:.0f} s"
 
 
-def _mount_mend(step: str, reason: str) -> str | None:
+def _mount_hint(step: str, reason: str) -> str | None:
     """What to do about a mount that this host does not allow; None when it is no such failure."""
     if step == "id-mapped trees":
         return "id-mapped mounts need Linux 5.19 and a file system that can (ext4, xfs, btrfs): put BELLJAR_HOME on one"
@@ -378,7 +378,7 @@ def _runtime_error(where: str, reason: str, diagnosis: str) -> CellError:
     return CellError(
         f"step {_RUNTIME_STEP}, runtime, failed: the OCI runtime ended with {reason},{word}",
         where=where,
-        mend="`belljar doctor` runs each runtime once and says what it misses",
+        hint="`belljar doctor` runs each runtime once and says what it misses",
     )
 
 
@@ -386,7 +386,7 @@ def _subordinate_ids_error(where: str, what: str, diagnosis: str) -> HostError:
     return HostError(
         f"the host gives this user no ids for a jail: {what}{': ' + diagnosis if diagnosis else ''}",
         where=where,
-        mend=f"{grant_mend('USER')}, and install the package uidmap; "
+        hint=f"{grant_hint('USER')}, and install the package uidmap; "
         "if he has them, newuidmap can't use its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root",
     )
 

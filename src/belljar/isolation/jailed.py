@@ -21,7 +21,7 @@ from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.isolation.process import ProcessId, kill
-from belljar.isolation.program_root import STORE_MEND
+from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.plan.jail import JailLimits, JailSpec
 
@@ -89,7 +89,7 @@ class Jailed:
             raise HostError(
                 f"the journal can't be written: {exc.strerror}",
                 where=str(self._journal.directory),
-                mend=STORE_MEND,
+                hint=STORE_HINT,
             ) from exc
         limits = replace(mine.limits, cpu_quota_percent=None) if cpu_later else mine.limits
         cgroup.make_groups(self.groups, limits)

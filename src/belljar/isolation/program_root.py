@@ -20,7 +20,7 @@ from typing import Any, Final
 from belljar.errors import HostError
 from belljar.image.scratch import MAKING, locked, owned_name, remove_tree
 
-STORE_MEND: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
+STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 _FORMAT: Final = 1
 _NAME: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _LIBRARY: Final = re.compile(r"^\s*(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$", re.ASCII)
@@ -45,7 +45,7 @@ class Recipe:
     Attributes:
         directory: below the store, for all roots of this kind.
         program: on the host; `inside` is its path in the root, the same unless said.
-        what: its name for a person. mend: what to do when it or a part of it is missing.
+        what: its name for a person. hint: what to do when it or a part of it is missing.
         files: (path in the root, original) of everything it opens.
         version: asks the program. Raises `HostError`.
         own: files of this installation that must be among them: another one on this host, with the same store, may have others.
@@ -56,7 +56,7 @@ class Recipe:
     directory: str
     program: Path
     what: str
-    mend: str
+    hint: str
     files: Callable[[], Iterable[tuple[str, Path]]]
     version: Callable[[], str]
     own: tuple[Path, ...] = ()
@@ -88,11 +88,11 @@ def ensure_root(home: Path, recipe: Recipe) -> ProgramRoot:
         raise HostError(
             f"the root of {recipe.what} could not be made: {exc.strerror}",
             where=str(exc.filename or directory),
-            mend=STORE_MEND,
+            hint=STORE_HINT,
         ) from exc
 
 
-def libraries(binary: Path, *, what: str, mend: str) -> list[Path]:
+def libraries(binary: Path, *, what: str, hint: str) -> list[Path]:
     """What the dynamic loader says it would load, the loader itself included; none for a static program. Raises `HostError`."""
     result = subprocess.run(
         ["/usr/bin/ldd", str(binary)], capture_output=True, text=True, check=False, timeout=20, env={"LC_ALL": "C"}
@@ -100,14 +100,14 @@ def libraries(binary: Path, *, what: str, mend: str) -> list[Path]:
     if any(word in result.stdout + result.stderr for word in _NOT_DYNAMIC):
         return []
     if result.returncode or "not found" in result.stdout:
-        raise HostError(f"the libraries of {what} can't be found", where=str(binary), mend=mend)
+        raise HostError(f"the libraries of {what} can't be found", where=str(binary), hint=hint)
     return [Path(match[1]) for line in result.stdout.splitlines() if (match := _LIBRARY.match(line))]
 
 
-def with_libraries(binary: Path, *, what: str, mend: str) -> Iterator[tuple[str, Path]]:
+def with_libraries(binary: Path, *, what: str, hint: str) -> Iterator[tuple[str, Path]]:
     """(path in the root, original) of a program and what it loads."""
     yield str(binary), binary
-    for library in libraries(binary, what=what, mend=mend):
+    for library in libraries(binary, what=what, hint=hint):
         yield str(library), library
 
 

@@ -73,5 +73,5 @@ def judge(renewed: Renewed, *, where: str, needed: RenewedBit = NEEDED_OF_CLONE)
         raise CellError(
             f"the guest did not renew its {', '.join(missing)}{detail}",
             where=where,
-            mend="the cell was destroyed; nothing ran in it",
+            hint="the cell was destroyed; nothing ran in it",
         )

@@ -81,7 +81,7 @@ def load_or_make_key(home: Path) -> SigningKey:
         raise HostError(
             f"the signing key can't be used: {error.strerror}; without it nothing can be recorded",
             where=str(path),
-            mend="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
+            hint="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
         ) from error
 
 
@@ -113,18 +113,18 @@ def _load(path: Path) -> SigningKey:
             raise LedgerError(
                 "the signing key is open to others",
                 where=str(path),
-                mend=f"chmod 600 it if you trust it, else move it away: {path}",
+                hint=f"chmod 600 it if you trust it, else move it away: {path}",
             )
         content = file.read(_MAX_KEY_FILE_BYTES)
     try:
         private = load_pem_private_key(content, password=None)
     except (ValueError, TypeError) as error:
         raise LedgerError(
-            "the signing key is damaged", where=str(path), mend="restore it, or move it away: a new one is made"
+            "the signing key is damaged", where=str(path), hint="restore it, or move it away: a new one is made"
         ) from error
     if not isinstance(private, Ed25519PrivateKey):
         raise LedgerError(
-            "the signing key is not an Ed25519 key", where=str(path), mend="move it away: a new one is made"
+            "the signing key is not an Ed25519 key", where=str(path), hint="move it away: a new one is made"
         )
     return SigningKey(private)
 

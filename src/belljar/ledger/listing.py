@@ -167,7 +167,7 @@ def read_events(run_dir: Path) -> Iterator[Line]:
 def _event(root: int, raw: bytes, where: str) -> Line:
     event = _event_or_why(root, raw, complete=True)
     if isinstance(event, ValueError):
-        raise LedgerError(f"not an event: {event}", where=where, mend="run `belljar ledger verify` on it")
+        raise LedgerError(f"not an event: {event}", where=where, hint="run `belljar ledger verify` on it")
     return event
 
 

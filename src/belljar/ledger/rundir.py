@@ -139,7 +139,7 @@ class RunDirectory:
             raise HostError(
                 f"the run directory can't be made: {error.strerror}",
                 where=str(self._home / RUNS),
-                mend="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
+                hint="set BELLJAR_HOME to a directory that this user can write, or check this one's owner and free space",
             ) from error
         return self
 
@@ -189,7 +189,7 @@ class RunDirectory:
             raise LedgerError(
                 f"the run can't be sealed: {failure.strerror}",
                 where=str(self.path),
-                mend="free disk space; the run stays unfinished",
+                hint="free disk space; the run stays unfinished",
             ) from failure
 
     def _manifest(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class RunDirectory:
             write_file(self.path / name, content)
         except OSError as error:
             raise LedgerError(
-                f"can't be written: {error.strerror}", where=str(self.path / name), mend="check the free space"
+                f"can't be written: {error.strerror}", where=str(self.path / name), hint="check the free space"
             ) from error
         return self.path / name
 

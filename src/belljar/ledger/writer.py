@@ -177,7 +177,7 @@ class LedgerWriter:
             raise LedgerError(
                 f"an event that is not one: {error}",
                 where=str(event.kind),
-                mend="this is a fault of Belljar: report it",
+                hint="this is a fault of Belljar: report it",
             ) from error
         with self._lock, self._failing("the event can't be recorded"):
             return self._write(event, data, bodies)
@@ -210,7 +210,7 @@ class LedgerWriter:
     def _append(self, line: bytes) -> None:
         content = line + b"\n"
         if len(content) > MAX_LINE_BYTES:
-            raise LedgerError(f"a line of {len(content)} bytes", mend="this is a fault of Belljar: report it")
+            raise LedgerError(f"a line of {len(content)} bytes", hint="this is a fault of Belljar: report it")
         self._pending = line
         _write_once(self._ledger_fd, content)
         self._state = self._state.after(line)
@@ -293,7 +293,7 @@ class LedgerWriter:
             self._poison = LedgerError(
                 f"{what}: {error.strerror or error}",
                 where=str(self.run_dir),
-                mend="free disk space or check the disk, then run again",
+                hint="free disk space or check the disk, then run again",
             )
             raise self._poison from error
 
@@ -302,10 +302,10 @@ class LedgerWriter:
             return LedgerError(
                 "another writer records this run",
                 where=str(self.run_dir),
-                mend="each run has one writer; start a run of its own",
+                hint="each run has one writer; start a run of its own",
             )
         return LedgerError(
-            "there is a ledger already", where=str(self.run_dir), mend="a run is recorded once; start a new one"
+            "there is a ledger already", where=str(self.run_dir), hint="a run is recorded once; start a new one"
         )
 
 

@@ -202,7 +202,7 @@ def read_authorities() -> str:
     raise HostError(
         "this host has no bundle of public certification authorities, so no upstream's certificate could be checked",
         where=_BUNDLES[0],
-        mend="install the package ca-certificates",
+        hint="install the package ca-certificates",
     )
 
 

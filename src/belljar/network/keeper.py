@@ -84,7 +84,7 @@ def run_keeper(fds: list[int], parent: int) -> NoReturn:
         os._exit(0)
     except (BelljarError, OSError) as exc:
         with suppress(datagrams.Closed, BlockingIOError):
-            datagrams.send(owner, {"failed": _said(exc), "host": isinstance(exc, HostError), "mend": _mend(exc)})
+            datagrams.send(owner, {"failed": _said(exc), "host": isinstance(exc, HostError), "hint": _hint(exc)})
     os._exit(1)
 
 
@@ -104,9 +104,9 @@ def _said(exc: BelljarError | OSError) -> str:
     return exc.what if isinstance(exc, BelljarError) else f"{exc.filename or 'the kernel'}: {exc.strerror or exc}"
 
 
-def _mend(exc: BelljarError | OSError) -> str:
+def _hint(exc: BelljarError | OSError) -> str:
     if isinstance(exc, BelljarError):
-        return exc.mend
+        return exc.hint
     return "free some space for the run directories" if exc.filename == RECORD else ""
 
 
@@ -115,13 +115,13 @@ def _unshare(kind: int, name: str) -> None:
         syscalls.unshare(kind)
     except OSError as exc:
         limit = f"user.max_{name}_namespaces"
-        mend = "let this user make it: a container's or a service's seccomp or AppArmor profile may forbid it"
+        hint = "let this user make it: a container's or a service's seccomp or AppArmor profile may forbid it"
         if exc.errno == errno.ENOSPC:
-            mend = (
+            hint = (
                 f"as root: raise {limit} (sysctl), here or in the user namespace around this one; or run fewer ranges"
             )
         what = f"the kernel gives the range no {name} namespace of its own: {exc.strerror}"
-        raise HostError(what, where="unshare(2)", mend=mend) from exc
+        raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
 def _timeval(seconds: float) -> bytes:

@@ -133,7 +133,7 @@ def _packet_files(directory: Path) -> Iterator[list[int]]:
             raise HostError(
                 f"the packet record can't be made: {exc.strerror}",
                 where=str(exc.filename or directory),
-                mend="free some space there, or put BELLJAR_HOME elsewhere",
+                hint="free some space there, or put BELLJAR_HOME elsewhere",
             ) from exc
         yield files
 
@@ -203,7 +203,7 @@ def _check_readable(stand_in: StandInPlan, directory: Path, uid: int | None) -> 
         raise HostError(
             f"the files of the stand-in {stand_in.id} are missing",
             where=str(directory),
-            mend="put them there; `belljar policy check FILE` looks at them again",
+            hint="put them there; `belljar policy check FILE` looks at them again",
         )
     if uid is None:
         return
@@ -224,7 +224,7 @@ def _refuse_unreadable(stand_in: StandInPlan, path: Path) -> None:
         raise HostError(
             f"the gateway could not read a file of the stand-in {stand_in.id}: it runs as a uid of its own",
             where=str(path),
-            mend=f"chmod -R o+rX {stand_in.directory}",
+            hint=f"chmod -R o+rX {stand_in.directory}",
         )
 
 
@@ -232,5 +232,5 @@ def _find_nft() -> str:
     """Where `belljar doctor` looks for it too."""
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:{SEARCH_PATH}")
     if nft is None:
-        raise HostError("nft can't be found", where="PATH", mend="run `belljar setup`, or install the package nftables")
+        raise HostError("nft can't be found", where="PATH", hint="run `belljar setup`, or install the package nftables")
     return str(Path(nft).resolve())

@@ -80,10 +80,10 @@ def _checked(nft: str, status: int, output: bytes, errors: bytes) -> bytes:
         raise HostError(
             f"nft refused: {printable(errors.strip() or output[:200], max_chars=500)}",
             where=nft,
-            mend="this kernel may lack a part of nftables; `belljar doctor` says which",
+            hint="this kernel may lack a part of nftables; `belljar doctor` says which",
         )
     return output
 
 
 def _not_run(nft: str, exc: Exception) -> HostError:
-    return HostError(f"nft can't be run: {exc}", where=nft, mend="install nftables 1.0 or newer")
+    return HostError(f"nft can't be run: {exc}", where=nft, hint="install nftables 1.0 or newer")

@@ -22,15 +22,15 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.isolation.process import ProcessId, identify
 from belljar.network import datagrams
 from belljar.plan.jail import IdLine, JailIds
-from belljar.plan.obstacles import NETWORK_EXTRA_MEND
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"
 _START_PATIENCE_S: Final = 30.0
 _END_PATIENCE_S: Final = 3.0
 _ANSWER_PATIENCE_S: Final = 20.0
-_FEWER_MEND: Final = "run fewer cells at once, or raise the limit of processes"
-_GONE_MEND: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
+_FEWER_HINT: Final = "run fewer cells at once, or raise the limit of processes"
+_GONE_HINT: Final = "nothing of it runs on: start again; `belljar ledger show last` tells what came before"
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 # `-I` keeps the environment and the working directory out; what this process could import, it is told by argument.
 _BOOT: Final = "import json, sys; sys.path[:] = json.loads(sys.argv[3]); from belljar.network.zygote import main; main(sys.argv[1:])"
@@ -93,7 +93,7 @@ class Zygote:
             self._socket.close()
             os.close(self._words)
             raise HostError(
-                f"the ranges' zygote can't be started: {exc.strerror}", where=sys.executable, mend=_FEWER_MEND
+                f"the ranges' zygote can't be started: {exc.strerror}", where=sys.executable, hint=_FEWER_HINT
             ) from exc
 
     def is_alive(self) -> bool:
@@ -168,9 +168,9 @@ class Zygote:
             ended = None
         if ended is not None and ended < 0:
             what = f"the ranges' zygote ended ({signal.Signals(-ended).name}) while it started"
-            return CellError(what, where=sys.executable, mend=_GONE_MEND)
+            return CellError(what, where=sys.executable, hint=_GONE_HINT)
         said = self.diagnosis() or "it said nothing"
-        return HostError(f"the ranges' zygote did not start: {said}", where=sys.executable, mend=NETWORK_EXTRA_MEND)
+        return HostError(f"the ranges' zygote did not start: {said}", where=sys.executable, hint=NETWORK_EXTRA_HINT)
 
     def _say(self, message: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """The number under which it is answered."""
@@ -196,7 +196,7 @@ class Zygote:
             raise CellError(
                 f"the ranges' zygote is gone{': ' + self.diagnosis() if self.diagnosis() else ''}",
                 where="the ranges' zygote",
-                mend=_GONE_MEND,
+                hint=_GONE_HINT,
             ) from exc
 
 
@@ -205,7 +205,7 @@ def _child(role: str, message: Mapping[str, Any], fds: Sequence[int]) -> Child:
         raise CellError(str(message.get("error", "no process was made")), where="the ranges' zygote")
     process = identify(int(message["pid"]))
     if process is None:
-        raise CellError(f"a {role} ended at once", where="the ranges' zygote", mend=_GONE_MEND)
+        raise CellError(f"a {role} ended at once", where="the ranges' zygote", hint=_GONE_HINT)
     return Child(process=process, pidfd=fds[0])
 
 
@@ -278,7 +278,7 @@ def _map(program: Path, pid: int, lines: Sequence[IdLine]) -> None:
         raise HostError(
             f"the host gives this user no ids for a range: {printable(done.stderr.strip(), max_chars=300)}",
             where=str(program),
-            mend="`belljar doctor` says what this user needs",
+            hint="`belljar doctor` says what this user needs",
         )
 
 

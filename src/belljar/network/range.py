@@ -46,7 +46,7 @@ from belljar.plan.network import NetworkPlan
 from belljar.units import printable
 
 _START_DEADLINE_S: Final = 20.0
-_LATE_MEND: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
+_LATE_HINT: Final = "a busy host may need another try; `belljar doctor` says what this one lacks"
 _ANSWER_DEADLINE_S: Final = 30.0
 _END_DEADLINE_S: Final = 5.0
 HOSTS_REACH: Final = Reach()
@@ -345,7 +345,7 @@ class Range:
         except queue.Empty:
             said = watch.diagnosis()
             what = f"the range did not come up in {_START_DEADLINE_S:.0f} s{': ' + said if said else ''}"
-            raise CellError(what, where=self._where(), mend=_LATE_MEND) from None
+            raise CellError(what, where=self._where(), hint=_LATE_HINT) from None
         if milestone in wanted:
             return milestone
         raise watch.error or CellError("a part of the range did not come up", where=self._where())

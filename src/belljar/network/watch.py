@@ -70,8 +70,8 @@ _FLOW_FIELDS: Final = frozenset(
 RECORD_LIMIT: Final = "range_record"
 """The name, in `limit.hit`, of what a range may put on record whole."""
 _CUT_FROM_HERE: Final = "events of this range are cut down from here on: no bytes of bodies, no lists, short texts; a quarter more ends the range"
-_RECORD_MEND: Final = "its ledger tells what fills it; `network.record.events` in the policy allows more"
-_ENDED_MEND: Final = "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
+_RECORD_HINT: Final = "its ledger tells what fills it; `network.record.events` in the policy allows more"
+_ENDED_HINT: Final = "nothing of the range runs on: start again; `belljar ledger show last` tells what came before"
 Answer = Callable[[str, bytes], bytes]
 """Answers a gateway's question (its kind, its body). Raises `ValueError` to refuse it. Called in threads of the range's own."""
 
@@ -236,7 +236,7 @@ class Watch:
         for who, silence in self._silences.items():
             if silence.is_over:
                 what = f"the range's {who} hangs: it has said nothing for {silence.patience_s:.0f} s"
-                self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
+                self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _look_at_upstreams(self) -> None:
         if time.monotonic() < self._next_look_s:
@@ -250,7 +250,7 @@ class Watch:
             self.die(exc)
         except (OSError, ValueError) as exc:
             what = f"the range's upstream connections can't be measured: {exc}"
-            self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
+            self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _still_speaks(self, who: str) -> bool:
         return (self._lines.control if who == "keeper" else self._lines.events) in self._open
@@ -300,7 +300,7 @@ class Watch:
         """As the keeper has it: this host's, or ours."""
         kind = HostError if message.get("host") else CellError
         what = f"the range's keeper gave up: {printable(str(message['failed']), max_chars=2000)}"
-        return kind(what, where=self._where(), mend=printable(str(message.get("mend", "")), max_chars=500))
+        return kind(what, where=self._where(), hint=printable(str(message.get("hint", "")), max_chars=500))
 
     def _hear_gateway(self) -> None:
         datagram = datagrams.receive_bytes(self._lines.events, MAX_DATAGRAM_BYTES + 1)
@@ -354,7 +354,7 @@ class Watch:
             return
         if taken is None:
             what = f"the range has put {format_size(before.most_bytes)} on record, which is all that it may"
-            raise CellError(what, where=self._where(), mend=_RECORD_MEND)
+            raise CellError(what, where=self._where(), hint=_RECORD_HINT)
         if after.cut_events and not before.cut_events:
             data: dict[str, JsonValue] = {"limit": RECORD_LIMIT, "value": before.whole_bytes, "effect": _CUT_FROM_HERE}
             self._recorder.record(Event(kind=Kind.LIMIT_HIT, data={**data, "range": self._range}))
@@ -414,7 +414,7 @@ class Watch:
             how = self._lines.zygote.how_ended(child)
             said = self.diagnosis()
             what = f"the range's {who} ended{' (' + how + ')' if how else ''}{': ' + said if said else ''}"
-            self.die(CellError(what, where=self._where(), mend=_ENDED_MEND))
+            self.die(CellError(what, where=self._where(), hint=_ENDED_HINT))
 
     def _kill(self) -> None:
         self._lines.keeper.kill()

@@ -118,12 +118,12 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool)
 
 
 def _passed_over(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for each; what mends several is said once."""
-    said, mends = [], set()
+    """A sentence for each; a hint for several is said once."""
+    said, hints = [], set()
     for weaker, obstacle in refused.items():
-        mend = f" → {obstacle.mend}" if obstacle.mend not in mends else ""
-        mends.add(obstacle.mend)
-        said.append(f"runs in {tier}, which is stronger than {weaker}: {obstacle.what}{mend}")
+        hint = f" → {obstacle.hint}" if obstacle.hint not in hints else ""
+        hints.add(obstacle.hint)
+        said.append(f"runs in {tier}, which is stronger than {weaker}: {obstacle.what}{hint}")
     return tuple(said)
 
 
@@ -141,5 +141,5 @@ def _refusal(refused: dict[Tier, Obstacle]) -> Obstacle:
         return first[1]
     whys = "; ".join(f"{tier}: {obstacle.what}" for tier, obstacle in (first, *others))
     return Obstacle(
-        what=f"no tier that this risk allows can run here: {whys}", where=first[1].where, mend=first[1].mend
+        what=f"no tier that this risk allows can run here: {whys}", where=first[1].where, hint=first[1].hint
     )

@@ -305,7 +305,7 @@ def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
             raise PolicyError(
                 f"the stand-in `{name}` has files, and this policy has no directory of its own",
                 where=f"network.stand_ins.{name}.{field_name}",
-                mend="write the policy to a file beside them",
+                hint="write the policy to a file beside them",
             )
         directory = base / own
         del settings[field_name]

@@ -1,4 +1,4 @@
-"""What stands in a tier's way on this host, each with its mend. Used to refuse a plan, and by `belljar doctor` to say so beforehand."""
+"""What stands in a tier's way on this host, each with its hint. Used to refuse a plan, and by `belljar doctor` to say so beforehand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from belljar.units import format_size
 LEAST_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
-NETWORK_EXTRA_MEND: Final = "install Belljar with its extra `network`: pip install 'belljar[network]'"
+NETWORK_EXTRA_HINT: Final = "install Belljar with its extra `network`: pip install 'belljar[network]'"
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
 _USUAL_NAMESPACES: Final = 15_000
@@ -31,11 +31,11 @@ class Obstacle:
 
     what: str
     where: str
-    mend: str
+    hint: str
 
     def error(self) -> HostError:
         """As the error that refuses."""
-        return HostError(self.what, where=self.where, mend=self.mend)
+        return HostError(self.what, where=self.where, hint=self.hint)
 
 
 def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> tuple[Obstacle, ...]:
@@ -54,7 +54,7 @@ def rights_obstacles(rights: Rights, tier: Tier) -> tuple[Obstacle, ...]:
         Obstacle(
             what=f"a {tier.value} cell does not grant {refused}: {reason}",
             where="rights",
-            mend=f"run it in tier {' or '.join(tier.value for tier in able)}"
+            hint=f"run it in tier {' or '.join(tier.value for tier in able)}"
             if able
             else "leave out what no tier grants",
         ),
@@ -73,7 +73,7 @@ def _microvm(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"the microvm tier runs on x86_64 so far, and this is {facts.arch}",
             where="host",
-            mend="use an x86_64 host; nothing weaker is used instead",
+            hint="use an x86_64 host; nothing weaker is used instead",
         )
     yield from _tools("microvm", facts)
     yield from _userns(facts)
@@ -84,7 +84,7 @@ def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"there is no system call profile for {facts.arch}",
             where="host",
-            mend=f"use a host of one of these: {', '.join(ARCHITECTURES)}",
+            hint=f"use a host of one of these: {', '.join(ARCHITECTURES)}",
         )
     yield from _runtime(tier, facts, has_port=has_port)
     yield from _tools("oci", facts)
@@ -93,7 +93,7 @@ def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"a container needs ids of its own: {facts.ids.reason}",
             where="host",
-            mend=f"{facts.ids.mend}; or run as root",
+            hint=f"{facts.ids.hint}; or run as root",
         )
     yield from _groups(tier, facts)
     if (release := kernel_version(facts.kernel_release)) < LEAST_KERNEL:
@@ -101,7 +101,7 @@ def _oci(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"the {tier} tier needs Linux {least} for its writable layer, and this is {'.'.join(map(str, release)) or facts.kernel_release}",
             where="host",
-            mend=f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from bookworm-backports), or the microvm tier",
+            hint=f"use a kernel {least} or newer (Debian 12: linux-image-amd64 from bookworm-backports), or the microvm tier",
         )
 
 
@@ -109,21 +109,21 @@ def _runtime(tier: Tier, facts: HostFacts, *, has_port: bool) -> Iterator[Obstac
     runtime = facts.runtime(tier.value)
     if runtime is None:
         yield Obstacle(
-            what=f"no OCI runtime for the {tier} tier was looked for", where="host", mend="run `belljar doctor`"
+            what=f"no OCI runtime for the {tier} tier was looked for", where="host", hint="run `belljar doctor`"
         )
     elif runtime.state is RuntimeState.UNUSABLE:
-        yield Obstacle(what=runtime.reason, where="host", mend=runtime.mend)
+        yield Obstacle(what=runtime.reason, where="host", hint=runtime.hint)
     elif has_port and runtime.no_port:
         yield Obstacle(
             what=f"{runtime.name} {runtime.version} runs no container with a network port here: {runtime.no_port}",
             where="host",
-            mend="use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
+            hint="use another runtime or tier, or `network: none`; `belljar doctor` tries it again",
         )
     elif runtime.state is RuntimeState.REFUTED:
         yield Obstacle(
             what=f"{runtime.name} {runtime.version} ran no container here: {runtime.reason}",
             where="host",
-            mend=runtime.mend or "`belljar doctor` tries it again",
+            hint=runtime.hint or "`belljar doctor` tries it again",
         )
 
 
@@ -144,7 +144,7 @@ def _network_programs(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"a range's network needs nft: {_lack(tool) if tool else 'nft was not looked for'}",
             where="network",
-            mend=f"{(tool.mend if tool else '') or 'run `belljar setup`, or install nftables'}; or write `network: none`",
+            hint=f"{(tool.hint if tool else '') or 'run `belljar setup`, or install nftables'}; or write `network: none`",
         )
 
 
@@ -154,7 +154,7 @@ def _network_modules(facts: HostFacts, kinds: Collection[str] | None) -> Iterato
         yield Obstacle(
             what=f"a range's network needs the Python modules {', '.join(missing)}, which are not installed",
             where="network",
-            mend=NETWORK_EXTRA_MEND,
+            hint=NETWORK_EXTRA_HINT,
         )
 
 
@@ -163,13 +163,13 @@ def _network_namespaces(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what="a range's network needs network namespaces, which this kernel doesn't have",
             where="network",
-            mend="use a kernel with CONFIG_NET_NS; or write `network: none`",
+            hint="use a kernel with CONFIG_NET_NS; or write `network: none`",
         )
     elif facts.network_namespaces_max == 0:
         yield Obstacle(
             what="a range's network needs network namespaces, and user.max_net_namespaces is 0",
             where="network",
-            mend=f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; or write `network: none`",
+            hint=f"as root: sysctl -w user.max_net_namespaces={_USUAL_NAMESPACES}; or write `network: none`",
         )
 
 
@@ -181,7 +181,7 @@ def _network_files(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"a range's gateway needs {needed} open files, and this process may have {facts.open_files_max}",
             where="network",
-            mend="raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit); or write `network: none`",
+            hint="raise the hard limit of open files (`ulimit -Hn`, LimitNOFILE= in a systemd unit); or write `network: none`",
         )
 
 
@@ -191,20 +191,20 @@ def _network_rights(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"a range's network needs user namespaces, which this user can't make: {facts.userns.reason}",
             where="network",
-            mend=facts.userns.mend or "run as root",
+            hint=facts.userns.hint or "run as root",
         )
     if not facts.ids.available:
         yield Obstacle(
             what=f"a range's network needs ids of its own: {facts.ids.reason}",
             where="network",
-            mend=f"{facts.ids.mend}; or run as root; or write `network: none`",
+            hint=f"{facts.ids.hint}; or run as root; or write `network: none`",
         )
 
 
 def _tools(tier: str, facts: HostFacts) -> Iterator[Obstacle]:
     for tool in facts.tools:
         if tool.needed and tool.tier == tier and not tool.ok:
-            yield Obstacle(what=_lack(tool), where="host", mend=tool.mend)
+            yield Obstacle(what=_lack(tool), where="host", hint=tool.hint)
 
 
 def _lack(tool: ToolFact) -> str:
@@ -220,7 +220,7 @@ def _userns(facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"the jail needs user namespaces, which this user can't make: {facts.userns.reason}",
             where="host",
-            mend=facts.userns.mend or "run as root",
+            hint=facts.userns.hint or "run as root",
         )
 
 
@@ -232,11 +232,11 @@ def _groups(tier: Tier, facts: HostFacts) -> Iterator[Obstacle]:
         yield Obstacle(
             what=f"the {tier} tier's limits need the control groups {', '.join(missing)}, which can't be used here{reason}",
             where="host",
-            mend=_groups_mend(facts, missing),
+            hint=_groups_hint(facts, missing),
         )
 
 
-def _groups_mend(facts: HostFacts, missing: list[str]) -> str:
+def _groups_hint(facts: HostFacts, missing: list[str]) -> str:
     if facts.cgroup.version is CgroupVersion.NONE:
         return "mount the control groups"
     if facts.is_root:
@@ -258,7 +258,7 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     """Why risk `critical` can't run here; None when hardware virtualisation is proven."""
     if facts.kvm.state is KvmState.PROVEN:
         return None
-    mends = {
+    hints = {
         KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
         KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` tries again",
         KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
@@ -266,7 +266,7 @@ def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     return Obstacle(
         what=f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} here: {facts.kvm.reason}",
         where="risk",
-        mend=f"{mends[facts.kvm.state]}; or lower `risk` if the risk is lower",
+        hint=f"{hints[facts.kvm.state]}; or lower `risk` if the risk is lower",
     )
 
 
@@ -280,7 +280,7 @@ def _sizes(resources: Resources, most_bytes: int, facts: HostFacts, besides: str
         yield Obstacle(
             what=f"{resources.cpus} processors are asked for, and this host has {facts.cpus}",
             where="resources.cpus",
-            mend=f"write `cpus: {facts.cpus}` or less, or use a larger host",
+            hint=f"write `cpus: {facts.cpus}` or less, or use a larger host",
         )
     has_bytes = facts.memory_total_mib << 20
     if most_bytes > has_bytes:
@@ -288,5 +288,5 @@ def _sizes(resources: Resources, most_bytes: int, facts: HostFacts, besides: str
         yield Obstacle(
             what=f"a cell of this policy may take {format_size(most_bytes)} ({parts}), and this host has {format_size(has_bytes)}",
             where="resources.memory",
-            mend="lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
+            hint="lower `memory` or `disk` (all a cell writes is held in memory), or use a larger host",
         )

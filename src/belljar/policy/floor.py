@@ -126,7 +126,7 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
             "it has `files`, and the operator's policy has the network of their place: a cell takes"
             " files from the directory of one policy",
             where=printable(loaded.source),
-            mend="name one policy for both with --policy",
+            hint="name one policy for both with --policy",
         )
     changes = {
         "risk": risk,
@@ -154,7 +154,7 @@ def with_least_risk(loaded: LoadedPolicy, least: Risk, *, where: str) -> LoadedP
         raise PolicyError(
             f"risk `{policy.risk}` is raised to `{least}`, and then it can't be: {error.what}",
             where=error.where,
-            mend=f"{where} says the least risk",
+            hint=f"{where} says the least risk",
         ) from error
 
 

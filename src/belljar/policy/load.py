@@ -69,7 +69,7 @@ class LoadedPolicy:
             return _read_source(self.base, file)
         except (OSError, ValueError) as exc:
             what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
-            raise PolicyError(what, where=printable(self.source), mend=f"mend `files`: {_FILE_RULE}") from exc
+            raise PolicyError(what, where=printable(self.source), hint=f"hint `files`: {_FILE_RULE}") from exc
 
 
 _FILE_RULE: Final = (
@@ -95,7 +95,7 @@ def read_policy_file(file: Path) -> bytes:
         raise PolicyError(
             f"the policy can't be read: {_reason(exc)}",
             where=printable(str(file)),
-            mend="put the file itself there, or name it where it is"
+            hint="put the file itself there, or name it where it is"
             if isinstance(exc, OutsideError)
             else f"give a policy file, or a preset: {', '.join(PRESETS)}",
         ) from exc
@@ -107,7 +107,7 @@ def load_preset(name: str) -> LoadedPolicy:
         near = kinds.nearest(name, PRESETS)
         hint = f"; did you mean `{near}`?" if near else ""
         raise PolicyError(
-            f"there is no preset {kinds.quoted(name)}{hint}", mend=f"use one of {', '.join(PRESETS)}, or a policy file"
+            f"there is no preset {kinds.quoted(name)}{hint}", hint=f"use one of {', '.join(PRESETS)}, or a policy file"
         )
     text = (resources.files("belljar.policy") / "presets" / f"{name}.yaml").read_bytes()
     return parse_policy(text, source=f"preset:{name}", base=None, default_name=name)
@@ -139,12 +139,12 @@ def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
     except ValueError:
         names = ", ".join(str(item) for item in Tier)
         raise PolicyError(
-            f"there is no tier {kinds.quoted(str(tier))}", where="tier", mend=f"use one of {names}"
+            f"there is no tier {kinds.quoted(str(tier))}", where="tier", hint=f"use one of {names}"
         ) from None
     policy = loaded.policy
     if asked < demanded_tier(policy.risk, policy.tier):
         raise PolicyError(
-            _lowered(policy, asked), where=printable(loaded.source), mend=f"ask for {_at_least(policy)} or leave it out"
+            _lowered(policy, asked), where=printable(loaded.source), hint=f"ask for {_at_least(policy)} or leave it out"
         )
     return replace(loaded, policy=policy.model_copy(update={"tier": asked}))
 
@@ -163,7 +163,7 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
         raise PolicyError(
             f"the policy can't be changed as asked: {printable('; '.join(wrong), max_chars=600)}",
             where=printable(loaded.source),
-            mend="change the task's sandbox, or give --policy",
+            hint="change the task's sandbox, or give --policy",
         ) from error
     return replace(loaded, policy=changed)
 
@@ -233,14 +233,14 @@ def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
 def refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
     """The error that tells all of them (at least one), each with its place in `source`."""
     first, *more = problems
-    mend = "`belljar policy check FILE` checks a policy; `belljar policy show high` prints one to begin from"
+    hint = "`belljar policy check FILE` checks a policy; `belljar policy show high` prints one to begin from"
     if not more:
         field = f"{first.field}: " if first.field else ""
         return PolicyError(
-            f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", mend=mend
+            f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", hint=hint
         )
     lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
-    return PolicyError(f"{len(problems)} things are wrong{lines}", where=printable(source), mend=mend)
+    return PolicyError(f"{len(problems)} things are wrong{lines}", where=printable(source), hint=hint)
 
 
 def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails

@@ -75,8 +75,8 @@ def demanded_tier(risk: Risk, asked: Tier | None) -> Tier:
     """
     least = least_tier(risk)
     if asked is not None and asked < least:
-        mend = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"
-        raise PolicyError(lowered(risk, asked), where="tier", mend=mend)
+        hint = f"leave `tier` out, or write `tier: {least}`; lower `risk` only if the risk is lower"
+        raise PolicyError(lowered(risk, asked), where="tier", hint=hint)
     return asked or least
 
 

@@ -29,12 +29,12 @@ def only_run(home: Path) -> Path:
 
 
 def test_a_refusal_says_why_where_and_what_to_do() -> None:
-    """Fail closed includes the record: reason, place and mend, and the policy's digest."""
+    """Fail closed includes the record: reason, place and hint, and the policy's digest."""
     loaded = resolve_policy("high")
-    event = refused(loaded, PolicyError("can't be meant", where="policy.yaml:3", mend="say less"))
+    event = refused(loaded, PolicyError("can't be meant", where="policy.yaml:3", hint="say less"))
     check_data(event.kind, dict(event.data))
     assert event.kind is Kind.POLICY_REFUSED
-    assert (event.data["reason"], event.data["where"], event.data["mend"]) == (
+    assert (event.data["reason"], event.data["where"], event.data["hint"]) == (
         "can't be meant",
         "policy.yaml:3",
         "say less",

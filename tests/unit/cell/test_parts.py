@@ -19,7 +19,7 @@ def test_an_empty_store_is_refused(tmp_path: Path) -> None:
     """No image: the error says how to get one, and nothing is written."""
     with pytest.raises(HostError) as caught:
         gather_parts(resolve_policy("high"), tmp_path)
-    assert "belljar" in caught.value.mend
+    assert "belljar" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
 
 
@@ -38,7 +38,7 @@ def test_a_store_without_a_kernel_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Store, "find", lambda _store, _ref: some_image())
     with pytest.raises(HostError, match="kernel") as caught:
         gather_parts(resolve_policy("high"), tmp_path)
-    assert "belljar setup" in caught.value.mend
+    assert "belljar setup" in caught.value.hint
 
 
 def test_the_plan_is_made_of_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

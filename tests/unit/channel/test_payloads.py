@@ -80,4 +80,4 @@ def test_a_violation_says_where(kind: int, op: int, where: str) -> None:
     with pytest.raises(ProtocolViolation, match="broke the protocol: why") as caught:
         violated("why", kind, op)
     assert caught.value.where == where
-    assert caught.value.mend
+    assert caught.value.hint

@@ -88,7 +88,7 @@ def test_errors_have_their_exit_codes(
     kind: type[PolicyError], code: int, failing: Callable[[BaseException], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The code says whose fault it is; the message what, where and what to do, with everything escaped, on standard error."""
-    assert failing(kind("it\x1b[2J broke", where="a\rb", mend="do this\nthen that")) == code
+    assert failing(kind("it\x1b[2J broke", where="a\rb", hint="do this\nthen that")) == code
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == "belljar: a\\rb: it\\x1b[2J broke\n  → do this\n  → then that\n"

@@ -44,7 +44,7 @@ def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the reason and the mend; nothing on standard output."""
+    """With the reason and the hint; nothing on standard output."""
     (tmp_path / "large.yaml").write_text("belljar: 1\nrisk: high\nresources: {memory: 256GiB, disk: 256GiB}\n")
     assert run(["plan", "--no-prove", str(tmp_path / "large.yaml")]) == 3
     told = capsys.readouterr()

@@ -71,7 +71,7 @@ def test_buildah_is_installed_when_it_is_asked_for() -> None:
     install = plan_setup(state, Wanted(parts=frozenset({"build"}))).steps[-1]
     assert install.command[-1] == "buildah"
     as_user = plan_setup(replace(state, is_root=False), Wanted(parts=frozenset({"build"})))
-    assert "buildah" in as_user.problems[0].mend
+    assert "buildah" in as_user.problems[0].hint
 
 
 def test_a_suite_that_is_there_is_not_added_twice() -> None:
@@ -100,9 +100,9 @@ def test_an_ordinary_user_is_told_the_commands_for_root() -> None:
     assert kinds(plan) == ["kernel"]
     assert (
         "apt-get -q -y install --no-install-recommends -t bookworm-backports qemu-system-x86 runsc umoci"
-        in plan.problems[0].mend
+        in plan.problems[0].hint
     )
-    assert BACKPORTS_FILE in plan.problems[0].mend
+    assert BACKPORTS_FILE in plan.problems[0].hint
     able = replace(BARE, is_root=False, tools={"mmdebstrap": (), "sqfstar": ()})
     assert kinds(plan_setup(able, Wanted())) == ["kernel", "image"]
 
@@ -121,7 +121,7 @@ def test_another_distribution_is_told_what_is_missing_and_nothing_is_begun(
     """Elsewhere: every missing tool by name, how to get it, and no step at all."""
     plan = plan_setup(replace(BARE, distribution=distribution, codename="x", pretty_name=name, sources=()), Wanted())
     assert not plan.steps
-    assert how in plan.problems[0].mend
+    assert how in plan.problems[0].hint
     assert name in plan.problems[0].what
     assert all(need.command in plan.problems[0].what for need in needs("amd64") if not need.only_with)
 
@@ -142,7 +142,7 @@ def test_debian_13_needs_no_other_suite_and_debian_11_is_too_old() -> None:
     assert "-t" not in trixie.steps[1].command
     bullseye = plan_setup(replace(BARE, codename="bullseye"), Wanted())
     assert not bullseye.steps
-    assert "Debian 12 or 13" in bullseye.problems[0].mend
+    assert "Debian 12 or 13" in bullseye.problems[0].hint
 
 
 def test_too_little_space_is_said_before_anything_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_what_is_refused_by_name(written: str, named: str) -> None:
     """An empty flag would be a silent change; an environment of this host's would be a leak."""
     with pytest.raises(CannotKeepError, match=named) as caught:
         put(written)
-    assert "no reference" in named or "too deep" in named or caught.value.mend
+    assert "no reference" in named or "too deep" in named or caught.value.hint
 
 
 def test_this_hosts_environment_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_an_image_of_the_same_files_is_used(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
     with pytest.raises(HostError) as caught:
         build_missing([text], {"made"}, home)
-    assert "belljar setup --with build" in caught.value.mend
+    assert "belljar setup --with build" in caught.value.hint
 
 
 def test_different_builds_of_one_name_are_refused(tmp_path: Path) -> None:

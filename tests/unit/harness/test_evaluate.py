@@ -193,7 +193,7 @@ def test_a_host_that_cannot_is_told_and_recorded(
 ) -> None:
     """The error of the plan is the error of the run, which alone tells it, and the run directory is sealed with it."""
     cells = RecordedCells()
-    cells.prepare_error = HostError("no virtualisation here", mend="use another host")
+    cells.prepare_error = HostError("no virtualisation here", hint="use another host")
     with pytest.raises(HostError, match="no virtualisation"):
         run([f"{task_file}@good", "--model", "mockllm/model"], tmp_path, cells)
     assert "belljar: inspect:" not in capsys.readouterr().err

@@ -112,7 +112,7 @@ def test_what_came_with_a_task_reaches_nothing_real_by_itself(task_file: Path, n
     """Wherever the task names its policy: nothing runs, and host, port and both budgets are told."""
     with pytest.raises(PolicyError, match=r"a\.example on 443.*1 MiB for each sample.*100 MiB for all") as refused:
         opened_policy(task_file, name)
-    assert "--allow-upstreams" in refused.value.mend
+    assert "--allow-upstreams" in refused.value.hint
 
 
 def test_what_the_operator_allows_is_announced_first(task_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

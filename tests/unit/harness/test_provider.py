@@ -297,7 +297,7 @@ async def test_a_refusal_ends_the_task_before_it_begins(session: Session, cells:
     """The error is Inspect's own for set-up, and `belljar run` finds ours in the session."""
     from inspect_ai._util.error import PrerequisiteError
 
-    cells.prepare_error = PolicyError("risk critical needs hardware", mend="use another host")
+    cells.prepare_error = PolicyError("risk critical needs hardware", hint="use another host")
     with pytest.raises(PrerequisiteError) as caught:
         await BelljarSandboxEnvironment.task_init("startup", None)
     assert "risk critical needs hardware" in str(caught.value.message)

@@ -85,11 +85,11 @@ def test_whatever_a_program_says_is_read(kind: str, text: str) -> None:
 def test_a_runtime_that_will_not_do_is_never_tried(
     name: str, says: str, groups: CgroupVersion, told: str, tmp_path: Path
 ) -> None:
-    """Its version and the reason are told, with the mend."""
+    """Its version and the reason are told, with the hint."""
     fact = facts(tmp_path, program(tmp_path, name, says), groups=groups, prove=_never)
     assert fact.state is RuntimeState.UNUSABLE
     assert told in fact.reason
-    assert fact.mend
+    assert fact.hint
 
 
 def _never(runtime: RuntimeFact) -> RuntimeTrial:
@@ -99,7 +99,7 @@ def _never(runtime: RuntimeFact) -> RuntimeTrial:
 def test_gvisor_is_no_container_by_another_name(tmp_path: Path) -> None:
     """The tier would say less than it is, and its profile is another's."""
     fact = facts(tmp_path, program(tmp_path, "runsc", "runsc version release-20250101.0"), prove=_never)
-    assert (fact.state, "gvisor tier" in fact.mend) == (RuntimeState.UNUSABLE, True)
+    assert (fact.state, "gvisor tier" in fact.hint) == (RuntimeState.UNUSABLE, True)
 
 
 def test_a_missing_runtime_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_missing_runtime_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
     fact = facts(tmp_path, "no-such-runtime", prove=_never)
     assert (fact.state, fact.path) == (RuntimeState.UNUSABLE, "")
     assert "no-such-runtime is missing" in fact.reason
-    assert RUNTIME_VARIABLE in fact.mend
+    assert RUNTIME_VARIABLE in fact.hint
 
 
 def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
 
     def prove(runtime: RuntimeFact) -> RuntimeTrial:
         tried.append(runtime.version)
-        return RuntimeTrial(works=len(tried) != 2, reason="silent", mend="use another", no_port="no such flag")
+        return RuntimeTrial(works=len(tried) != 2, reason="silent", hint="use another", no_port="no such flag")
 
     assert facts(tmp_path, file).state is RuntimeState.UNPROVEN
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
@@ -125,14 +125,14 @@ def test_a_proof_is_remembered_until_the_program_changes(tmp_path: Path) -> None
     assert facts(tmp_path, file, prove=prove).state is RuntimeState.PROVEN
     assert (tried, (tmp_path / "asked").read_text().count("asked")) == (["1.1.5"], 1)
     again = facts(tmp_path, file, prove=prove, again=True)
-    assert (again.state, again.reason, again.mend) == (RuntimeState.REFUTED, "silent", "use another")
+    assert (again.state, again.reason, again.hint) == (RuntimeState.REFUTED, "silent", "use another")
     assert facts(tmp_path, file).state is RuntimeState.REFUTED
     program(tmp_path, "runc", "runc version 1.2.0, another")
     assert (facts(tmp_path, file).state, facts(tmp_path, file).version) == (RuntimeState.UNPROVEN, "1.2.0")
 
 
 def test_a_failure_is_believed_for_a_short_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mended without a trace in any file, it is tried again: at once when in doubt, soon in any case; a success is kept. Who can't try takes what is known."""
+    """Fixed without a trace in any file, it is tried again: at once when in doubt, soon in any case; a success is kept. Who can't try takes what is known."""
     file, tried, now_s = program(tmp_path, "runc", "runc version 1.1.5"), [], 1000.0
     monkeypatch.setattr(time, "time", lambda: now_s)
 
@@ -174,8 +174,8 @@ def test_what_could_not_be_tried_is_not_refuted(tmp_path: Path) -> None:
     """Nor remembered: the next time it may."""
 
     def prove(runtime: RuntimeFact) -> RuntimeTrial:
-        raise HostError(f"no room for {runtime.name}", mend="free some")
+        raise HostError(f"no room for {runtime.name}", hint="free some")
 
     fact = facts(tmp_path, program(tmp_path, "runc", "runc version 1.1.5"), prove=prove)
-    assert (fact.state, fact.mend) == (RuntimeState.UNPROVEN, "free some")
+    assert (fact.state, fact.hint) == (RuntimeState.UNPROVEN, "free some")
     assert "no room" in fact.reason

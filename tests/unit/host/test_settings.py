@@ -87,7 +87,7 @@ def test_what_settings_do_not_mean_is_refused_where_it_stands(text: str, where: 
     with pytest.raises(PolicyError) as refused:
         parse_settings(text.encode(), source="s")
     assert refused.value.where == where
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 @given(st.binary(max_size=80))
@@ -126,7 +126,7 @@ def test_the_least_risk_holds_for_every_policy(files: tuple[Path, Path]) -> None
     ]
     with pytest.raises(PolicyError, match="reaches nothing real") as refused:
         resolve_here(parse_policy(REAL, source="p.yaml", base=None))
-    assert str(host) in refused.value.mend
+    assert str(host) in refused.value.hint
 
 
 def test_something_real_is_forbidden_to_all(files: tuple[Path, Path]) -> None:

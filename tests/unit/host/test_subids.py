@@ -37,7 +37,7 @@ def test_any_file_is_read(text: str) -> None:
 
 
 def test_root_needs_none_and_a_user_is_told_what_lacks(tmp_path: Path) -> None:
-    """First the tools, then the ids, each with the mend."""
+    """First the tools, then the ids, each with the hint."""
     assert ids_fact(is_root=True).available
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -47,7 +47,7 @@ def test_root_needs_none_and_a_user_is_told_what_lacks(tmp_path: Path) -> None:
         (tools / name).touch(mode=0o755)
     without = ids_fact(is_root=False, etc=tmp_path, search_path=str(tools))
     assert "no 65,536 subordinate ids in /etc/subuid or /etc/subgid" in without.reason
-    assert "usermod" in without.mend
+    assert "usermod" in without.hint
     name = pwd.getpwuid(os.geteuid()).pw_name
     for file in ("subuid", "subgid"):
         (tmp_path / file).write_text(f"{name}:100000:65536\n")

@@ -30,9 +30,9 @@ VMM = Tool(name="vmm", package="vmm-package", use="the microVM", needed=True, ne
 
 
 def facts_of(tool: Tool, cache: Path | None = None) -> tuple[str, bool, str]:
-    """(version, ok, mend) of one tool."""
+    """(version, ok, hint) of one tool."""
     fact = tool_facts((tool,), cache, search_path="/nonexistent")[0]
-    return fact.version, fact.ok, fact.mend
+    return fact.version, fact.ok, fact.hint
 
 
 @pytest.mark.parametrize(
@@ -55,11 +55,11 @@ def test_a_tool_is_ok_when_it_says_a_version_that_is_new_enough(
 
 
 def test_a_missing_tool_is_named_with_its_package(bin_dir: Path) -> None:
-    """The mend is one line that can be followed."""
-    version, ok, mend = facts_of(VMM)
+    """The hint is one line that can be followed."""
+    version, ok, hint = facts_of(VMM)
     assert (version, ok) == ("", False)
-    assert "vmm-package 8.2 or newer" in mend
-    assert "belljar setup" in mend
+    assert "vmm-package 8.2 or newer" in hint
+    assert "belljar setup" in hint
 
 
 def test_a_version_is_asked_for_once_until_the_tool_changes(bin_dir: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_base_that_is_not_in_the_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM python:3.99"))
     assert "python:3.99" in caught.value.what
-    assert "belljar image import docker://python:3.99" in caught.value.mend
+    assert "belljar image import docker://python:3.99" in caught.value.hint
     assert not (tmp_path / "home").exists()
 
 
@@ -46,7 +46,7 @@ def test_without_buildah_there_is_one_hint(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("shutil.which", lambda *_args, **_more: None)
     with pytest.raises(HostError) as caught:
         build_dockerfile(tmp_path / "home", request_for(tmp_path, "FROM base"))
-    assert "belljar setup --with build" in caught.value.mend
+    assert "belljar setup --with build" in caught.value.hint
 
 
 def test_the_same_recipe_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

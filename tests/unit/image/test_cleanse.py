@@ -99,10 +99,10 @@ def test_the_command_names_no_mirror_and_no_product() -> None:
 
 
 def test_how_an_image_can_be_built_here() -> None:
-    """Root as root; a user with subordinate ids in a namespace; else with fakechroot; else the mend says what root must do."""
+    """Root as root; a user with subordinate ids in a namespace; else with fakechroot; else the hint says what root must do."""
     assert build_modes(is_root=True, subordinate_ids=False, tools=[])[0] == "root"
     assert build_modes(is_root=False, subordinate_ids=True, tools=["newuidmap"])[0] == "unshare"
     assert build_modes(is_root=False, subordinate_ids=False, tools=["fakechroot", "fakeroot"])[0] == "fakechroot"
-    mode, mend = build_modes(is_root=False, subordinate_ids=False, tools=["newuidmap"])
+    mode, hint = build_modes(is_root=False, subordinate_ids=False, tools=["newuidmap"])
     assert mode == ""
-    assert "--add-subuids" in mend
+    assert "--add-subuids" in hint

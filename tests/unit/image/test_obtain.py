@@ -59,4 +59,4 @@ def test_a_daemon_is_asked_before_a_registry(
     assert asked.index("docker://base") < asked.index("build p-built")
     errors = {result.wanted.image: result.error for result in results if result.error}
     assert errors["p-built"].what == "no buildah"
-    assert errors["default"].mend.startswith("run `belljar setup`")
+    assert errors["default"].hint.startswith("run `belljar setup`")

@@ -75,7 +75,7 @@ def test_an_image_of_an_earlier_store_is_read_and_keeps_its_digest(tmp_path: Pat
 
 
 def test_what_is_not_there_says_what_to_do(tmp_path: Path) -> None:
-    """An empty store, a wrong name and a path each end in a `HostError` with a mend; nothing outside the store is looked at."""
+    """An empty store, a wrong name and a path each end in a `HostError` with a hint; nothing outside the store is looked at."""
     store = Store(tmp_path / "none")
     with pytest.raises(HostError, match="belljar setup"):
         store.find("default")
@@ -169,7 +169,7 @@ def test_a_digest_in_a_reference_is_one_that_the_image_was_imported_from(tmp_pat
     for ref in (f"team/one:1@{unknown}", f"team/one@{unknown}"):
         with pytest.raises(HostError) as refused:
             store.find(ref)
-        assert f"belljar image import docker://team/one@{unknown}" in refused.value.mend
+        assert f"belljar image import docker://team/one@{unknown}" in refused.value.hint
     with pytest.raises(PolicyError):
         put(tmp_path / "s", f"team/one@{unknown}", origins=[known])
     store.remove(f"team/one:1@{known}")

@@ -49,18 +49,18 @@ def test_all_slots_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         hold_range(tmp_path),
     ):
         pass
-    assert "belljar ps" in caught.value.mend
+    assert "belljar ps" in caught.value.hint
     assert RANGE_SLOTS >= 1024
 
 
 def test_an_ordinary_user_without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what lacks, and the command that mends it; with ids, his containers have those and him."""
+    """The error says what lacks, and the command that hints it; with ids, his containers have those and him."""
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
-    lacking = IdsFact(available=False, reason="ann has no 65,536 subordinate ids", mend="usermod …")
+    lacking = IdsFact(available=False, reason="ann has no 65,536 subordinate ids", hint="usermod …")
     monkeypatch.setattr(identity, "ids_fact", lambda **_: lacking)
     with pytest.raises(HostError, match="no 65,536 subordinate ids") as caught, hold_range():
         pass
-    assert caught.value.mend == "usermod …"
+    assert caught.value.hint == "usermod …"
     monkeypatch.setattr(identity, "ids_fact", lambda **_: IdsFact(available=True, uid_start=100000, gid_start=200000))
     monkeypatch.setattr(shutil, "which", lambda name, **_: f"/u/{name}")
     held = user_range()

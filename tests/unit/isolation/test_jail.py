@@ -22,7 +22,7 @@ def test_a_host_that_forbids_it_is_the_hosts_fault(line: str) -> None:
     """Forbidden namespaces are a `HostError` that names the step and where to look."""
     error = start_error("c-0123456789ab", f"child 7\n{line}\n", "")
     assert isinstance(error, HostError)
-    assert "doctor" in error.mend
+    assert "doctor" in error.hint
     assert line.split(":")[0].split(" ", 3)[3] in error.what
 
 
@@ -61,11 +61,11 @@ def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
     error = start_error("c-0123456789ab", f"child 7\n{line}\n", diagnosis)
     assert isinstance(error, CellError)
     assert words in error.what
-    assert "doctor" in error.mend
+    assert "doctor" in error.hint
 
 
 @pytest.mark.parametrize(
-    ("line", "mend"),
+    ("line", "hint"),
     [
         (
             "failed step 4 identity and control groups: Operation not permitted: /usr/bin/newuidmap refused (status 0x100)",
@@ -82,11 +82,11 @@ def test_a_runtime_that_fails(line: str, diagnosis: str, words: str) -> None:
         ("failed step 23 lock mounts: No space left on device: unshare", "doctor"),
     ],
 )
-def test_what_the_host_lacks_for_containers(line: str, mend: str) -> None:
+def test_what_the_host_lacks_for_containers(line: str, hint: str) -> None:
     """A `HostError` that says what this host lacks and what to do."""
     error = start_error("c-0123456789ab", f"child 7\n{line}\n", "")
     assert isinstance(error, HostError)
-    assert mend in error.mend
+    assert hint in error.hint
     assert "ended while it came up" in start_error("c-0123456789ab", "", "", ended=True).what
 
 

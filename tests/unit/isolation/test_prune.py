@@ -168,7 +168,7 @@ def recipe_of(program: Path) -> Recipe:
         directory="vmm",
         program=program,
         what="it",
-        mend="",
+        hint="",
         files=lambda: [(str(program), program)],
         version=lambda: "1",
     )

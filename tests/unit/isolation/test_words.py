@@ -49,8 +49,8 @@ def test_a_silent_runtime_is_named() -> None:
     assert "crun before 1.9" in told.what
     for name, version in (("runc", "1.1.5"), ("/opt/crun", "1.9.2")):
         assert "control groups" not in explain_runtime(failure, name=name, version=version, where="cell c").what
-    assert "BELLJAR_OCI_RUNTIME" in told.mend
-    assert "BELLJAR" not in explain_runtime(failure, name="runsc", version="20240729", where="cell c").mend
+    assert "BELLJAR_OCI_RUNTIME" in told.hint
+    assert "BELLJAR" not in explain_runtime(failure, name="runsc", version="20240729", where="cell c").hint
 
 
 def test_another_steps_failure_is_its_own() -> None:

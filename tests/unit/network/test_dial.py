@@ -330,7 +330,7 @@ def test_an_address_that_answers_is_connected_to_and_one_that_does_not_is_an_err
 
 
 def test_without_a_bundle_of_authorities_nothing_can_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the host, with its mend; where there is one it is PEM that OpenSSL takes."""
+    """An error of the host, with its hint; where there is one it is PEM that OpenSSL takes."""
     if "BEGIN CERTIFICATE" in (text := read_authorities()):
         ssl.create_default_context(cadata=text)
     monkeypatch.setattr(dial, "_BUNDLES", ("/nonexistent",))

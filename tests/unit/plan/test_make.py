@@ -142,7 +142,7 @@ def test_the_tier_is_never_less_than_the_risk_demands(
     if risk is Risk.CRITICAL and state is not KvmState.PROVEN:
         with pytest.raises(HostError, match="demands hardware") as refused:
             make_plan(policy, host, image)
-        assert refused.value.mend
+        assert refused.value.hint
         return
     plan = make_plan(policy, host, image)
     assert plan.tier is plan.demanded_tier is least_tier(risk)
@@ -174,7 +174,7 @@ def test_a_plan_has_a_machine_or_a_container_never_both(tier: Tier, facts: HostF
 def test_an_unsaid_tier_is_the_least_that_can_be_carried_out_and_a_said_one_is_that_or_nothing(
     facts: HostFacts, image: ImageFacts
 ) -> None:
-    """What was passed over, why, and its mend are in the plan; a policy that names its tier is refused instead."""
+    """What was passed over, why, and its hint are in the plan; a policy that names its tier is refused instead."""
     without_runc = replace(
         facts,
         runtimes=(replace(facts.runtimes[0], state=RuntimeState.REFUTED, reason="it said nothing"), facts.runtimes[1]),
@@ -202,7 +202,7 @@ def test_a_container_without_one_of_its_limits_is_refused(
     host = replace(facts, cgroup=replace(facts.cgroup, parents=parents, reason=f"{name}: gone"))
     with pytest.raises(HostError, match=f"need the control groups {name},") as refused:
         make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), host, image)
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(facts: HostFacts, image: ImageFacts) -> None:
@@ -220,20 +220,20 @@ def test_a_lowered_tier_is_refused_even_when_the_model_was_not_asked(facts: Host
         ({"memory_total_mib": 1024}, "resources.memory", "this host has 1 GiB"),
     ],
 )
-def test_what_this_host_has_not_got_is_refused_with_the_mend(
+def test_what_this_host_has_not_got_is_refused_with_the_hint(
     change: dict[str, Any], where: str, told: str, facts: HostFacts, image: ImageFacts
 ) -> None:
     """Where, what and what to do; nothing is made smaller to fit."""
     with pytest.raises(HostError, match=told) as refused:
         make_plan(Policy.model_validate(RICH), replace(facts, **change), image)
     assert refused.value.where == where
-    assert refused.value.mend
+    assert refused.value.hint
     assert refused.value.exit_code == 3
 
 
 def test_the_first_missing_tool_refuses(facts: HostFacts, image: ImageFacts) -> None:
     """Only what a cell needs: a missing skopeo keeps no cell from running."""
-    old = replace(facts.tools[0], version="7.2", ok=False, mend="run `belljar setup`")
+    old = replace(facts.tools[0], version="7.2", ok=False, hint="run `belljar setup`")
     with pytest.raises(HostError, match=r"7\.2 is too old: 8\.2 is needed"):
         make_plan(load_preset("high").policy, replace(facts, tools=(old,)), image)
 
@@ -270,7 +270,7 @@ def test_a_limit_that_nothing_would_hold_refuses(tier: Tier, missing: str, facts
     host = replace(facts, cgroup=replace(facts.cgroup, parents=left, reason=f"no {missing} here"))
     with pytest.raises(HostError, match=rf"limits need the control groups {missing},.*no {missing} here") as refused:
         make_plan(Policy(belljar=1, risk=Risk.LOW, tier=tier), host, image)
-    assert refused.value.mend
+    assert refused.value.hint
     unsaid = make_plan(Policy(belljar=1, risk=Risk.LOW), host, image)
     assert unsaid.tier is Tier.MICROVM
     assert any(missing in warning for warning in unsaid.warnings)
@@ -379,7 +379,7 @@ def test_a_network_needs_its_tools_and_namespaces(facts: HostFacts, image: Image
     without = replace(facts, tools=tuple(tool for tool in facts.tools if tool.name != "nft"))
     with pytest.raises(HostError, match="needs nft") as refused:
         make_plan(policy, without, image)
-    assert refused.value.mend
+    assert refused.value.hint
     assert make_plan(load_preset("low").policy, without, image).network is None
 
 

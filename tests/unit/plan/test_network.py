@@ -110,6 +110,6 @@ def test_files_without_a_directory_are_refused() -> None:
     network = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"], "repositories": "r"}}})
     with pytest.raises(PolicyError, match="no directory of its own") as refused:
         plan_network(network, None)
-    assert refused.value.mend
+    assert refused.value.hint
     empty = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"]}}})
     assert plan_network(empty, None).stand_ins[0].directory is None

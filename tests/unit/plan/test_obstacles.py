@@ -1,4 +1,4 @@
-"""What stands in the way, and the mend."""
+"""What stands in the way, and the hint."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def test_a_good_host_has_none(facts: HostFacts) -> None:
 )
 def test_a_vmm_that_will_not_do_is_named(path: str, version: str, told: str, facts: HostFacts) -> None:
     """Missing, too old, or of unknown age."""
-    tool = replace(facts.tools[0], path=path, version=version, ok=False, mend="run `belljar setup`")
+    tool = replace(facts.tools[0], path=path, version=version, ok=False, hint="run `belljar setup`")
     (obstacle,) = tier_obstacles(Tier.MICROVM, replace(facts, tools=(tool,)))
     assert told in obstacle.what
-    assert obstacle.mend == "run `belljar setup`"
+    assert obstacle.hint == "run `belljar setup`"
 
 
 def test_all_obstacles_are_told(facts: HostFacts) -> None:
-    """`belljar doctor` shows them together; each is an error with its mend."""
+    """`belljar doctor` shows them together; each is an error with its hint."""
     host = replace(facts, arch="aarch64", userns=UsernsFact(available=False, reason="a switch is off"))
     found = tier_obstacles(Tier.MICROVM, host)
     assert ["x86_64" in found[0].what, "a switch is off" in found[1].what] == [True, True]
-    assert all(obstacle.error().mend for obstacle in found)
+    assert all(obstacle.error().hint for obstacle in found)
 
 
 @pytest.mark.parametrize("state", [KvmState.ABSENT, KvmState.REFUTED, KvmState.UNPROVEN])
-def test_each_way_of_lacking_hardware_has_its_own_mend(state: KvmState, facts: HostFacts) -> None:
-    """Only an unproven one is mended by a proof."""
+def test_each_way_of_lacking_hardware_has_its_own_hint(state: KvmState, facts: HostFacts) -> None:
+    """Only an unproven one is fixed by a proof."""
     obstacle = hardware_obstacle(replace(facts, kvm=KvmFact(state=state, reason="why")))
     assert obstacle is not None
-    assert ("belljar doctor`, which boots" in obstacle.mend) is (state is KvmState.UNPROVEN)
+    assert ("belljar doctor`, which boots" in obstacle.hint) is (state is KvmState.UNPROVEN)
     assert "why" in obstacle.what
 
 
@@ -59,7 +59,7 @@ def test_a_kernel_that_is_too_old_for_a_writable_layer(tier: Tier, release: str,
     (obstacle,) = tier_obstacles(tier, old)
     assert "needs Linux 6.6" in obstacle.what
     assert (release if release == "strange" else release.rpartition(".")[0]) in obstacle.what
-    assert "microvm" in obstacle.mend
+    assert "microvm" in obstacle.hint
     assert tier_obstacles(Tier.MICROVM, old) == ()
 
 
@@ -70,7 +70,7 @@ def test_a_runtime_that_can_have_no_port(tier: Tier, facts: HostFacts) -> None:
     assert tier_obstacles(tier, unable) == tier_obstacles(tier, facts, has_port=True) == ()
     (obstacle,) = tier_obstacles(tier, unable, has_port=True)
     assert "with a network port here: it said: no" in obstacle.what
-    assert "network: none" in obstacle.mend
+    assert "network: none" in obstacle.hint
 
 
 def test_what_the_page_on_tiers_says_is_needed() -> None:
@@ -86,13 +86,13 @@ def test_what_the_page_on_tiers_says_is_needed() -> None:
     assert [words for words in said if words not in page] == []
 
 
-def test_what_a_network_lacks_is_named_with_its_mend(facts: HostFacts) -> None:
+def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
     """A missing or old nft, missing modules, no namespaces, an ordinary user without user namespaces or ids."""
     assert network_obstacles(facts) == ()
-    old = tuple(replace(tool, ok=False, version="0.9", needed_min="1.0.6", mend="get it") if tool.name == "nft" else tool for tool in facts.tools)  # fmt: skip
+    old = tuple(replace(tool, ok=False, version="0.9", needed_min="1.0.6", hint="get it") if tool.name == "nft" else tool for tool in facts.tools)  # fmt: skip
     gone = tuple(replace(tool, ok=False, path="") if tool.name == "nft" else tool for tool in facts.tools)
-    refused = UsernsFact(available=False, reason="a switch", mend="switch it")
-    for host, what, mend in [
+    refused = UsernsFact(available=False, reason="a switch", hint="switch it")
+    for host, what, hint in [
         (replace(facts, tools=()), "nft was not looked for", "install nftables"),
         (replace(facts, tools=old), "nft 0.9 is too old: 1.0.6 is needed", "get it"),
         (replace(facts, tools=gone), "nft is missing", "install nftables"),
@@ -103,7 +103,7 @@ def test_what_a_network_lacks_is_named_with_its_mend(facts: HostFacts) -> None:
             "sysctl -w user.max_net_namespaces=",
         ),
         (
-            replace(facts, is_root=False, ids=IdsFact(available=False, reason="none", mend="add some")),
+            replace(facts, is_root=False, ids=IdsFact(available=False, reason="none", hint="add some")),
             "none",
             "add some; or",
         ),
@@ -112,7 +112,7 @@ def test_what_a_network_lacks_is_named_with_its_mend(facts: HostFacts) -> None:
     ]:
         found = network_obstacles(host)
         assert what in found[0].what
-        assert mend in found[0].mend
+        assert hint in found[0].hint
         assert found[0].error().where == "network"
     assert network_obstacles(replace(facts, userns=refused)) == ()
 

@@ -85,7 +85,7 @@ def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
 
 
 def test_all_that_is_wrong_is_told_at_once_in_the_order_of_the_text(tmp_path: Path) -> None:
-    """One run of the check is enough to mend a file."""
+    """One run of the check is enough to hint a file."""
     file = tmp_path / "p.yaml"
     file.write_text("belljar: 9\nnmae: x\nrisk: no\nresources: {cpus: 0, disk: 1MiB}\n")
     with pytest.raises(PolicyError) as refused:
@@ -109,7 +109,7 @@ def test_a_single_error_names_file_line_and_column_first(tmp_path: Path) -> None
     with pytest.raises(PolicyError) as refused:
         load_policy(file)
     assert str(refused.value).startswith(f"{file}:3:8: image: `A B` is no image")
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 def test_a_policy_is_called_after_its_file(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_tier_asked_for_is_never_below_what_the_policy_demands(text: str, aske
     """By its risk or by its author's word."""
     with pytest.raises(PolicyError, match=told) as refused:
         with_tier(parse_policy(text.encode(), source="mine", base=None), asked)
-    assert refused.value.mend
+    assert refused.value.hint
 
 
 def test_a_tier_asked_for_is_the_policys() -> None:

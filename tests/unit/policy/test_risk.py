@@ -29,10 +29,10 @@ def test_risk_demands_a_least_tier(risk: str, tier: str) -> None:
 @pytest.mark.parametrize("risk", list(Risk))
 @pytest.mark.parametrize("asked", [None, *Tier])
 def test_a_tier_is_raised_and_never_lowered(risk: Risk, asked: Tier | None) -> None:
-    """What is demanded is never below the least, and asking for less is refused with the mend."""
+    """What is demanded is never below the least, and asking for less is refused with the hint."""
     if asked is not None and asked < least_tier(risk):
         with pytest.raises(PolicyError) as refused:
             demanded_tier(risk, asked)
-        assert str(least_tier(risk)) in refused.value.mend
+        assert str(least_tier(risk)) in refused.value.hint
     else:
         assert demanded_tier(risk, asked) is (asked or least_tier(risk))

@@ -224,7 +224,7 @@ async def _clone_of(
             await client.aclose()
             record_destroyed(recorder, cell_id, await _destroy(vmm, wire))
         if wire is not None and isinstance(exc, RestoreError):  # a port is attached once: no second try
-            raise CellError(exc.what, where=exc.where, mend=exc.mend) from exc
+            raise CellError(exc.what, where=exc.where, hint=exc.hint) from exc
         raise
     return LiveVm(plan, vmm, client, recorder, wire)
 

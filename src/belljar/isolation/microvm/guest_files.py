@@ -42,7 +42,7 @@ class GuestParts:
             return initramfs.build(self.agent, self.modules, probe=self.probe)
         except ValueError as exc:
             raise HostError(
-                f"the guest's initramfs can't be made: {exc}", where="initramfs", mend="run `belljar setup`"
+                f"the guest's initramfs can't be made: {exc}", where="initramfs", hint="run `belljar setup`"
             ) from exc
 
 
@@ -54,19 +54,19 @@ def read_guest_parts(kernel: Kernel, *, nic: bool = False) -> GuestParts:
         named = [(_NUMBERED.sub("", path.stem, count=1), path) for path in kernel.modules]
         modules = tuple((name, path.read_bytes()) for name, path in named if nic or name not in initramfs.NIC_MODULES)
     except OSError as exc:
-        mend = (
+        hint = (
             "install the package again; its build compiles it"
             if Path(str(exc.filename)).parent == bin_dir
             else "run `belljar setup`"
         )
         raise HostError(
-            f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), mend=mend
+            f"a part of the guest can't be read: {exc.strerror}", where=str(exc.filename), hint=hint
         ) from exc
     if nic and _NIC_DRIVER not in kernel.wanted:
         raise HostError(
             "the guest kernel was fetched without its network driver",
             where=str(kernel.vmlinuz),
-            mend="run `belljar setup`",
+            hint="run `belljar setup`",
         )
     digest = hashlib.sha256(f"initramfs {_LAYOUT}".encode())
     for name, contents in (("init", agent), ("p", probe), *modules):

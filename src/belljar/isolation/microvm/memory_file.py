@@ -33,7 +33,7 @@ def allot(path: Path, size_bytes: int) -> None:
         raise HostError(
             f"no space for a template: its memory takes {format_size(size_bytes)} while it is made",
             where=str(path.parent),
-            mend="free some space, put BELLJAR_HOME on a larger file system, or ask for less memory and disk in the policy",
+            hint="free some space, put BELLJAR_HOME on a larger file system, or ask for less memory and disk in the policy",
         ) from exc
     finally:
         os.close(fd)

@@ -271,7 +271,7 @@ async def _build(job: _Job, recorder: Recorder) -> Template:
             raise HostError(
                 f"a template could not be made: {exc.strerror}",
                 where=str(scratch.parent),
-                mend="free some space, or mend the store's owner",
+                hint="free some space, or fix the store's owner",
             ) from exc
         raise
     duration_ms = (time.monotonic() - started) * 1000
@@ -403,19 +403,19 @@ def _explained(vmm: JailedVmm, error: CellError, job: _Job) -> BelljarError:
         return HostError(
             "the disk became full while a template was made",
             where=str(job.directory.parent),
-            mend="free some space, or put BELLJAR_HOME on a larger file system",
+            hint="free some space, or put BELLJAR_HOME on a larger file system",
         )
     what = (
         f"the guest's kernel panicked while a template was made: {panic}"
         if panic
         else f"a template could not be made: {error.what}"
     )
-    mend = (
+    hint = (
         "check the policy's memory; 256 MiB is a sensible least"
         if panic
         else "run it again; if it stays, look at `belljar doctor`"
     )
-    return CellError(what, where=f"template {job.key[:12]}", mend=mend)
+    return CellError(what, where=f"template {job.key[:12]}", hint=hint)
 
 
 def _finish(job: _Job, scratch: Path, state: bytes) -> None:

@@ -109,7 +109,7 @@ def _open_kvm() -> int:
         return os.open(_KVM_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as exc:
         raise HostError(
-            f"{_KVM_DEVICE} can't be opened: {exc.strerror}", where=_KVM_DEVICE, mend="add this user to the group kvm"
+            f"{_KVM_DEVICE} can't be opened: {exc.strerror}", where=_KVM_DEVICE, hint="add this user to the group kvm"
         ) from exc
 
 

@@ -39,7 +39,7 @@ def ensure_vmm_root(home: Path, accel: Accel) -> VmmRoot:
         directory="vmm",
         program=program,
         what="QEMU",
-        mend=_SETUP,
+        hint=_SETUP,
         files=partial(_files, program),
         version=partial(_version, program),
         file_points=MOUNT_POINTS,
@@ -51,7 +51,7 @@ def _program(accel: Accel) -> Path:
     for candidate in _PROGRAMS[accel]:
         if os.access(candidate, os.X_OK):
             return Path(candidate)
-    raise HostError("QEMU is not installed", where=_PROGRAMS[accel][-1], mend=_SETUP)
+    raise HostError("QEMU is not installed", where=_PROGRAMS[accel][-1], hint=_SETUP)
 
 
 def _version(program: Path) -> str:
@@ -60,10 +60,10 @@ def _version(program: Path) -> str:
     ).stdout
     match = _VERSION.search(output)
     if match is None:
-        raise HostError("QEMU does not say its version", where=str(program), mend=_SETUP)
+        raise HostError("QEMU does not say its version", where=str(program), hint=_SETUP)
     if (int(match[2]), int(match[3])) < _LEAST_VERSION:
         raise HostError(
-            f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed", where=str(program), mend=_SETUP
+            f"QEMU {match[2]}.{match[3]} is too old; 8.2 or newer is needed", where=str(program), hint=_SETUP
         )
     return match[1]
 
@@ -72,7 +72,7 @@ def _files(program: Path) -> Iterator[tuple[str, Path]]:
     """(path in the root, original) of everything the VMM opens."""
     modules = [path for directory in _MODULE_DIRECTORIES for path in sorted(directory.glob("accel-*.so"))]
     for binary in [program, *modules]:
-        yield from with_libraries(binary, what="QEMU", mend=_SETUP)
+        yield from with_libraries(binary, what="QEMU", hint=_SETUP)
     for name in _FIRMWARE:
         original = next((path for place in _FIRMWARE_DIRECTORIES if (path := place / name).exists()), None)
         if original is not None:

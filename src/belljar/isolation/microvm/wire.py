@@ -47,7 +47,7 @@ _RELAYS: Final = b"r"
 _ASK: Final = b"c"
 _COUNTERS: Final = struct.Struct("<10Q")
 _NET_SETTINGS: Final = "/proc/sys/net"
-_MEND: Final = "install the package again; its build compiles it"
+_HINT: Final = "install the package again; its build compiles it"
 _ENDS: Final = {0: "its owner had gone", 4: "the VMM had closed its network device", 5: "its link was taken away"}
 """By the exit status (`wire/wire.h`)."""
 
@@ -75,7 +75,7 @@ def wire_path() -> Path:
     """The program for this machine. Raises `HostError` when the package was built without it."""
     path = Path(belljar.__file__).parent / "_bin" / f"wire-{platform.machine()}"
     if not os.access(path, os.X_OK):
-        raise HostError(f"the wire for {platform.machine()} is missing", where=str(path), mend=_MEND)
+        raise HostError(f"the wire for {platform.machine()} is missing", where=str(path), hint=_HINT)
     return path
 
 
@@ -86,7 +86,7 @@ def ensure_wire_root(home: Path) -> ProgramRoot:
         directory="wires",
         program=program,
         what="the wire",
-        mend=_MEND,
+        hint=_HINT,
         files=lambda: ((_INNER, program),),
         version=lambda: belljar.__version__,
         inside=_INNER,

@@ -39,7 +39,7 @@ from belljar.isolation.oci.words import (
 )
 from belljar.isolation.port import Port
 from belljar.isolation.process import is_alive
-from belljar.isolation.program_root import STORE_MEND, ProgramRoot
+from belljar.isolation.program_root import STORE_HINT, ProgramRoot
 from belljar.isolation.renewal import (
     NEEDED_OF_CONTAINER,
     Renewal,
@@ -147,9 +147,9 @@ class JailedContainer:
             file.write_text(json.dumps(config))
             file.chmod(0o444)
         except OSError as exc:
-            mend = STORE_MEND
+            hint = STORE_HINT
             raise HostError(
-                f"a cell's files can't be written: {exc.strerror}", where=str(directory), mend=mend
+                f"a cell's files can't be written: {exc.strerror}", where=str(directory), hint=hint
             ) from exc
 
     def _tmp(self) -> str:

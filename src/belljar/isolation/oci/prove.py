@@ -36,12 +36,12 @@ _SOON_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProof:
-    """What came of trying a runtime. When it does not work: `reason` is one sentence why, and `mend` what to do. `no_port`: when it works, but not for a cell with a
+    """What came of trying a runtime. When it does not work: `reason` is one sentence why, and `hint` what to do. `no_port`: when it works, but not for a cell with a
     network port, why."""
 
     works: bool
     reason: str
-    mend: str
+    hint: str
     no_port: str
     version: str
     duration_ms: float
@@ -54,7 +54,7 @@ def runtime_proof(home: Path) -> ProveRuntime:
         kind: RuntimeKind = "runsc" if fact.kind == "runsc" else "runc"
         runtime = OciRuntime(name=fact.name, kind=kind, path=fact.path, version=fact.version)
         proof = anyio.run(partial(prove_runtime, runtime, home=home))
-        return RuntimeTrial(works=proof.works, reason=proof.reason, mend=proof.mend, no_port=proof.no_port)
+        return RuntimeTrial(works=proof.works, reason=proof.reason, hint=proof.hint, no_port=proof.no_port)
 
     return prove
 
@@ -76,7 +76,7 @@ async def prove_runtime(runtime: OciRuntime, *, home: Path) -> RuntimeProof:
     return RuntimeProof(
         works=error is None,
         reason=error.what if error else "",
-        mend=error.mend if error else "",
+        hint=error.hint if error else "",
         no_port="" if error else no_port,
         version=root.version,
         duration_ms=(time.monotonic() - started) * 1000,

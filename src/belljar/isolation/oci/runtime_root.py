@@ -19,13 +19,13 @@ from belljar.units import printable
 
 CONFIG_PATH: Final = "/bundle/config.json"
 DIRECTORY_POINTS: Final = ("/proc", "/sys", "/dev", "/tree", "/up", "/new", "/run", "/tmp")  # noqa: S108 - in the jail
-_MEND: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
-_AGENT_MEND: Final = "install the package again; its build compiles it"
-_SCRIPT_MEND: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
+_HINT: Final = "install it again, or name another in BELLJAR_OCI_RUNTIME; `belljar doctor` tries it"
+_AGENT_HINT: Final = "install the package again; its build compiles it"
+_SCRIPT_HINT: Final = "name the program that the script runs in the end; `belljar doctor` tries it"
 _ELF: Final = b"\x7fELF"
 _UNPACKER: Final = Path("/usr/bin/unsquashfs")
 _REMOVER: Final = Path("/usr/bin/rm")
-_UNPACKER_MEND: Final = "install squashfs-tools, or run `belljar setup`"
+_UNPACKER_HINT: Final = "install squashfs-tools, or run `belljar setup`"
 _VERSION: Final = re.compile(r"version:? +(?:release-|v)?([0-9][0-9A-Za-z.+~_-]*)", re.ASCII)
 
 
@@ -38,7 +38,7 @@ def ensure_runtime_root(home: Path, runtime: OciRuntime) -> ProgramRoot:
         directory="runtimes",
         program=program,
         what=runtime.name,
-        mend=_MEND,
+        hint=_HINT,
         files=partial(_files, program, inside, runtime.name),
         version=partial(runtime_version, program, runtime.name),
         own=(package_binary("agent"), package_binary("probe")),
@@ -58,10 +58,10 @@ def _check_program(program: Path, name: str) -> None:
             is_program = os.access(program, os.X_OK) and file.read(len(_ELF)) == _ELF
     except OSError:
         what = f"the OCI runtime {name} is not there, or can't be read"
-        raise HostError(what, where=str(program), mend=_MEND) from None
+        raise HostError(what, where=str(program), hint=_HINT) from None
     if not is_program:
         what = f"the OCI runtime {name} is no program (a script, perhaps): it can't be put into a jail"
-        raise HostError(what, where=str(program), mend=_SCRIPT_MEND)
+        raise HostError(what, where=str(program), hint=_SCRIPT_HINT)
 
 
 def _inside(program: Path) -> str:
@@ -76,13 +76,13 @@ def ensure_unpacker_root(home: Path) -> ProgramRoot:
         raise HostError(
             "unsquashfs is not installed, which unpacks images for containers",
             where=str(_UNPACKER),
-            mend=_UNPACKER_MEND,
+            hint=_UNPACKER_HINT,
         )
     recipe = Recipe(
         directory="unpackers",
         program=_UNPACKER,
         what="unsquashfs",
-        mend=_UNPACKER_MEND,
+        hint=_UNPACKER_HINT,
         files=_unpacker_files,
         version=str,
         file_points=("/image",),
@@ -96,12 +96,12 @@ def runtime_version(program: Path, name: str) -> str:
     try:
         result = subprocess.run([str(program), "--version"], capture_output=True, check=False, timeout=20, env={})
     except (OSError, subprocess.SubprocessError) as exc:
-        raise HostError(f"{name} can't be run: {exc}", where=str(program), mend=_MEND) from exc
+        raise HostError(f"{name} can't be run: {exc}", where=str(program), hint=_HINT) from exc
     match = _VERSION.search(result.stdout.decode("utf-8", "replace").partition("\n")[0])
     if match is None:
         said = printable(result.stdout + result.stderr, max_chars=200) or "nothing"
         what = f"{name} --version ended with status {result.returncode} and said {said}"
-        raise HostError(what, where=str(program), mend=_MEND)
+        raise HostError(what, where=str(program), hint=_HINT)
     return match[1]
 
 
@@ -109,12 +109,12 @@ def package_binary(name: str) -> Path:
     """A program of this package for this machine. Raises `HostError` when the package was built without it."""
     path = Path(belljar.__file__).parent / "_bin" / f"{name}-{platform.machine()}"
     if not os.access(path, os.R_OK):
-        raise HostError(f"the {name} for {platform.machine()} is missing", where=str(path), mend=_AGENT_MEND)
+        raise HostError(f"the {name} for {platform.machine()} is missing", where=str(path), hint=_AGENT_HINT)
     return path
 
 
 def _files(program: Path, inside: str, name: str) -> Iterator[tuple[str, Path]]:
-    for target, original in with_libraries(program, what=name, mend=_MEND):
+    for target, original in with_libraries(program, what=name, hint=_HINT):
         yield inside if original == program else target, original
     paths = OciCell(hostname="")
     yield paths.agent, package_binary("agent")
@@ -123,4 +123,4 @@ def _files(program: Path, inside: str, name: str) -> Iterator[tuple[str, Path]]:
 
 def _unpacker_files() -> Iterator[tuple[str, Path]]:
     for program in (_UNPACKER, _REMOVER):
-        yield from with_libraries(program, what=program.name, mend=_UNPACKER_MEND)
+        yield from with_libraries(program, what=program.name, hint=_UNPACKER_HINT)

@@ -181,13 +181,13 @@ async def _unpack(image: Image, root: Path, home: Path, cell_id: str, identity: 
 
 def _not_unpacked(said: str, image: Image, home: Path) -> HostError:
     if "No space left" in said:
-        mend = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
-        return HostError("there is no room to unpack the image for containers", where=str(home / "trees"), mend=mend)
+        hint = "free some space there, or set BELLJAR_HOME to a directory on a larger disk"
+        return HostError("there is no room to unpack the image for containers", where=str(home / "trees"), hint=hint)
     what = f"the image {image.digest[:12]} could not be unpacked for containers: {said}"
     return HostError(
         what,
         where=str(image.rootfs),
-        mend="`belljar doctor` says whether this host lacks something; else remove the image (`belljar image rm`) and build or import it again",
+        hint="`belljar doctor` says whether this host lacks something; else remove the image (`belljar image rm`) and build or import it again",
     )
 
 
@@ -209,8 +209,8 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
 
 
 def _no_room(exc: OSError, where: Path) -> HostError:
-    mend = "free some space, mend the store's owner, or set BELLJAR_HOME to another directory"
-    return HostError(f"an image could not be unpacked: {exc.strerror}", where=str(exc.filename or where), mend=mend)
+    hint = "free some space, fix the store's owner, or set BELLJAR_HOME to another directory"
+    return HostError(f"an image could not be unpacked: {exc.strerror}", where=str(exc.filename or where), hint=hint)
 
 
 async def _run(

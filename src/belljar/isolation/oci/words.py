@@ -46,8 +46,8 @@ def explain_runtime(failure: BelljarError, *, name: str, version: str, where: st
     another = (
         "install another runsc" if program.startswith("runsc") else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
     )
-    mend = f"{another}, or use another tier; `belljar doctor` tries it again"
-    return CellError(f"the OCI runtime {name} {version} {how}{known}", where=where, mend=mend)
+    hint = f"{another}, or use another tier; `belljar doctor` tries it again"
+    return CellError(f"the OCI runtime {name} {version} {how}{known}", where=where, hint=hint)
 
 
 def said(diagnosis: str) -> str:

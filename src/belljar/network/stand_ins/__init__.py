@@ -46,7 +46,7 @@ PRELOAD: Final = (
 def _module(kind: str) -> ModuleType:
     if kind not in KINDS:
         raise PolicyError(
-            f"there is no stand-in of the kind {kind!r}", mend=f"the kinds are {', '.join(sorted(KINDS))}"
+            f"there is no stand-in of the kind {kind!r}", hint=f"the kinds are {', '.join(sorted(KINDS))}"
         )
     return import_module(KINDS[kind])
 

@@ -10,7 +10,7 @@ from typing import Final
 from belljar.errors import HostError
 from belljar.network.stand_ins import check
 from belljar.plan.network import StandInPlan, plan_network
-from belljar.plan.obstacles import NETWORK_EXTRA_MEND
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy import LoadedPolicy
 from belljar.policy.load import refusal
 from belljar.policy.stand_ins import PythonStandIn, StandIn
@@ -66,7 +66,7 @@ def _checked(plan: StandInPlan) -> tuple[str, ...]:
         raise HostError(
             f"a stand-in of kind `{plan.kind}` needs the Python module {error.name}, which is not installed",
             where=f"network.stand_ins.{plan.id}",
-            mend=NETWORK_EXTRA_MEND,
+            hint=NETWORK_EXTRA_HINT,
         ) from error
 
 

@@ -53,7 +53,7 @@ def list_files(directory: Path) -> dict[str, Entry]:
             if stat.S_ISREG(status.st_mode):
                 found[path.relative_to(directory).as_posix()] = Entry(path, status.st_size, int(status.st_mtime))
             if len(found) > MAX_FILES:
-                raise PolicyError(f"more than {MAX_FILES} files", where=str(directory), mend="serve fewer files")
+                raise PolicyError(f"more than {MAX_FILES} files", where=str(directory), hint="serve fewer files")
     return found
 
 
