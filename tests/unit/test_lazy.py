@@ -9,7 +9,7 @@ import pytest
 
 import belljar
 
-FRONTS = ("cell", "host", "image", "image.layers", "isolation", "isolation.microvm", "isolation.oci", "plan")
+FRONTS = ("cell", "host", "image", "image.layers", "isolation", "isolation.microvm", "isolation.oci", "ledger", "plan")
 
 
 @pytest.mark.parametrize("front", FRONTS)

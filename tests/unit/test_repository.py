@@ -109,7 +109,7 @@ HELD_ELSEWHERE = {
     "tests/unit/harness/test_table.py": ["cli/run"],
     "tests/unit/image/test_cleanse.py": ["image/build", "image/recipes"],
     "tests/unit/ledger/test_schema.py": ["events"],
-    "tests/unit/ledger/test_verify.py": ["ledger/checker", "ledger/manifest"],
+    "tests/unit/ledger/test_verification.py": ["ledger/checker", "ledger/manifest"],
     "tests/unit/plan/test_make.py": ["plan/model"],
     "tests/unit/plan/test_render.py": ["plan/radius"],
     "tests/unit/probe/test_catalogue.py": [

@@ -234,7 +234,7 @@ def _is_wanted(
 
 
 def _dump(event: Line) -> dict[str, Any]:
-    value = event.model_dump(mode="json")
+    value = event.to_json()
     for body in value["bodies"]:
         if body["stored_sha256"] is None:
             del body["stored_sha256"]

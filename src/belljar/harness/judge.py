@@ -11,7 +11,7 @@ from belljar.errors import LedgerError
 from belljar.events import JsonValue
 from belljar.ledger import Line, Verification, read_events, verify
 from belljar.ledger.rundir import INSPECT_LOGS
-from belljar.ledger.verify import Status
+from belljar.ledger.verification import Status
 from belljar.report.cells import CellGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode

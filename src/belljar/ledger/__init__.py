@@ -4,13 +4,20 @@ Lives here: the chain and the Merkle tree (pure), the one writer, verification, 
 Must not: interpret events; know what a cell is.
 """
 
-from belljar.ledger.checker import parse_line
-from belljar.ledger.keys import SigningKey, load_or_make_key, local_fingerprint
-from belljar.ledger.listing import read_events
-from belljar.ledger.rundir import RunDirectory, create_run
-from belljar.ledger.schema import Line
-from belljar.ledger.verify import Problem, Status, Verification, verify
-from belljar.ledger.writer import LedgerWriter
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.ledger.checker import parse_line
+    from belljar.ledger.keys import SigningKey, load_or_make_key, local_fingerprint
+    from belljar.ledger.listing import read_events
+    from belljar.ledger.rundir import RunDirectory, create_run
+    from belljar.ledger.schema import Line
+    from belljar.ledger.verification import Problem, Status, Verification, verify
+    from belljar.ledger.writer import LedgerWriter
 
 __all__ = [
     "LedgerWriter",
@@ -27,3 +34,16 @@ __all__ = [
     "read_events",
     "verify",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "parse_line": "belljar.ledger.checker",
+        **dict.fromkeys(("SigningKey", "load_or_make_key", "local_fingerprint"), "belljar.ledger.keys"),
+        "read_events": "belljar.ledger.listing",
+        **dict.fromkeys(("RunDirectory", "create_run"), "belljar.ledger.rundir"),
+        "Line": "belljar.ledger.schema",
+        **dict.fromkeys(("Problem", "Status", "Verification", "verify"), "belljar.ledger.verification"),
+        "LedgerWriter": "belljar.ledger.writer",
+    },
+)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import ValidationError
-
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.bodies import body_path
@@ -27,18 +25,13 @@ from belljar.ledger.schema import (
     Checkpoint,
     Line,
     check_data,
-    first_error,
 )
 from belljar.ledger.writer import CHECKPOINTS, LEDGER, is_being_written
 
 
 def parse_line(raw: bytes) -> Line:
     """One line of a ledger, by itself: its schema, and its data's unless that is in a body. Raises `ValueError`."""
-    value = parse_canonical(raw)
-    try:
-        line = Line.model_validate(value)
-    except ValidationError as error:
-        raise ValueError(first_error(error)) from error
+    line = Line.read(parse_canonical(raw))
     if line.data != SPILLED:
         check_data(line.kind, line.data)
     return line

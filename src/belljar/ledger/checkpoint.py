@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from belljar.ledger.chain import canonical, parse_canonical
 from belljar.ledger.keys import SigningKey, fingerprint_of, signature_is_good
 from belljar.ledger.merkle import MerkleTree
-from belljar.ledger.schema import SCHEMA_VERSION, Checkpoint, first_error
+from belljar.ledger.schema import SCHEMA_VERSION, Checkpoint
 
 _DOMAIN: Final = b"ledger checkpoint v1\n"
 MAX_CHECKPOINT_BYTES: Final = 4096
@@ -54,10 +52,7 @@ def parse_checkpoint(line: bytes) -> Checkpoint:
         ValueError: not a checkpoint, or not signed by the key it names.
     """
     statement = parse_canonical(line)
-    try:
-        checkpoint = Checkpoint.model_validate(statement)
-    except ValidationError as error:
-        raise ValueError(first_error(error)) from error
+    checkpoint = Checkpoint.read(statement)
     signature = statement.pop("signature")
     if checkpoint.key != fingerprint_of(checkpoint.public_key):
         raise ValueError("the fingerprint is not that of the public key beside it")

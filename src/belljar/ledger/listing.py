@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,7 +176,7 @@ def _event_or_why(root: int, raw: bytes, *, complete: bool) -> Line | ValueError
         return ValueError("incomplete: the event being written when the run ended")
     try:
         event = parse_line(raw)
-        return event if event.data != SPILLED else event.model_copy(update={"data": spilled_data(root, event)})
+        return event if event.data != SPILLED else replace(event, data=spilled_data(root, event))
     except ValueError as error:
         return error
     except (OSError, LedgerError) as error:

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from belljar.errors import LedgerError
 from belljar.ledger.bodies import BODIES, body_path
 from belljar.ledger.chain import parse_canonical, sha256_hex
 from belljar.ledger.files import digest_file, exists, has_digest, open_beneath, read_beneath, walk_files
-from belljar.ledger.schema import Checkpoint, Manifest, first_error
+from belljar.ledger.schema import Checkpoint, Manifest
 from belljar.ledger.writer import CHECKPOINTS
 
 MANIFEST: Final = "manifest.json"
@@ -75,11 +73,9 @@ def _load(root: int, name: str, final: Checkpoint) -> Manifest:
     if sha256_hex(content) != final.manifest_sha256:
         raise LedgerError("changed: its digest is not the one in the final checkpoint", where=name)
     try:
-        manifest = Manifest.model_validate(parse_canonical(content.removesuffix(b"\n")))
+        manifest = Manifest.read(parse_canonical(content.removesuffix(b"\n")))
     except ValueError as error:
-        raise LedgerError(
-            f"not a manifest: {first_error(error) if isinstance(error, ValidationError) else error}", where=name
-        ) from error
+        raise LedgerError(f"not a manifest: {error}", where=name) from error
     if (manifest.run_id, manifest.key, manifest.public_key) != (final.run_id, final.key, final.public_key):
         raise LedgerError("of another run or key than the final checkpoint", where=name)
     return manifest

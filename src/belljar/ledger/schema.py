@@ -1,17 +1,34 @@
 """The schema of a line, a checkpoint and a manifest, version 1, and of each kind's data. `docs/events.md` is this
 file for people.
 
-Pydantic, strict: what is read may have been made by an attacker. Data may carry more fields than are known here (a
-    record never refuses to say more); what is required is required.
+Strict: what is read may have been made by an attacker. Data may carry more fields than are known here (a
+record never refuses to say more); what is required is required.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, TypeAlias
-
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from belljar.events import Actor, Kind, Trust
+from belljar.ledger.shapes import (
+    Optional,
+    Shape,
+    check_shape,
+    count,
+    exactly,
+    flag,
+    json_object,
+    matching,
+    maybe,
+    number,
+    objects,
+    one_of,
+    text,
+    texts,
+    whole,
+)
 
 SCHEMA_VERSION: Final = 1
 MAX_LINE_BYTES: Final = 1 << 20
@@ -22,32 +39,22 @@ SPILLED_BODY: Final = "data"
 SPILLED: Final = {"$body": SPILLED_BODY}
 """What stands in a line for data that is too large for it: the canonical JSON is the body of that name."""
 
-Hex64: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$", max_length=64)]
-Hex128: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$", max_length=128)]
-WallTime: TypeAlias = Annotated[
-    str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z$", max_length=27)
-]
-BodyName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$", max_length=64)]
-RunId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9A-Za-z][0-9A-Za-z.-]{0,63}$", max_length=64)]
-# Not strict about the sequence itself: events may hold tuples.
-TextList: TypeAlias = Annotated[list[str], Field(strict=False)]
-# Not Literal[1]: true equals 1.
-Version: TypeAlias = Annotated[int, Field(ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=2**53 - 1)]
+_HEX64: Final = matching("[0-9a-f]{64}")
+_HEX128: Final = matching("[0-9a-f]{128}")
+_WALL_TIME: Final = matching("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}[.][0-9]{6}Z")
+_RUN_ID: Final = matching("[0-9A-Za-z][0-9A-Za-z.-]{0,63}")
+_VERSION: Final = exactly(SCHEMA_VERSION)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, defer_build=True)
-
-
-class BodyRef(_Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyRef:
     """How a line names bytes that are stored beside the ledger."""
 
-    name: BodyName
-    sha256: Hex64 | None
-    stored_sha256: Hex64 | None = None
-    kept_bytes: Count
-    total_bytes: Count
+    name: str
+    sha256: str | None
+    stored_sha256: str | None = None
+    kept_bytes: int
+    total_bytes: int
 
     @property
     def stored(self) -> str | None:
@@ -55,437 +62,355 @@ class BodyRef(_Strict):
         return (self.stored_sha256 or self.sha256) if self.kept_bytes else None
 
 
-class Line(_Strict):
+_BODY: Final[Shape] = {
+    "name": matching("[a-z0-9][a-z0-9_.-]{0,63}"),
+    "sha256": maybe(_HEX64),
+    "stored_sha256": Optional(maybe(_HEX64)),
+    "kept_bytes": count,
+    "total_bytes": count,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
     """One event as it stands in the ledger."""
 
-    v: Version
-    seq: Count
-    prev: Hex64
-    time: WallTime
-    mono_ns: Annotated[str, StringConstraints(pattern=r"^[0-9]{1,20}$", max_length=20)]
-    kind: Annotated[Kind, Field(strict=False)]
-    cell: Annotated[str, StringConstraints(max_length=128)] | None
-    actor: Annotated[Actor, Field(strict=False)]
-    trust: Annotated[Trust, Field(strict=False)]
+    v: int
+    seq: int
+    prev: str
+    time: str
+    mono_ns: str
+    kind: Kind
+    cell: str | None
+    actor: Actor
+    trust: Trust
     data: dict[str, Any]
-    bodies: Annotated[list[BodyRef], Field(max_length=MAX_BODIES)]
+    bodies: tuple[BodyRef, ...]
+
+    @classmethod
+    def read(cls, value: Any) -> Line:  # noqa: ANN401 - JSON values
+        """The event of a JSON value. Raises `ValueError` that names the first wrong field."""
+        check_shape(value, _LINE)
+        named = {
+            "kind": Kind(value["kind"]),
+            "actor": Actor(value["actor"]),
+            "trust": Trust(value["trust"]),
+            "bodies": tuple(BodyRef(**body) for body in value["bodies"]),
+        }
+        return cls(**{**value, **named})
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as JSON values."""
+        return {**asdict(self), "bodies": [asdict(body) for body in self.bodies]}
 
 
-class Checkpoint(_Strict):
+_LINE: Final[Shape] = {
+    "v": _VERSION,
+    "seq": count,
+    "prev": _HEX64,
+    "time": _WALL_TIME,
+    "mono_ns": matching("[0-9]{1,20}"),
+    "kind": one_of(*Kind),
+    "cell": maybe(matching("(?s:.){0,128}")),
+    "actor": one_of(*Actor),
+    "trust": one_of(*Trust),
+    "data": json_object,
+    "bodies": objects(_BODY, most=MAX_BODIES),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
     """A signed statement: the first `size` lines have this root."""
 
-    v: Version
-    run_id: RunId
-    number: Count
-    prev: Hex64
-    size: Count
-    root: Hex64
-    time: WallTime
-    key: Hex64
-    public_key: Hex64
+    v: int
+    run_id: str
+    number: int
+    prev: str
+    size: int
+    root: str
+    time: str
+    key: str
+    public_key: str
     final: bool
-    manifest_sha256: Hex64 | None
-    signature: Hex128
+    manifest_sha256: str | None
+    signature: str
+
+    @classmethod
+    def read(cls, value: Any) -> Checkpoint:  # noqa: ANN401 - JSON values
+        """The checkpoint of a JSON value; its signature isn't looked at. Raises as `Line.read`."""
+        check_shape(value, _CHECKPOINT)
+        return cls(**value)
 
 
-class FileDigest(_Strict):
+_CHECKPOINT: Final[Shape] = {
+    "v": _VERSION,
+    "run_id": _RUN_ID,
+    "number": count,
+    "prev": _HEX64,
+    "size": count,
+    "root": _HEX64,
+    "time": _WALL_TIME,
+    "key": _HEX64,
+    "public_key": _HEX64,
+    "final": flag,
+    "manifest_sha256": maybe(_HEX64),
+    "signature": _HEX128,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDigest:
     """A file of the run directory."""
 
-    sha256: Hex64
-    bytes: Count
+    sha256: str
+    bytes: int
 
 
-class BodyTotals(_Strict):
-    """How many distinct bodies are stored, and their size."""
-
-    count: Count
-    bytes: Count
-
-
-class Manifest(_Strict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
     """Every file of a finished run directory but the manifest, the checkpoints and the bodies, which are covered
     elsewhere."""
 
-    v: Version
-    run_id: RunId
-    key: Hex64
-    public_key: Hex64
+    run_id: str
+    key: str
+    public_key: str
     files: dict[str, FileDigest]
-    bodies: BodyTotals
 
-
-class _Data(BaseModel):
-    # Built when the first event of its kind comes: a short run has a dozen of these kinds.
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, defer_build=True)
-
-
-class _Op(_Data):
-    op: Count
-
-
-class _RunStarted(_Data):
-    run_id: RunId
-    kind: str
-    argv: TextList
-    key: Hex64
-    belljar: str
-
-
-class _RunEvaluated(_Data):
-    interrupted: bool
-    stopped: bool
-    errors: TextList
-
-
-class _RunFinished(_Data):
-    outcome: Literal["completed", "failed", "interrupted"]
-    exit_code: int | None
-
-
-class _Reason(_Data):
-    reason: str
-
-
-class _ReapedCell(_Data):
-    cell_id: str
-    kind: str
-    removed: TextList
-    remaining: TextList
-
-
-class _HostReaped(_Data):
-    count: Count
-    cells: Annotated[list[_ReapedCell], Field(strict=False)]
-
-
-class _CellPlanned(_Data):
-    policy_sha256: str
-    tier: str
-    emulated: bool
-    layers: TextList
-
-
-class _Timed(_Data):
-    duration_ms: float
-
-
-class _CellStarting(_Data):
-    runtime: str
-    tree: str
-
-
-class _CellRenewed(_Data):
-    done: TextList
-
-
-class _CellTaken(_Data):
-    waited_ms: float
-    age_ms: float
-
-
-class _CellChecking(_Data):
-    phase: Literal["baseline", "call", "end"]
-
-
-class _CellChecked(_CellChecking, _Timed, _Op):
-    cause: str
-
-
-class _CellFailed(_Reason):
-    error: str
-
-
-class _Destroyed(_Timed):
-    clean: bool
-    survivors: TextList
-    checked: TextList = []
-    not_checked: TextList = []
-
-
-class _Template(_Data):
-    key: str
-
-
-class _TemplateBuilt(_Template, _Timed):
-    pass
-
-
-class _TemplateRejected(_Template, _Reason):
-    pass
-
-
-class _ExecStarted(_Op):
-    argv: TextList
-    cwd: str
-    user: str
-    env_names: TextList
-    stdin: bool
-    timeout_s: float | None
-
-
-class _ExecOutput(_Op):
-    stream: Literal["stdout", "stderr"]
-    bytes: Count
-
-
-class _OpBytes(_Op):
-    bytes: Count
-
-
-class _ExecSignal(_Op):
-    signal: str
-    scope: Literal["main", "tree"]
-
-
-class _ExecCompleted(_Op, _Timed):
-    status: Literal["exited", "signalled"]
-    code: int
-    stdout_bytes: Count
-    stderr_bytes: Count
-    stdout_dropped_bytes: Count
-    stderr_dropped_bytes: Count
-
-
-class _OpFailed(_Op, _Reason):
-    pass
-
-
-class _ExecTimedOut(_Op):
-    timeout_s: float | None
-
-
-class _FileWriteStarted(_OpBytes):
-    path: str
-
-
-class _TaskFilesCopied(_Data):
-    key: str
-    source: str
-    target: str
-    files: int
-    bytes: int
-    sha256: str
-
-
-class _FileReadStarted(_Op):
-    path: str
-
-
-class _LimitHit(_Data):
-    limit: str
-
-
-class _ProbeStarted(_Data):
-    which: str
-    phase: str
-    user: str
-
-
-class _ProbeCompleted(_ProbeStarted, _Timed):
-    verdict: Literal["contained", "void", "breached"]
-    probes: Count
-    digest: Hex64
-    problem: str
-
-
-class _Sample(_Data):
-    sample: str
-
-
-class _Difference(_Data):
-    kind: str
-    key: str
-    detail: str
-
-
-class _SampleStarted(_Sample):
-    differences: Annotated[list[_Difference], Field(strict=False)] = []
-
-
-class _Range(_Data):
-    range: str
-
-
-class _RangeOpened(_Range, _Timed):
-    pass
-
-
-class _RangeFailed(_Range, _Reason):
-    error: str
-
-
-class _RangeDestroying(_Range, _Reason):
-    pass
-
-
-class _RangeDestroyed(_Range, _Destroyed):
-    pass
-
-
-class _Seen(_Data):
-    """What a part of a range saw of a cell: by the cell's name in the range, empty when no cell of it has the address."""
-
-    cell: str
-
-
-class _Judged(_Seen, _Reason):
-    verdict: Literal["allowed", "refused", "dropped"]
-
-
-class _NetworkFlow(_Judged):
-    protocol: str
-    address: str
-    port: Count | None
-    bytes: Count
-
-
-class _NetworkDns(_Seen):
-    name: str
-    type: str
-    answer: str
-    longest_label: Count
-    entropy: float
-    header: str = ""
-    edns: str = ""
-
-
-class _NetworkTls(_Judged):
-    sni: str | None
-    address: str
-    port: Count
-
-
-class _NetworkHttp(_Judged):
-    exchange: Count
-    stand_in: str
-    method: str
-    url: str
-    bytes: Count
-
-
-class _NetworkHttpAnswered(_Seen, _Timed):
-    exchange: Count
-    stand_in: str
-    status: Count
-    bytes: Count
-
-
-class _NetworkWebsocket(_Seen):
-    exchange: Count
-    stand_in: str
-    direction: Literal["sent", "received"]
-    bytes: Count
-
-
-class _NetworkStream(_Judged):
-    stand_in: str
-    address: str
-    port: Count
-    bytes: Count
-
-
-class _NetworkConnection(_Seen, _Reason):
-    """The bytes that a cell sent on one TCP connection to the gateway, all of them."""
-
-    connection: Count
-    address: str
-    port: Count
-    source_port: Count
-    phase: Literal["open", "closed"]
-    received_bytes: Count
-    recorded_bytes: Count
-    framing_bytes: Count
-    remainder_bytes: Count
-    missing_bytes: Count
-    unread_bytes: Count
-    eof: bool
-    accounted: bool
-
-
-class _NetworkAttempt(_Data):
-    stand_in: str
-    what: str
-
-
-class _NetworkUpstream(_Data):
-    host: str
-    port: Count | None
-    address: str
-    verdict: Literal["dialled", "refused", "failed", "cut"]
-    reason: str
-    problem: str
-
-
-_DATA: Final[dict[Kind, type[_Data]]] = {
-    Kind.RUN_STARTED: _RunStarted,
-    Kind.RUN_EVALUATED: _RunEvaluated,
-    Kind.RUN_FINISHED: _RunFinished,
-    Kind.HOST_REAPED: _HostReaped,
-    Kind.POLICY_REFUSED: _Reason,
-    Kind.CELL_PLANNED: _CellPlanned,
-    Kind.CELL_STARTING: _CellStarting,
-    Kind.CELL_STARTED: _Timed,
-    Kind.CELL_CLONING: _Data,
-    Kind.CELL_CLONED: _Timed,
-    Kind.CELL_RENEWED: _CellRenewed,
-    Kind.CELL_TAKEN: _CellTaken,
-    Kind.CELL_CHECKING: _CellChecking,
-    Kind.CELL_CHECKED: _CellChecked,
-    Kind.CELL_FAILED: _CellFailed,
-    Kind.CELL_DESTROYING: _Reason,
-    Kind.CELL_DESTROYED: _Destroyed,
-    Kind.TEMPLATE_BUILDING: _Template,
-    Kind.TEMPLATE_BUILT: _TemplateBuilt,
-    Kind.TEMPLATE_REJECTED: _TemplateRejected,
-    Kind.EXEC_STARTED: _ExecStarted,
-    Kind.EXEC_OUTPUT: _ExecOutput,
-    Kind.EXEC_INPUT: _OpBytes,
-    Kind.EXEC_SIGNAL: _ExecSignal,
-    Kind.EXEC_COMPLETED: _ExecCompleted,
-    Kind.EXEC_FAILED: _OpFailed,
-    Kind.EXEC_TIMED_OUT: _ExecTimedOut,
-    Kind.FILE_WRITE_STARTED: _FileWriteStarted,
-    Kind.FILE_WRITE_COMPLETED: _Op,
-    Kind.FILE_WRITE_FAILED: _OpFailed,
-    Kind.TASK_FILES_COPIED: _TaskFilesCopied,
-    Kind.FILE_READ_STARTED: _FileReadStarted,
-    Kind.FILE_READ_COMPLETED: _OpBytes,
-    Kind.FILE_READ_FAILED: _OpFailed,
-    Kind.LIMIT_HIT: _LimitHit,
-    Kind.PROBE_STARTED: _ProbeStarted,
-    Kind.PROBE_COMPLETED: _ProbeCompleted,
-    Kind.PROTOCOL_VIOLATION: _Reason,
-    Kind.SAMPLE_STARTED: _SampleStarted,
-    Kind.SAMPLE_RUNNING: _Sample,
-    Kind.SAMPLE_FINISHED: _Sample,
-    Kind.RANGE_OPENING: _Range,
-    Kind.RANGE_OPENED: _RangeOpened,
-    Kind.RANGE_FAILED: _RangeFailed,
-    Kind.RANGE_DESTROYING: _RangeDestroying,
-    Kind.RANGE_DESTROYED: _RangeDestroyed,
-    Kind.NETWORK_FLOW: _NetworkFlow,
-    Kind.NETWORK_DNS: _NetworkDns,
-    Kind.NETWORK_TLS: _NetworkTls,
-    Kind.NETWORK_HTTP: _NetworkHttp,
-    Kind.NETWORK_HTTP_ANSWERED: _NetworkHttpAnswered,
-    Kind.NETWORK_WEBSOCKET: _NetworkWebsocket,
-    Kind.NETWORK_STREAM: _NetworkStream,
-    Kind.NETWORK_CONNECTION: _NetworkConnection,
-    Kind.NETWORK_ATTEMPT: _NetworkAttempt,
-    Kind.NETWORK_UPSTREAM: _NetworkUpstream,
+    @classmethod
+    def read(cls, value: Any) -> Manifest:  # noqa: ANN401 - JSON values
+        """The manifest of a JSON value. Raises as `Line.read`."""
+        check_shape(value, _MANIFEST)
+        check_shape(value["files"], dict.fromkeys(value["files"], _check_file))
+        files = {path: FileDigest(**digest) for path, digest in value["files"].items()}
+        return cls(run_id=value["run_id"], key=value["key"], public_key=value["public_key"], files=files)
+
+
+def _check_file(value: object) -> None:
+    check_shape(value, {"sha256": _HEX64, "bytes": count})
+
+
+def _check_totals(value: object) -> None:
+    check_shape(value, {"count": count, "bytes": count})
+
+
+_MANIFEST: Final[Shape] = {
+    "v": _VERSION,
+    "run_id": _RUN_ID,
+    "key": _HEX64,
+    "public_key": _HEX64,
+    "files": json_object,
+    "bodies": _check_totals,
+}
+
+_OP: Final[Shape] = {"op": count}
+_RUN_STARTED: Final[Shape] = {"run_id": _RUN_ID, "kind": text, "argv": texts, "key": _HEX64, "belljar": text}
+_RUN_EVALUATED: Final[Shape] = {"interrupted": flag, "stopped": flag, "errors": texts}
+_RUN_FINISHED: Final[Shape] = {"outcome": one_of("completed", "failed", "interrupted"), "exit_code": maybe(whole)}
+_REASON: Final[Shape] = {"reason": text}
+_REAPED_CELL: Final[Shape] = {"cell_id": text, "kind": text, "removed": texts, "remaining": texts}
+_HOST_REAPED: Final[Shape] = {"count": count, "cells": objects(_REAPED_CELL, extra=True)}
+_CELL_PLANNED: Final[Shape] = {"policy_sha256": text, "tier": text, "emulated": flag, "layers": texts}
+_TIMED: Final[Shape] = {"duration_ms": number}
+_CELL_STARTING: Final[Shape] = {"runtime": text, "tree": text}
+_CELL_RENEWED: Final[Shape] = {"done": texts}
+_CELL_TAKEN: Final[Shape] = {"waited_ms": number, "age_ms": number}
+_CELL_CHECKING: Final[Shape] = {"phase": one_of("baseline", "call", "end")}
+_CELL_CHECKED: Final[Shape] = {**_CELL_CHECKING, **_TIMED, **_OP, "cause": text}
+_CELL_FAILED: Final[Shape] = {**_REASON, "error": text}
+_DESTROYED: Final[Shape] = {
+    **_TIMED,
+    "clean": flag,
+    "survivors": texts,
+    "checked": Optional(texts),
+    "not_checked": Optional(texts),
+}
+_TEMPLATE: Final[Shape] = {"key": text}
+_TEMPLATE_BUILT: Final[Shape] = {**_TEMPLATE, **_TIMED}
+_TEMPLATE_REJECTED: Final[Shape] = {**_TEMPLATE, **_REASON}
+_EXEC_STARTED: Final[Shape] = {
+    **_OP,
+    "argv": texts,
+    "cwd": text,
+    "user": text,
+    "env_names": texts,
+    "stdin": flag,
+    "timeout_s": maybe(number),
+}
+_EXEC_OUTPUT: Final[Shape] = {**_OP, "stream": one_of("stdout", "stderr"), "bytes": count}
+_OP_BYTES: Final[Shape] = {**_OP, "bytes": count}
+_EXEC_SIGNAL: Final[Shape] = {**_OP, "signal": text, "scope": one_of("main", "tree")}
+_EXEC_COMPLETED: Final[Shape] = {
+    **_OP,
+    **_TIMED,
+    "status": one_of("exited", "signalled"),
+    "code": whole,
+    "stdout_bytes": count,
+    "stderr_bytes": count,
+    "stdout_dropped_bytes": count,
+    "stderr_dropped_bytes": count,
+}
+_OP_FAILED: Final[Shape] = {**_OP, **_REASON}
+_EXEC_TIMED_OUT: Final[Shape] = {**_OP, "timeout_s": maybe(number)}
+_FILE_WRITE_STARTED: Final[Shape] = {**_OP_BYTES, "path": text}
+_TASK_FILES_COPIED: Final[Shape] = {
+    "key": text,
+    "source": text,
+    "target": text,
+    "files": whole,
+    "bytes": whole,
+    "sha256": text,
+}
+_FILE_READ_STARTED: Final[Shape] = {**_OP, "path": text}
+_LIMIT_HIT: Final[Shape] = {"limit": text}
+_PROBE_STARTED: Final[Shape] = {"which": text, "phase": text, "user": text}
+_PROBE_COMPLETED: Final[Shape] = {
+    **_PROBE_STARTED,
+    **_TIMED,
+    "verdict": one_of("contained", "void", "breached"),
+    "probes": count,
+    "digest": _HEX64,
+    "problem": text,
+}
+_SAMPLE: Final[Shape] = {"sample": text}
+_DIFFERENCE: Final[Shape] = {"kind": text, "key": text, "detail": text}
+_SAMPLE_STARTED: Final[Shape] = {**_SAMPLE, "differences": Optional(objects(_DIFFERENCE, extra=True))}
+_RANGE: Final[Shape] = {"range": text}
+_RANGE_OPENED: Final[Shape] = {**_RANGE, **_TIMED}
+_RANGE_FAILED: Final[Shape] = {**_RANGE, **_REASON, "error": text}
+_RANGE_DESTROYING: Final[Shape] = {**_RANGE, **_REASON}
+_RANGE_DESTROYED: Final[Shape] = {**_RANGE, **_DESTROYED}
+# What a part of a range saw of a cell: by the cell's name in the range, empty when no cell of it
+# has the address.
+_SEEN: Final[Shape] = {"cell": text}
+_JUDGED: Final[Shape] = {**_SEEN, **_REASON, "verdict": one_of("allowed", "refused", "dropped")}
+_NETWORK_FLOW: Final[Shape] = {**_JUDGED, "protocol": text, "address": text, "port": maybe(count), "bytes": count}
+_NETWORK_DNS: Final[Shape] = {
+    **_SEEN,
+    "name": text,
+    "type": text,
+    "answer": text,
+    "longest_label": count,
+    "entropy": number,
+    "header": Optional(text),
+    "edns": Optional(text),
+}
+_NETWORK_TLS: Final[Shape] = {**_JUDGED, "sni": maybe(text), "address": text, "port": count}
+_NETWORK_HTTP: Final[Shape] = {
+    **_JUDGED,
+    "exchange": count,
+    "stand_in": text,
+    "method": text,
+    "url": text,
+    "bytes": count,
+}
+_NETWORK_HTTP_ANSWERED: Final[Shape] = {
+    **_SEEN,
+    **_TIMED,
+    "exchange": count,
+    "stand_in": text,
+    "status": count,
+    "bytes": count,
+}
+_NETWORK_WEBSOCKET: Final[Shape] = {
+    **_SEEN,
+    "exchange": count,
+    "stand_in": text,
+    "direction": one_of("sent", "received"),
+    "bytes": count,
+}
+_NETWORK_STREAM: Final[Shape] = {**_JUDGED, "stand_in": text, "address": text, "port": count, "bytes": count}
+# The bytes that a cell sent on one TCP connection to the gateway, all of them.
+_NETWORK_CONNECTION: Final[Shape] = {
+    **_SEEN,
+    **_REASON,
+    "connection": count,
+    "address": text,
+    "port": count,
+    "source_port": count,
+    "phase": one_of("open", "closed"),
+    "received_bytes": count,
+    "recorded_bytes": count,
+    "framing_bytes": count,
+    "remainder_bytes": count,
+    "missing_bytes": count,
+    "unread_bytes": count,
+    "eof": flag,
+    "accounted": flag,
+}
+_NETWORK_ATTEMPT: Final[Shape] = {"stand_in": text, "what": text}
+_NETWORK_UPSTREAM: Final[Shape] = {
+    "host": text,
+    "port": maybe(count),
+    "address": text,
+    "verdict": one_of("dialled", "refused", "failed", "cut"),
+    "reason": text,
+    "problem": text,
+}
+
+DATA: Final[Mapping[Kind, Shape]] = {
+    Kind.RUN_STARTED: _RUN_STARTED,
+    Kind.RUN_EVALUATED: _RUN_EVALUATED,
+    Kind.RUN_FINISHED: _RUN_FINISHED,
+    Kind.HOST_REAPED: _HOST_REAPED,
+    Kind.POLICY_REFUSED: _REASON,
+    Kind.CELL_PLANNED: _CELL_PLANNED,
+    Kind.CELL_STARTING: _CELL_STARTING,
+    Kind.CELL_STARTED: _TIMED,
+    Kind.CELL_CLONING: {},
+    Kind.CELL_CLONED: _TIMED,
+    Kind.CELL_RENEWED: _CELL_RENEWED,
+    Kind.CELL_TAKEN: _CELL_TAKEN,
+    Kind.CELL_CHECKING: _CELL_CHECKING,
+    Kind.CELL_CHECKED: _CELL_CHECKED,
+    Kind.CELL_FAILED: _CELL_FAILED,
+    Kind.CELL_DESTROYING: _REASON,
+    Kind.CELL_DESTROYED: _DESTROYED,
+    Kind.TEMPLATE_BUILDING: _TEMPLATE,
+    Kind.TEMPLATE_BUILT: _TEMPLATE_BUILT,
+    Kind.TEMPLATE_REJECTED: _TEMPLATE_REJECTED,
+    Kind.EXEC_STARTED: _EXEC_STARTED,
+    Kind.EXEC_OUTPUT: _EXEC_OUTPUT,
+    Kind.EXEC_INPUT: _OP_BYTES,
+    Kind.EXEC_SIGNAL: _EXEC_SIGNAL,
+    Kind.EXEC_COMPLETED: _EXEC_COMPLETED,
+    Kind.EXEC_FAILED: _OP_FAILED,
+    Kind.EXEC_TIMED_OUT: _EXEC_TIMED_OUT,
+    Kind.FILE_WRITE_STARTED: _FILE_WRITE_STARTED,
+    Kind.FILE_WRITE_COMPLETED: _OP,
+    Kind.FILE_WRITE_FAILED: _OP_FAILED,
+    Kind.TASK_FILES_COPIED: _TASK_FILES_COPIED,
+    Kind.FILE_READ_STARTED: _FILE_READ_STARTED,
+    Kind.FILE_READ_COMPLETED: _OP_BYTES,
+    Kind.FILE_READ_FAILED: _OP_FAILED,
+    Kind.LIMIT_HIT: _LIMIT_HIT,
+    Kind.PROBE_STARTED: _PROBE_STARTED,
+    Kind.PROBE_COMPLETED: _PROBE_COMPLETED,
+    Kind.PROTOCOL_VIOLATION: _REASON,
+    Kind.SAMPLE_STARTED: _SAMPLE_STARTED,
+    Kind.SAMPLE_RUNNING: _SAMPLE,
+    Kind.SAMPLE_FINISHED: _SAMPLE,
+    Kind.RANGE_OPENING: _RANGE,
+    Kind.RANGE_OPENED: _RANGE_OPENED,
+    Kind.RANGE_FAILED: _RANGE_FAILED,
+    Kind.RANGE_DESTROYING: _RANGE_DESTROYING,
+    Kind.RANGE_DESTROYED: _RANGE_DESTROYED,
+    Kind.NETWORK_FLOW: _NETWORK_FLOW,
+    Kind.NETWORK_DNS: _NETWORK_DNS,
+    Kind.NETWORK_TLS: _NETWORK_TLS,
+    Kind.NETWORK_HTTP: _NETWORK_HTTP,
+    Kind.NETWORK_HTTP_ANSWERED: _NETWORK_HTTP_ANSWERED,
+    Kind.NETWORK_WEBSOCKET: _NETWORK_WEBSOCKET,
+    Kind.NETWORK_STREAM: _NETWORK_STREAM,
+    Kind.NETWORK_CONNECTION: _NETWORK_CONNECTION,
+    Kind.NETWORK_ATTEMPT: _NETWORK_ATTEMPT,
+    Kind.NETWORK_UPSTREAM: _NETWORK_UPSTREAM,
 }
 
 
 def check_data(kind: Kind, data: dict[str, Any]) -> None:
     """Raises `ValueError` that names the first field of `data` that this kind doesn't allow."""
     try:
-        _DATA[Kind(kind)].model_validate(data)
-    except ValidationError as error:
-        raise ValueError(f"data of {kind}: {first_error(error)}") from error
-
-
-def first_error(error: ValidationError) -> str:
-    """One line of pydantic's list: the field and what is wrong with it, without echoing the input."""
-    detail = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(str(part) for part in detail["loc"])
-    return f"{field}: {detail['msg']}" if field else str(detail["msg"])
+        check_shape(data, DATA[Kind(kind)], extra=True)
+    except ValueError as error:
+        raise ValueError(f"data of {kind}: {error}") from error

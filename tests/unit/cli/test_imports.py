@@ -33,7 +33,7 @@ def test_commands_that_only_look_import_nothing_heavy(tmp_path: Path, command: l
 def test_the_list_of_runs_imports_no_keys_and_no_event_loop(tmp_path: Path) -> None:
     """It reads lines of a ledger, unverified; a policy's reader isn't needed either."""
     modules = imported(tmp_path, "from belljar.cli.main import run; run(['runs'])")
-    assert modules & (set(HEAVY) - {"pydantic"}) == set()
+    assert modules & set(HEAVY) == set()
 
 
 def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ ENDED: dict[str, Any] = {"clean": True, "survivors": [], "duration_ms": 1.0}
 
 def line(kind: Kind, cell: str | None = None, /, **data: Any) -> Line:  # noqa: ANN401 - JSON values
     """A ledger line; of the range when it is no cell's."""
-    return Line.model_validate(
+    return Line.read(
         {
             "v": 1,
             "seq": 0,

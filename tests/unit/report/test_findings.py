@@ -23,7 +23,7 @@ def line(
     kind: Kind, cell: str | None = "c1", /, *, second: int = 0, bodies: list[dict[str, Any]] | None = None, **data: Any
 ) -> Line:
     """A ledger line."""
-    return Line.model_validate(
+    return Line.read(
         {
             "v": 1,
             "seq": 0,

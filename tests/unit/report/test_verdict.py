@@ -58,7 +58,7 @@ def allowing(*rules: list[str]) -> list[Line]:
 
     def copied(each: Line, number: int) -> Line:
         rule = {"host_tools": rules[number]} if each.kind is Kind.SAMPLE_STARTED else {}
-        return each.model_copy(update={"cell": f"c{number}", "data": {**each.data, **rule}})
+        return replace(each, cell=f"c{number}", data={**each.data, **rule})
 
     return [
         made

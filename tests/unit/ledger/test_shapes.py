@@ -1,0 +1,62 @@
+"""Strict shapes of JSON objects."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.ledger import shapes
+from belljar.ledger.shapes import Check, Optional, Shape, check_shape
+
+SHAPE: Shape = {"name": shapes.text, "sizes": Optional(shapes.items(shapes.count, most=2))}
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        (shapes.text, ["", "x"], [None, 1, b"x", ["x"]]),
+        (shapes.flag, [True, False], [0, 1, "true", None]),
+        (shapes.whole, [-1, 0, 2**60], [True, 1.0, "1", None]),
+        (shapes.count, [0, 2**53 - 1], [-1, 2**53, True, 1.0, "1"]),
+        (shapes.number, [1, 1.5, -0.0], [True, "1", None]),
+        (shapes.json_object, [{}, {"a": 1}], [[], None, "{}"]),
+        (shapes.exactly(1), [1], [True, 1.0, 2, "1"]),
+        (shapes.one_of("a", "b"), ["a", "b"], ["c", "", None, ["a"]]),
+        (shapes.matching("[0-9]{2}"), ["12"], ["1", "123", "12\n", "\u0663\u0663", 12]),
+        (shapes.maybe(shapes.text), [None, "x"], [1]),
+        (shapes.items(shapes.text, most=1), [[], ["x"], ("x",)], ["x", [1], ["x", "y"], {"x": 1}]),
+        (shapes.objects(SHAPE), [[], [{"name": "x"}]], [[1], [{}], [{"name": "x", "more": 1}]]),
+    ],
+)
+def test_each_check_takes_its_own_type_alone(check: Check, good: list[object], bad: list[object]) -> None:
+    """No value of another type is converted: true is no number, a number no text."""
+    for value in good:
+        check(value)
+    for value in bad:
+        with pytest.raises(ValueError):  # noqa: PT011
+            check(value)
+
+
+def test_the_wrong_field_is_named_with_its_place() -> None:
+    """The path to it, and nothing of its value."""
+    for wrong, place in (({"name": "x", "sizes": [0, "secret"]}, "sizes: 1"), ({"sizes": []}, "name")):
+        with pytest.raises(ValueError, match=place) as refused:
+            check_shape(wrong, SHAPE)
+        assert "secret" not in str(refused.value)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_any_value_passes_or_is_a_value_error(value: object) -> None:
+    """No other error, whatever the value; with `extra` further fields never matter."""
+    try:
+        check_shape(value, SHAPE)
+    except ValueError:
+        return
+    assert isinstance(value, dict)
+    check_shape({**value, "more": value}, SHAPE, extra=True)
