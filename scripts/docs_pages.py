@@ -1,0 +1,276 @@
+"""The sources of the docs site, as one directory: `python -m scripts.docs_pages OUT`.
+
+Copies the hand-written pages, writes the reference pages that are generated from the code, and
+rewrites links: a link to a file that is a page leads to that page, any other one becomes text.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from posixpath import join, normpath, relpath
+from typing import Any, Final
+
+import click
+
+from belljar.cli.main import COMMANDS, root
+from belljar.compose import service as compose
+from belljar.compose.networks import SERVICE_KEYS, TOP_KEYS
+from belljar.ledger.schema import _DATA
+from belljar.policy import policy_schema
+from belljar.report.reasons import TEXT, ReasonCode
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+HELP_WIDTH: Final = 88
+
+
+def site_pages() -> dict[str, str]:
+    """Hand-written page in the repository → its path in the site."""
+    named = {
+        "README.md": "index.md",
+        "SPECIFICATION.md": "specification.md",
+        "CHANGELOG.md": "changelog.md",
+        "bench/README.md": "benchmarks.md",
+    }
+    examples = ROOT.glob("examples/*/README.md")
+    return {
+        **named,
+        **{f"docs/{page.name}": page.name for page in (ROOT / "docs").glob("*.md")},
+        **{f"design/{page.name}": f"design/{page.name}" for page in (ROOT / "design").glob("*.md")},
+        **{f"examples/{page.parent.name}/README.md": f"example-{page.parent.name}.md" for page in examples},
+    }
+
+
+def relinked(text: str, source: str, pages: Mapping[str, str]) -> str:
+    """`text` of the page `source`, with its links as the site has them."""
+
+    def moved(match: re.Match[str]) -> str:
+        mark, label, target = match.groups()
+        path, hash_, anchor = target.partition("#")
+        if not path or "://" in path or path in GENERATED:
+            return match[0]
+        file = normpath(join(source, "..", path))
+        if file in pages:
+            place = relpath(pages[file], join(pages[source], ".."))
+            return f"{mark}[{label}]({place}{hash_}{anchor})"
+        return match[0] if file.startswith("docs/") else label
+
+    return LINK.sub(moved, text)
+
+
+def cell(text: object) -> str:
+    """One cell of a table."""
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
+    """A Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines) + "\n"
+
+
+# ---- the command line
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Each command and subcommand with its full name."""
+    top = click.Context(root, info_name="belljar", terminal_width=HELP_WIDTH)
+    for name in COMMANDS:
+        command = root.get_command(top, name)
+        if command is None:
+            continue
+        context = click.Context(command, parent=top, info_name=name, terminal_width=HELP_WIDTH)
+        yield f"belljar {name}", command, context
+        if isinstance(command, click.Group):
+            for sub, child in command.commands.items():
+                inner = click.Context(child, parent=context, info_name=sub, terminal_width=HELP_WIDTH)
+                yield f"belljar {name} {sub}", child, inner
+
+
+def cli_page() -> str:
+    """Every command's help."""
+    parts = [
+        "# Command line reference\n",
+        "Every command and option, from the program itself (`belljar COMMAND --help`). "
+        "To learn the commands by use, begin with the [tutorial](tutorial.md).\n",
+    ]
+    for name, command, context in commands():
+        parts += [f"## {name}\n", f"```text\n{command.get_help(context)}\n```\n"]
+    return "\n".join(parts)
+
+
+# ---- the policy
+
+
+def kind_of(field: Mapping[str, Any]) -> str:
+    """What a field of a JSON Schema takes, in a few words."""
+    if "$ref" in field:
+        name = field["$ref"].rsplit("/", 1)[1]
+        return f"[{name}](#{name.lower()})"
+    for key in ("anyOf", "oneOf"):
+        if key in field:
+            return " or ".join(dict.fromkeys(kind_of(each) for each in field[key] if each != {"type": "null"}))
+    if "enum" in field:
+        return ", ".join(f"`{word}`" for word in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if field.get("type") == "array":
+        item = field.get("items") or {}
+        return f"list of {kind_of(item)}" if item else "list"
+    words = field.get("type", "value")
+    text = " or ".join(words) if isinstance(words, list) else words
+    return {"string": "text", "object": "mapping", "boolean": "`true`, `false`"}.get(text, text)
+
+
+def fields(schema: Mapping[str, Any]) -> str:
+    """The table of one mapping's fields."""
+    needed = set(schema.get("required", ()))
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for name, field in schema.get("properties", {}).items():
+            default = field.get("default")
+            shown = "needed" if name in needed else f"`{default}`" if default not in (None, [], {}) else ""
+            yield f"`{name}`", kind_of(field), shown, field.get("description", "")
+
+    return table(("field", "takes", "default", "meaning"), rows())
+
+
+def policy_page() -> str:
+    """Every field of a policy file."""
+    schema = policy_schema()
+    parts = [
+        "# Policy schema\n",
+        "Every field of a policy file, from the models that check it. What the fields do, with "
+        "examples: [the policy file](policy.md). For editors: `belljar policy schema`.\n",
+        "```yaml\nbelljar: 1\nrisk: high\n```\n",
+        f"## Policy\n\n{fields(schema)}",
+    ]
+    for name, each in schema["$defs"].items():
+        parts.append(f"## {name}\n\n{each.get('description', '')}\n\n{fields(each)}")
+    return "\n".join(parts)
+
+
+# ---- the ledger
+
+
+def events_page() -> str:
+    """The data of each kind of event."""
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for kind, model in _DATA.items():
+            schema = model.model_json_schema()
+            needed = set(schema.get("required", ()))
+            shown = [
+                f"**{name}** ({kind_of(field)})" if name in needed else f"{name} ({kind_of(field)})"
+                for name, field in schema.get("properties", {}).items()
+            ]
+            yield f"`{kind.value}`", re.sub(r"\[(\w+)\]\(#\w+\)", "object", ", ".join(shown))
+
+    return (
+        "# Event schema\n\nThe fields that the reader of a ledger checks, from its models: required "
+        "ones in **bold**. An event may carry more fields; [events](events.md) explains all of them.\n\n"
+        "```console\n$ belljar ledger show last --kind cell\n```\n\n" + table(("kind", "data"), rows())
+    )
+
+
+def reasons_page() -> str:
+    """The codes that make a sample void or breached."""
+    rows = ((f"`{code.value}`", code.verdict.value, TEXT[code].replace("{}", "…")) for code in ReasonCode)
+    return (
+        "# Reason codes\n\nWhy a sample is not `contained`: each reason in `findings.json` and "
+        "`--json` has one of these codes. [Verdicts](verdicts.md) explains how they are used.\n\n"
+        "```console\n$ belljar verdict last --json\n```\n\n" + table(("code", "makes it", "text"), rows)
+    )
+
+
+# ---- compose files
+
+
+def compose_page() -> str:
+    """What becomes of each key of a service and of a network."""
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for key in sorted(compose.KEYS):
+            if key in compose.DROPPED:
+                yield f"`{key}`", "dropped", compose.DROPPED[key]
+            elif key in compose.TRUE_ANYWAY:
+                yield f"`{key}`", "kept or refused", compose.REFUSED.get(key, "")
+            elif key in compose.REFUSED:
+                yield f"`{key}`", "refused", compose.REFUSED[key]
+            else:
+                yield f"`{key}`", "converted", "see [compose files](compose.md#keys-of-a-service)"
+
+    def of_networks(keys: Mapping[str, str]) -> Iterator[tuple[object, ...]]:
+        return ((f"`{key}`", why or "kept or without effect") for key, why in keys.items())
+
+    return (
+        "# Compose keys\n\nEvery key of a compose file that Belljar knows, from the tables of the "
+        "converter. What the words mean and how values are converted: [compose files](compose.md).\n\n"
+        "```console\n$ belljar check compose.yaml\n```\n\n"
+        f"## Services\n\n{table(('key', 'outcome', 'reason'), rows())}\n"
+        f"## Networks\n\n{table(('key', 'what is accepted'), of_networks(TOP_KEYS))}\n"
+        f"## A service's networks\n\n{table(('key', 'what is accepted'), of_networks(SERVICE_KEYS))}"
+    )
+
+
+GENERATED: Final[Mapping[str, Callable[[], str]]] = {
+    "reference-cli.md": cli_page,
+    "reference-policy.md": policy_page,
+    "reference-events.md": events_page,
+    "reference-reasons.md": reasons_page,
+    "reference-compose.md": compose_page,
+}
+
+
+# ---- the whole
+
+
+def navigation() -> dict[str, list[tuple[str, str]]]:
+    """Section → its pages (title, file), as `zensical.toml` has them."""
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for entry in config["project"]["nav"]:
+        ((section, value),) = entry.items()
+        pages = [{section: value}] if isinstance(value, str) else value
+        sections[section] = [next(iter(page.items())) for page in pages]
+    return sections
+
+
+def purpose(text: str) -> str:
+    """The first sentence below a page's title."""
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text)]
+    plain = (part for part in paragraphs if part and part[0] not in "#`|<!>")
+    first = LINK.sub(lambda match: match[2], next(plain, "")).replace("\n", " ").strip("*")
+    return re.split(r"(?<=[.:])\s", first, maxsplit=1)[0].rstrip(":")
+
+
+def llms_txt(directory: Path) -> str:
+    """The index for language models (https://llmstxt.org): pages as Markdown, with their purpose."""
+    parts = ["# Belljar\n", f"> {purpose((directory / 'index.md').read_text())}\n"]
+    for section, pages in navigation().items():
+        links = [f"- [{title}]({file}): {purpose((directory / file).read_text())}" for title, file in pages]
+        parts.append(f"## {section}\n\n" + "\n".join(links) + "\n")
+    return "\n".join(parts)
+
+
+def write(directory: Path) -> None:
+    """Make `directory` anew with every page, picture and `llms.txt`."""
+    shutil.rmtree(directory, ignore_errors=True)
+    pages = site_pages()
+    texts = {place: relinked((ROOT / source).read_text(), source, pages) for source, place in pages.items()}
+    texts |= {name: page() for name, page in GENERATED.items()}
+    for place, text in texts.items():
+        (directory / place).parent.mkdir(parents=True, exist_ok=True)
+        (directory / place).write_text(text)
+    for folder in ("img", "css"):
+        shutil.copytree(ROOT / "docs" / folder, directory / folder)
+    (directory / "llms.txt").write_text(llms_txt(directory))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
