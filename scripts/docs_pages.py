@@ -11,6 +11,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from inspect import getclosurevars
 from pathlib import Path
 from posixpath import join, normpath, relpath
 from typing import Any, Final
@@ -20,7 +21,9 @@ import click
 from belljar.cli.main import COMMANDS, root
 from belljar.compose import service as compose
 from belljar.compose.networks import SERVICE_KEYS, TOP_KEYS
-from belljar.ledger.schema import _DATA
+from belljar.ledger import shapes
+from belljar.ledger.schema import DATA
+from belljar.ledger.shapes import Check
 from belljar.policy import policy_schema
 from belljar.report.reasons import TEXT, ReasonCode
 
@@ -96,7 +99,7 @@ def cli_page() -> str:
     """Every command's help."""
     parts = [
         "# Command line reference\n",
-        "Every command and option, from the program itself (`belljar COMMAND --help`). "
+        "Every command and option, from the program itself (`belljar COMMAND --help`).",
         "To learn the commands by use, begin with the [tutorial](tutorial.md).\n",
     ]
     for name, command, context in commands():
@@ -145,7 +148,7 @@ def policy_page() -> str:
     schema = policy_schema()
     parts = [
         "# Policy schema\n",
-        "Every field of a policy file, from the models that check it. What the fields do, with "
+        "Every field of a policy file, from the models that check it. What the fields do, with",
         "examples: [the policy file](policy.md). For editors: `belljar policy schema`.\n",
         "```yaml\nbelljar: 1\nrisk: high\n```\n",
         f"## Policy\n\n{fields(schema)}",
@@ -158,23 +161,37 @@ def policy_page() -> str:
 # ---- the ledger
 
 
+def checked_as(check: Check) -> str:
+    """What a check of an event's field takes, in a few words."""
+    inside = getclosurevars(check).nonlocals
+    if "allowed" in inside:
+        return ", ".join(f"`{word}`" for word in sorted(inside["allowed"]))
+    if "check" in inside:
+        inner = checked_as(inside["check"])
+        return f"{inner} or null" if "null" in check.__name__ else f"list of {inner}"
+    named: dict[object, str] = {
+        shapes.flag: "boolean",
+        shapes.whole: "integer",
+        shapes.count: "integer",
+        shapes.number: "number",
+    }
+    return named.get(check, "text" if check is shapes.text else "value")
+
+
 def events_page() -> str:
     """The data of each kind of event."""
 
     def rows() -> Iterator[tuple[object, ...]]:
-        for kind, model in _DATA.items():
-            schema = model.model_json_schema()
-            needed = set(schema.get("required", ()))
-            shown = [
-                f"**{name}** ({kind_of(field)})" if name in needed else f"{name} ({kind_of(field)})"
-                for name, field in schema.get("properties", {}).items()
-            ]
-            yield f"`{kind.value}`", re.sub(r"\[(\w+)\]\(#\w+\)", "object", ", ".join(shown))
+        for kind, shape in DATA.items():
+            for name, rule in shape.items():
+                optional = isinstance(rule, shapes.Optional)
+                check = rule.check if isinstance(rule, shapes.Optional) else rule
+                yield f"`{kind.value}`", name if optional else f"**{name}**", checked_as(check)
 
     return (
-        "# Event schema\n\nThe fields that the reader of a ledger checks, from its models: required "
+        "# Event schema\n\nThe fields that the reader of a ledger checks, from the code: required "
         "ones in **bold**. An event may carry more fields; [events](events.md) explains all of them.\n\n"
-        "```console\n$ belljar ledger show last --kind cell\n```\n\n" + table(("kind", "data"), rows())
+        "```console\n$ belljar ledger show last --kind cell\n```\n\n" + table(("kind", "field", "takes"), rows())
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+TITLED = re.compile(r'^```\w+ title="([^"]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 EXAMPLES = BLOCK.findall((ROOT / "docs" / "python.md").read_text())
 
 
@@ -26,3 +29,26 @@ def test_example_of_the_python_guide_runs(number: int, home: Path, tmp_path: Pat
         [sys.executable, str(program)], env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_tutorial_works(home: Path, tmp_path: Path) -> None:
+    """With its files in place, each `belljar` command of docs/tutorial.md succeeds, in its order."""
+    for name, text in TITLED.findall(TUTORIAL):
+        (tmp_path / name).write_text(text)
+    installed = TUTORIAL.split("## 2.")[1]
+    outputs = []
+    for command in re.findall(r"^\$ belljar (.*)$", installed, re.MULTILINE):
+        ran = subprocess.run(
+            [sys.executable, "-m", "belljar", *shlex.split(command)],
+            cwd=tmp_path,
+            env={**os.environ, "BELLJAR_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert ran.returncode == 0, f"{command}: {ran.stderr}"
+        outputs.append(ran.stdout)
+    assert len(outputs) >= 10
+    assert any("The code is 4711." in output for output in outputs)
+    assert any("contained: 1 sample" in output for output in outputs)

@@ -292,7 +292,7 @@ def test_what_is_not_kept_but_harmless_is_said() -> None:
     assert facts(restart="no") == facts(restart=False) == facts(ports=[]) == set()
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "inspect.md"
+PAGE = Path(__file__).parents[3] / "docs" / "compose.md"
 _KEPT: dict[str, Any] = {
     "image": "x",
     "environment": {"A": "b"},

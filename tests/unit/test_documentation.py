@@ -1,0 +1,87 @@
+"""The documentation as files: links, anchors, the order of the site, generated pages, compose examples."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from scripts import docs_pages
+
+from belljar.compose.document import read_document
+from belljar.compose.service import KEYS
+from belljar.harness.compat import Refused, judge_for_sample
+from belljar.report.reasons import ReasonCode
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / name for name in docs_pages.site_pages()]
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as the site and repository hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    plain = [docs_pages.LINK.sub(lambda match: match[2], heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
+
+
+def text_of(page: Path) -> str:
+    """A page of the repository, or one that is generated."""
+    generated = docs_pages.GENERATED.get(page.name)
+    return generated() if generated and page.parent.name == "docs" else page.read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """Each relative link of a page is a file of the repository or a generated page, with the anchor."""
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
+    for _, _, target in docs_pages.LINK.findall(text):
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        file = (page.parent / path) if path else page
+        exists = file.exists() or (file.parent == ROOT / "docs" and file.name in docs_pages.GENERATED)
+        assert exists, target
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(text_of(file)), target
+
+
+def test_every_page_has_a_place_in_the_site() -> None:
+    """The navigation lists each page of docs/ and each generated page once, and nothing else."""
+    listed = [file for pages in docs_pages.navigation().values() for _, file in pages]
+    elsewhere = {"index.md", "specification.md", "benchmarks.md", "changelog.md"}
+    written = {page.name for page in (ROOT / "docs").glob("*.md")}
+    assert sorted(listed) == sorted(elsewhere | written | docs_pages.GENERATED.keys())
+
+
+def test_the_generated_pages_hold_what_the_code_has() -> None:
+    """Each command with each of its options, each reason code and each key of a compose file is there."""
+    text = docs_pages.cli_page()
+    for name, command, _ in docs_pages.commands():
+        section = text.split(f"## {name}\n")[1].split("\n## ")[0]
+        shown = {option for each in command.params if isinstance(each, click.Option) for option in each.opts}
+        assert all(option in section for option in shown), name
+    assert all(f"| `{code.value}` | {code.verdict.value} |" in docs_pages.reasons_page() for code in ReasonCode)
+    assert all(f"| `{key}` |" in docs_pages.compose_page() for key in KEYS)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_every_compose_example_is_accepted(page: Path, tmp_path: Path) -> None:
+    """Each block titled compose.yaml is a file that Belljar converts."""
+    for number, block in enumerate(
+        re.findall(r'^```yaml title="compose.yaml"\n(.*?)^```$', page.read_text(), re.M | re.S)
+    ):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block)
+        assert not isinstance(judge_for_sample(read_document(file), {}), Refused)
+
+
+def test_links_out_of_the_site_become_text() -> None:
+    """A link to a page of the site leads to its place there; one to any other file is plain text."""
+    pages = {"docs/a.md": "a.md", "SPECIFICATION.md": "specification.md", "design/1.md": "design/1.md"}
+    text = "[s](../SPECIFICATION.md#x) [d](../design/1.md) [code](../src/x.py) [w](https://a.example) [own](#y)"
+    assert docs_pages.relinked(text, "docs/a.md", pages) == (
+        "[s](specification.md#x) [d](design/1.md) code [w](https://a.example) [own](#y)"
+    )
+    assert docs_pages.relinked("[a](../docs/a.md)", "design/1.md", pages) == "[a](../a.md)"
