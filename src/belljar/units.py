@@ -21,6 +21,7 @@ _SIZE_UNITS: Final = {
     "gb": 10**9,
     "tb": 10**12,
 }
+SIZE_UNITS: Final = "units: B, KiB, MiB, GiB, TiB (powers of 1024), KB, MB, GB, TB (powers of 1000)"
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{1,6})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
 _DURATION_PART = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
@@ -30,7 +31,7 @@ def parse_size(text: str) -> int:
     """`"512MiB"` → bytes, a whole number ≥ 0. Raises `ValueError` that says what is allowed."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
-        raise ValueError(f"{printable(text)!r} is not a size; write a number with B, KiB, MiB or GiB, as in 512MiB")
+        raise ValueError(f"{printable(text)!r} is not a size; write a number and a unit, as in 512MiB; {SIZE_UNITS}")
     return (
         int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
         if "." in match[1]

@@ -12,6 +12,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.policy import Policy
+    from belljar.policy.load import Examined
 
 POLICY_WRONG_CODE = 4
 
@@ -40,15 +41,29 @@ def check(file: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes opti
 
     Knows nothing of this host: `belljar plan FILE` says whether it can be carried out here. Exit code 0 when it is valid, 4 when not.
     """
-    from belljar.network.stand_ins.author import check_stand_ins
-    from belljar.policy import load_policy
+    from belljar.errors import PolicyError
+    from belljar.policy import PRESETS
+    from belljar.policy.load import refusal
 
+    if str(file) in PRESETS and not file.exists():
+        raise PolicyError(
+            f"`{file}` is a preset, and presets need no check", hint=f"see it with `belljar policy show {file}`"
+        )
     if as_json:
         return _check_json(file)
-    loaded = load_policy(file)
-    check_stand_ins(loaded)
-    click.echo(f"{printable(str(file))}: ok — {_summary(loaded.policy)}")
+    found = _examined(file)
+    if found.policy is None or found.problems:
+        raise refusal(found.problems, str(file), hint="")
+    click.echo(f"{printable(str(file))}: ok — {_summary(found.policy)}")
     return 0
+
+
+def _examined(file: Path) -> Examined:
+    from belljar.network.stand_ins.author import examine_all
+    from belljar.policy.load import read_policy_file
+
+    text = read_policy_file(file)
+    return examine_all(text, source=str(file), base=file.parent.absolute(), default_name=file.stem)
 
 
 def _summary(policy: Policy) -> str:
@@ -76,17 +91,10 @@ def _network(policy: Policy) -> str:
 
 def _check_json(file: Path) -> int:
     from belljar.errors import PolicyError
-    from belljar.network.stand_ins.author import stand_in_problems
-    from belljar.policy import LoadedPolicy
-    from belljar.policy.load import examine, read_policy_file
 
     found: dict[str, Any]
     try:
-        text = read_policy_file(file)
-        policy, problems = examine(text, base=file.parent, default_name=file.stem)
-        if policy is not None and not problems:
-            loaded = LoadedPolicy(policy=policy, text=text, source=str(file), base=file.parent)
-            problems = stand_in_problems(loaded)
+        policy, problems, _ = _examined(file)
     except PolicyError as exc:
         found = {
             "ok": False,

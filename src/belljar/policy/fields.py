@@ -94,6 +94,8 @@ class Version(_Kind):
 
     def read(self, value: object) -> int:
         """Exactly the version."""
+        if value == str(self.version):
+            raise ValueError(f"this is text: write {self.version} without quotes")
         if type(value) is not int or value != self.version:
             raise ValueError(
                 f"the format's version is {self.version}: write `belljar: {self.version}`, not {quoted(value)}"

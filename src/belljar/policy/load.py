@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,7 +22,7 @@ from belljar.policy import yaml_tree
 from belljar.policy.files import FileCopy
 from belljar.policy.host_tools import HostTools
 from belljar.policy.model import Policy
-from belljar.policy.network import Network, locate
+from belljar.policy.network import Located, Network, locate
 from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
 from belljar.policy.resources import ResourcesText
 from belljar.policy.rights import Rights
@@ -69,7 +69,7 @@ class LoadedPolicy:
             return _read_source(self.base, file)
         except (OSError, ValueError) as exc:
             what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
-            raise PolicyError(what, where=printable(self.source), hint=f"hint `files`: {_FILE_RULE}") from exc
+            raise PolicyError(what, where=printable(self.source), hint=f"correct `files`: {_FILE_RULE}") from exc
 
 
 _FILE_RULE: Final = (
@@ -181,31 +181,85 @@ def _at_least(policy: Policy) -> str:
 
 def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: str = "policy") -> LoadedPolicy:
     """The policy that these bytes hold. `default_name` names it when it doesn't name itself. Raises `PolicyError` only."""
-    policy, problems = examine(text, base=base, default_name=default_name)
+    policy, problems, _ = examine(text, base=base, default_name=default_name)
     if policy is None or problems:
         raise refusal(problems, source)
     return LoadedPolicy(policy=policy, text=text, source=source, base=base)
 
 
-def examine(
-    text: bytes, *, base: Path | None, default_name: str = "policy"
-) -> tuple[Policy | None, tuple[Problem, ...]]:
-    """The policy these bytes hold, and all that is wrong with them, in the order of the text. No policy: at least one problem."""
+class Examined(NamedTuple):
+    """What examining a policy's text found.
+
+    Attributes:
+        policy: None when a field is wrong or the text can't be read; there is a problem then.
+        problems: all that is wrong, in the order of the text.
+        sound: the policy without its wrong fields, for checks of what the others name; None when
+            not even that can be read. Never to be carried out.
+    """
+
+    policy: Policy | None
+    problems: tuple[Problem, ...]
+    sound: Policy | None
+
+
+def examine(text: bytes, *, base: Path | None, default_name: str = "policy") -> Examined:
+    """The policy these bytes hold, and all that is wrong with them."""
     tree = yaml_tree.read_tree(text)
     if ("belljar",) not in tree.keys and (isinstance(tree.value, dict) or tree.problems):
-        return None, (_no_policy(tree),)
-    if tree.problems:
-        return None, tuple(sorted(tree.problems, key=lambda problem: problem.mark))
+        return Examined(None, (_no_policy(tree),), None)
+    if tree.problems and not (tree.is_whole and isinstance(tree.value, dict)):
+        return Examined(None, _in_order(tree.problems), None)
     if not isinstance(tree.value, dict):
         message = f"a policy is a mapping of fields, as in `risk: high`, but this is {kinds.kind_of(tree.value)}"
-        return None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),)
+        return Examined(None, (Problem(mark=yaml_tree.closest_mark(tree, ()), field="", message=message),), None)
+    wrong, value, rounds = list(tree.problems), _named(tree.value, default_name), 0
+    sound, errors = _validated(value)
+    while errors and rounds < _MAX_ROUNDS:
+        found = [_problem(tree, error) for error in errors]
+        known = {problem.field for problem in wrong}
+        # A stand-in may wait for one that was left out because it is wrong.
+        wrong += [each for each in found if each.field not in known and not (rounds and ".awaits[" in each.field)]
+        value = _without(value, [_located(error).path for error in errors])
+        sound, errors = _validated(value)
+        rounds += 1
+    if sound is not None:
+        wrong += [*_file_problems(sound, tree, base), *_network_problems(sound.network, tree, base)]
+    is_sound = not tree.problems and not rounds
+    return Examined(sound if is_sound else None, _in_order(wrong), sound)
+
+
+_MAX_ROUNDS: Final = 8  # one wrong value may hide others from the validator
+
+
+def _validated(value: object) -> tuple[Policy | None, list[Any]]:
     try:
-        policy = Policy.model_validate(_named(tree.value, default_name))
-    except ValidationError as exc:
-        problems = [_problem(tree, error) for error in exc.errors(include_url=False)]
-        return None, tuple(sorted(problems, key=lambda problem: problem.mark))
-    network = _network_problems(policy.network, tree, base) if policy.network is not None else ()
-    return policy, tuple(sorted((*_file_problems(policy, tree, base), *network), key=lambda problem: problem.mark))
+        return Policy.model_validate(value), []
+    except ValidationError as error:
+        return None, list(error.errors(include_url=False))
+
+
+def _in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    return tuple(sorted(problems, key=lambda problem: problem.mark))
+
+
+def _without(value: Mapping[str, Any], wrong: Iterable[yaml_tree.Path]) -> dict[str, Any]:
+    """A policy's fields without the fields and stand-ins that are wrong. One without a risk has
+    the least: what is left is examined, and never carried out."""
+    kept = dict(value)
+    for path in wrong:
+        network = kept.get("network")
+        stand_ins = network.get("stand_ins") if isinstance(network, dict) else None
+        if (
+            path[:2] == ("network", "stand_ins")
+            and len(path) > 2
+            and isinstance(network, dict)
+            and isinstance(stand_ins, dict)
+        ):
+            left = {name: item for name, item in stand_ins.items() if name != path[2]}
+            kept["network"] = {**network, "stand_ins": left}
+        elif path:
+            kept.pop(str(path[0]), None)
+    return {"belljar": 1, "risk": "low", "name": "policy", **kept}
 
 
 def _no_policy(tree: Tree) -> Problem:
@@ -230,24 +284,31 @@ def _named(value: dict[str, Any], default_name: str) -> dict[str, Any]:
         return value
 
 
-def refusal(problems: tuple[Problem, ...], source: str) -> PolicyError:
-    """The error that tells all of them (at least one), each with its place in `source`."""
+HINT_EXAMPLE: Final = "correct the policy; `belljar policy show high` prints a valid one"
+
+
+def refusal(problems: tuple[Problem, ...], source: str, *, hint: str = HINT_EXAMPLE) -> PolicyError:
+    """The error that lists all of them (at least one), each with its place in `source`."""
     first, *more = problems
-    hint = "`belljar policy check FILE` checks a policy; `belljar policy show high` prints one to begin from"
     if not more:
         field = f"{first.field}: " if first.field else ""
         return PolicyError(
             f"{field}{first.message}", where=f"{printable(source)}:{first.mark.line}:{first.mark.column}", hint=hint
         )
     lines = "".join(f"\n  {problem.line(source)}" for problem in problems)
-    return PolicyError(f"{len(problems)} things are wrong{lines}", where=printable(source), hint=hint)
+    return PolicyError(f"{len(problems)} problems{lines}", where=printable(source), hint=hint)
+
+
+def _located(error: Any) -> Located:  # noqa: ANN401 - pydantic's ErrorDetails
+    refusal = error.get("ctx", {}).get("error")
+    below = refusal.path if isinstance(refusal, At) else ()
+    loc = error["loc"][:-1] if error["loc"][-1:] == ("[key]",) else error["loc"]
+    return locate((*loc, *below))
 
 
 def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's ErrorDetails
     is_key = error["loc"][-1:] == ("[key]",)
-    refusal = error.get("ctx", {}).get("error")
-    below = refusal.path if isinstance(refusal, At) else ()
-    found = locate((*(error["loc"][:-1] if is_key else error["loc"]), *below))
+    found = _located(error)
     unknown = error["type"] == "extra_forbidden"
     mark = yaml_tree.closest_mark(tree, found.path, key=is_key or unknown)
     model = found.model or _model_at(found.path)
@@ -311,9 +372,9 @@ def _copy_problems(
         yield Problem(mark=yaml_tree.closest_mark(tree, where), field=yaml_tree.field_name(where), message=message)
 
 
-def _network_problems(network: Network, tree: Tree, base: Path | None) -> Iterator[Problem]:
+def _network_problems(network: Network | None, tree: Tree, base: Path | None) -> Iterator[Problem]:
     """What is wrong with the files and directories that stand-ins name."""
-    for name, item in network.stand_ins.items():
+    for name, item in (network.stand_ins if network is not None else {}).items():
         own_field, own = item.own_path()
         try:
             if own_field:

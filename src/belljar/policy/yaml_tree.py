@@ -91,6 +91,8 @@ class Tree:
     marks: dict[Path, Mark] = field(default_factory=dict)
     keys: dict[Path, Mark] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    is_whole: bool = False
+    """The text was read to its end: a field that isn't there was not written."""
 
 
 def field_name(path: Path) -> str:
@@ -110,6 +112,8 @@ def read_tree(data: bytes, reading: Reading = POLICY) -> Tree:
         for event in YAML(typ="safe", pure=True).parse(text):
             if not builder.take(event):
                 break
+        else:
+            tree.is_whole = True
     except MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         what = printable(exc.problem or exc.context or "can't be read", max_chars=200)

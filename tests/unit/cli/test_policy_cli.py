@@ -35,7 +35,11 @@ def test_a_bad_policy_exits_4_with_all_that_is_wrong(tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     ("text", "code", "places"),
-    [(GOOD, 0, []), ("belljar: 1\nrisk: hihg\n", 4, [(2, 7, "risk")]), ("belljar: 1\na: &x 1\n", 4, [(2, 4, "a")])],
+    [
+        (GOOD, 0, []),
+        ("belljar: 1\nrisk: hihg\n", 4, [(2, 7, "risk")]),
+        ("belljar: 1\nrisk: low\nname: &x a\n", 4, [(3, 7, "name")]),
+    ],
 )
 def test_json_is_one_object(
     text: str, code: int, places: list[tuple[int, int, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -47,6 +51,42 @@ def test_json_is_one_object(
     assert [(p["line"], p["column"], p["field"]) for p in shown["problems"]] == places
     assert shown["ok"] is (code == 0)
     assert (shown["policy"] is None) is (code != 0)
+
+
+def test_everything_that_is_wrong_is_listed_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Repeated fields, wrong values, unknown names, each wrong stand-in, files that are missing and what is in those
+    that are there: one wrong thing hides no other."""
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec/a.har").write_text("no json")
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        "belljar: '1'\nrisk: low\nrisk: high\nimagee: x\nresources: {memory: 512M}\n"
+        "files: [{source: absent, target: /x}]\nnetwork:\n  stand_ins:\n    one: {kind: nonsense}\n"
+        "    two: {kind: htpp}\n    site: {kind: har, names: [a.example], recording: rec/a.har}\n"
+        "    cell: {kind: cell, names: [b.example], image: x, ports: [80], awaits: [one]}\n"
+    )
+    assert run(["policy", "check", "--json", str(file)]) == 4
+    found = json.loads(capsys.readouterr().out)["problems"]
+    assert [(each["line"], each["field"]) for each in found] == [
+        (1, "belljar"),
+        (3, "risk"),
+        (4, "imagee"),
+        (5, "resources.memory"),
+        (6, "files[0].source"),
+        (9, "network.stand_ins.one.kind"),
+        (10, "network.stand_ins.two.kind"),
+        (11, "network.stand_ins.site.recording"),
+    ]
+    assert run(["policy", "check", str(file)]) == 4
+    told = capsys.readouterr().err
+    assert all(f"{file}:{each['line']}:{each['column']}: {each['field']}: " in told for each in found)
+    assert "policy check" not in told
+
+
+def test_a_presets_name_is_no_missing_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the command that shows it."""
+    assert run(["policy", "check", "high"]) == 4
+    assert "`belljar policy show high`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -44,7 +44,7 @@ def test_every_example_is_a_valid_policy(page: Path, tmp_path: Path) -> None:
             (tmp_path / name).write_text("x")
         for name in re.findall(r"packages: (\S+)", block):
             (tmp_path / name).mkdir(parents=True, exist_ok=True)
-        assert examine(block.encode(), base=tmp_path)[1] == ()
+        assert examine(block.encode(), base=tmp_path).problems == ()
 
 
 def test_the_example_of_a_site_is_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from belljar.policy.load import examine
 
 def problems(text: str, base: Path) -> list[str]:
     """What is wrong with a policy, as it is told."""
-    return [problem.line("policy.yaml") for problem in examine(text.encode(), base=base)[1]]
+    return [problem.line("policy.yaml") for problem in examine(text.encode(), base=base).problems]
 
 
 TARGET = """\

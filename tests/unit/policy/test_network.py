@@ -24,13 +24,13 @@ def text(network: str, risk: str = "low") -> bytes:
 
 def problems(network: str, risk: str = "low", base: Path | None = None) -> list[tuple[int, int, str, str]]:
     """What is wrong: line, column, field, message."""
-    found = examine(text(network, risk), base=base)[1]
+    found = examine(text(network, risk), base=base).problems
     return [(item.mark.line, item.mark.column, item.field, item.message) for item in found]
 
 
 def network_of(network: str, risk: str = "low") -> Network:
     """The network of a policy without a mistake."""
-    policy, found = examine(text(network, risk), base=None)
+    policy, found, _ = examine(text(network, risk), base=None)
     assert found == ()
     assert policy is not None
     assert policy.network is not None
@@ -47,7 +47,7 @@ def test_what_is_not_written_is_refused_denied_and_small() -> None:
 def test_none_and_a_mapping_are_told_apart_in_json() -> None:
     """A policy without a network says `none`, one with it all of it."""
     assert Policy.model_validate({"belljar": 1, "risk": "low"}).to_json()["network"] == "none"
-    policy = examine(text(f"stand_ins:\n  {SHOP}"), base=None)[0]
+    policy = examine(text(f"stand_ins:\n  {SHOP}"), base=None).policy
     assert policy is not None
     assert policy.to_json()["network"]["stand_ins"]["shop"]["names"] == ["shop.example"]
     assert isinstance(hash(policy), int)
@@ -251,7 +251,7 @@ JSON = st.recursive(
 def test_whatever_a_network_is_there_is_a_policy_or_a_place_for_each_problem(value: object) -> None:
     """No shape of values makes the reader fail otherwise."""
     body = json.dumps({"belljar": 1, "risk": "low", "network": value}).encode()
-    policy, found = examine(body, base=None)
+    policy, found, _ = examine(body, base=None)
     assert (policy is not None and not found) or found
     assert all(item.message and item.mark.line == 1 for item in found)
 

@@ -1,20 +1,21 @@
-"""What is wrong with the files and words that an author gave his stand-ins, each with its place in the policy and in the file. Reads, never writes."""
+"""Problems in the settings and files of stand-ins, each with its place in the policy and in the
+file. Reads, never writes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from belljar.errors import HostError
 from belljar.network.stand_ins import check
 from belljar.plan.network import StandInPlan, plan_network
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
-from belljar.policy import LoadedPolicy
-from belljar.policy.load import refusal
+from belljar.policy import LoadedPolicy, yaml_tree
+from belljar.policy.load import Examined, examine, refusal
 from belljar.policy.stand_ins import PythonStandIn, StandIn
-from belljar.policy.yaml_tree import Path, Problem, Tree, closest_mark, field_name, read_tree
+from belljar.policy.yaml_tree import Problem, Tree, closest_mark, field_name, read_tree
 
 _FIELD: Final = re.compile(r"([a-z_]+)((?:\.[^.\[\]:\s]+|\[\d+\])*): ", re.ASCII)
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
@@ -40,13 +41,26 @@ def stand_in_problems(loaded: LoadedPolicy) -> tuple[Problem, ...]:
     return tuple(sorted(found, key=lambda problem: problem.mark))
 
 
+def examine_all(text: bytes, *, source: str, base: Path, default_name: str) -> Examined:
+    """Everything that is wrong with a policy and with the files that its stand-ins are made from,
+    also with the sound parts of a policy that has wrong ones. Raises as `stand_in_problems`."""
+    found = examine(text, base=base, default_name=default_name)
+    if found.sound is None:
+        return found
+    known = {problem.field for problem in found.problems}
+    loaded = LoadedPolicy(policy=found.sound, text=text, source=source, base=base)
+    more = [problem for problem in stand_in_problems(loaded) if problem.field not in known]
+    problems = sorted((*found.problems, *more), key=lambda problem: problem.mark)
+    return found._replace(problems=tuple(problems))
+
+
 def check_stand_ins(loaded: LoadedPolicy) -> None:
-    """Raises `PolicyError` that tells every one of `stand_in_problems`; else as that."""
+    """Raises `PolicyError` that lists every one of `stand_in_problems`; else as that."""
     if problems := stand_in_problems(loaded):
         raise refusal(problems, loaded.source)
 
 
-def _of_one(item: StandIn, plan: StandInPlan, where: Path, tree: Tree) -> Iterator[Problem]:
+def _of_one(item: StandIn, plan: StandInPlan, where: yaml_tree.Path, tree: Tree) -> Iterator[Problem]:
     if isinstance(item, PythonStandIn):
         sentences = _no_module(item, plan)
     elif plan.is_target:
@@ -78,7 +92,7 @@ def _no_module(item: PythonStandIn, plan: StandInPlan) -> tuple[str, ...]:
     return (f"app: there is neither `{module}.py` nor `{module}/__init__.py` in `{item.files}`",)
 
 
-def _placed(item: StandIn, sentence: str) -> tuple[Path, str]:
+def _placed(item: StandIn, sentence: str) -> tuple[yaml_tree.Path, str]:
     """The field below the stand-in that a sentence of `check` is about, and what it says there."""
     own_field, own = item.own_path()
     file = PurePosixPath(own)
