@@ -214,7 +214,7 @@ anyio.run(main)
 
 def test_too_many_network_namespaces(tmp_path: Path) -> None:
     """Where the kernel's limit is reached the keeper says which, and what raises it; the range is gone, and so is its entry."""
-    argv = [sys.executable, "-c", _LIMITED, "1", sys.executable, "-c", _OPEN, str(tmp_path)]
+    argv = [sys.executable, "-c", _LIMITED, "0", sys.executable, "-c", _OPEN, str(tmp_path)]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert "the kernel gives the range no net namespace of its own: No space left on device" in ran.stdout, ran.stderr
     assert "\n3 range r-" in ran.stdout

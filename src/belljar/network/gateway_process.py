@@ -1,4 +1,4 @@
-"""A gateway's process before it serves: it waits for its owner's word, shuts itself in, and is handed its sockets. Runs in a fork of the zygote."""
+"""A gateway's process before it serves: it waits for its owner's word, is handed its sockets and shuts itself in. Runs in a fork of the zygote."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     random.seed()
     # Its pair of sockets and its epoll are the last it makes: what a descriptor holds in the kernel is within no limit of a process.
     asyncio.set_event_loop(watched_loop(config.bounds.standstill_s))
-    confine(_confinement(document, config), parent=parent)
+    # The keeper makes its namespace first: where the kernel's limit is reached, it says so.
     listeners = receive_listeners(keeper)
     keeper.close()
+    confine(_confinement(document, config), parent=parent)
     serve(config, listeners, events)
     print("the gateway has returned", file=sys.stderr, flush=True)
     os._exit(1)
