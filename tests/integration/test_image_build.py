@@ -220,6 +220,10 @@ def _cmdline(path: Path) -> bytes:
         return b""
 
 
+FILLS_DISK = "FROM default\nUSER root\nRUN head -c 3000M /dev/zero > /big || tail -f /dev/null\n"
+"""It stays when the disk is full: one that fails at once says so itself, as a failed step."""
+
+
 @pytest.mark.root
 def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
     """A build that fills the disk is stopped with one error, and the disk is as free as before."""
@@ -229,7 +233,7 @@ def test_a_full_disk_is_one_error(home: Path, tmp_path: Path) -> None:
     try:
         shutil.copytree(home / "images", small / "images")
         shutil.copy2(home / "image-names.json", small)
-        folder = context(tmp_path / "c", "FROM default\nUSER root\nRUN head -c 3000M /dev/zero > /big\n")
+        folder = context(tmp_path / "c", FILLS_DISK)
         free = shutil.disk_usage(small).free
         done = subprocess.run(
             [sys.executable, "-m", "belljar", "image", "build", "-t", "big", str(folder)],

@@ -233,6 +233,10 @@ def _give(tree: Path, uid: int) -> None:
             os.chown(Path(folder, name), uid, uid, follow_symlinks=False)
 
 
+class _NoSpaceError(HostError):
+    """The disk was nearly full, so the step was stopped; by now its space may be free again."""
+
+
 class _Build:
     """One run of buildah."""
 
@@ -333,8 +337,7 @@ class _Build:
         request = self._request
         options = [
             *("--pull=never", "--isolation=oci", "--network=host", "--format=docker", "--layers=false", "--rm"),
-            # What a failed step wrote stays until the space that is left has been looked at.
-            *("--force-rm=false", "--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
+            *("--http-proxy=false", "--identity-label=false", "--ulimit=nproc=8192:8192"),
             *(f"--build-context={name}=container-image://{image_id}" for name, image_id in ids.items()),
             *([f"--build-context={made.heredoc_context}={WORK / 'heredocs'}"] if made.files else []),
             *(f"--build-arg={name}={value}" for name, value in request.args.items()),
@@ -345,8 +348,9 @@ class _Build:
         self._tail.clear()
         try:
             self._buildah("build", *options, str(WORK / "context"), has_network=request.has_network)
+        except _NoSpaceError:
+            raise
         except HostError as error:
-            self._check_space()
             tail = "\n".join(self._tail[-_TAIL_LINES:]) or error.what
             hint = "" if request.has_network else "the steps have no network; if they need it, add --network"
             raise StepError(f"the build failed:\n{tail}", where=str(request.context), hint=hint) from error
@@ -377,7 +381,7 @@ class _Build:
     def _check_space(self) -> None:
         free = shutil.disk_usage(self._work).free
         if free < _MIN_FREE_BYTES // 4:
-            raise HostError(
+            raise _NoSpaceError(
                 f"no space is left to build the image ({format_size(free)} free); the build was stopped",
                 where=str(self._work.parents[2]),
                 hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
