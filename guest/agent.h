@@ -37,7 +37,10 @@ enum frame_type {
 };
 
 enum { NEVER_STARTED = 127 << 8 }; /* as wait would say it */
-enum { KIND_EXEC = 1, KIND_READ, KIND_WRITE };
+enum { KIND_EXEC = 1, KIND_READ = 2, KIND_WRITE = 3, KIND_WALK = 5, KIND_PUT = 6, KIND_REMOVE = 7, KIND_USAGE = 8 };
+static inline bool takes_input(uint8_t kind) { return kind == KIND_WRITE || kind == KIND_PUT; } /* and has no output */
+/* A record of a tree: u8 kind, u16 mode, u64 size, i64 and u32 when it was changed, u16 and u16 the bytes of its name and link, which follow; then a file's contents. */
+enum { RECORD_BYTES = 27, R_FILE = 1, R_DIRECTORY, R_LINK, R_OTHER, R_ENTER, R_LEAVE };
 enum { OUT_EXITED, OUT_SIGNALLED, OUT_NOT_STARTED, OUT_IO };
 enum { FLAG_TIMED_OUT = 1, FLAG_TREE_KILLED = 2, FLAG_OOM = 4, FLAG_CAPPED = 8, FLAG_PROCESSES = 16, FLAG_DISK = 32 };
 enum { ST_NONE, ST_USER, ST_CWD, ST_EXEC, ST_FORK, ST_OPEN, ST_READ, ST_WRITE, ST_RENAME, ST_REQUEST, ST_CREDENTIALS };
@@ -139,6 +142,8 @@ void starve_look(void);                  /* while an operation runs: ends the la
 /* ---- limits.c ---- */
 void limits_prepare(void); /* before the first operation */
 uint8_t limits_now(void);  /* FLAG_DISK, FLAG_PROCESSES: what there is no more of */
+enum { USAGE_BYTES = 64 };
+void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `design/0002-channel.md` has it */
 int limits_wait(void);     /* milliseconds until somebody ought to look again */
 
 /* ---- tree.c, leader.c: contained mode ---- */
@@ -185,17 +190,18 @@ int seccomp_install(void);
 /* ---- requests.c ---- */
 struct request {
     uint32_t flags, mode;
-    uint64_t timeout_ms, cap[2], max_bytes;
+    uint64_t timeout_ms, cap[2], max_bytes, max_entries;
+    uint32_t depth;
     uint16_t rows, cols;
-    char *user, *cwd, *path, *owner;
+    char *user, *cwd, *path, *owner, *staging;
     char **argv, **env; /* env has ENV_SPARE empty places at its end */
     uint32_t envc;
 };
-enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, MODE_KEEP = 0xFFFFFFFF };
+enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out);
 void request_free(struct request *request);
 
-/* ---- child.c, readfile.c, writefile.c: run in the forked child, never return ---- */
+/* ---- child.c, readfile.c, writefile.c, walk.c, put.c, remove.c: run in the forked child, never return ---- */
 struct status { uint8_t type; uint16_t stage; int32_t error; uint64_t info; char detail[200]; };
 enum { S_FAILED = 1, S_STARTED, S_TERMINAL };
 enum { CHILD_STATUS_FD = 3, CHILD_PTS_FD = 4, CHILD_PROBE_FD = 5, CHILD_INPUT_FD = 6, FIRST_FREE_FD = 7 };
@@ -207,6 +213,12 @@ void child_report(int status_fd, int stage, int error);
 void child_started(uint64_t info);
 _Noreturn void child_read_file(const struct request *request);
 _Noreturn void child_write_file(const struct request *request, const struct user *user);
+_Noreturn void child_walk(const struct request *request);
+_Noreturn void child_put(const struct request *request);
+_Noreturn void child_remove(const struct request *request);
+int open_without_magic(const char *path, int more);
+void make_parents(const char *path);
+int remove_below(int dir, uint32_t depth, uint64_t *removed); /* 0 or errno */
 
 /* ---- first.c: in the machine, the first operation's process is in the snapshot ---- */
 enum { FIRST_REQUEST_BYTES = 32 << 10 };
@@ -249,6 +261,7 @@ void close_pair(int pair[2]);
 void close_pairs(struct pairs *p);
 pid_t fork_into(struct slot *slot);
 void op_start(struct op *op); /* its request is whole */
+void op_tell_usage(struct op *op);
 void op_refuse(struct op *op, int stage, int error, const char *detail);
 void op_main_ended(uint32_t id, int wait_status);
 void op_leader_lost(uint32_t id);

@@ -270,6 +270,12 @@ _Noreturn static void carry_out(uint8_t kind, struct request *request)
         child_read_file(request);
     if (kind == KIND_WRITE)
         child_write_file(request, &user);
+    if (kind == KIND_WALK)
+        child_walk(request);
+    if (kind == KIND_PUT)
+        child_put(request);
+    if (kind == KIND_REMOVE)
+        child_remove(request);
     complete_env(request, &user);
     if (request->flags & EXEC_PTY)
         take_terminal(request);
@@ -289,9 +295,9 @@ _Noreturn void child_main(uint8_t kind, struct request *request, const struct pl
 /* It came with what a command without input has, and all the rest beside; 0 is the null device until then. */
 static void keep_only(uint8_t kind, uint32_t flags)
 {
-    bool command = kind == KIND_EXEC, in = kind == KIND_WRITE || (command && (flags & EXEC_STDIN));
+    bool command = kind == KIND_EXEC, in = takes_input(kind) || (command && (flags & EXEC_STDIN));
     bool pty = command && (flags & EXEC_PTY);
-    if ((pty || kind == KIND_WRITE) && dup2(0, 1) < 0)
+    if ((pty || takes_input(kind)) && dup2(0, 1) < 0)
         _exit(127);
     if ((pty || !command) && dup2(0, 2) < 0)
         _exit(127);

@@ -103,10 +103,10 @@ static bool hand_over(const struct op *op, const uint8_t *body)
 
 static void keep_only(const struct op *op, uint32_t flags, struct pairs *p)
 {
-    bool command = op->kind == KIND_EXEC, in = op->kind == KIND_WRITE || (command && (flags & EXEC_STDIN));
+    bool command = op->kind == KIND_EXEC, in = takes_input(op->kind) || (command && (flags & EXEC_STDIN));
     if (op->pty || !in)
         close_pair(p->in);
-    if (op->pty || op->kind == KIND_WRITE)
+    if (op->pty || takes_input(op->kind))
         close_pair(p->out);
     if (op->pty || !command)
         close_pair(p->err);

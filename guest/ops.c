@@ -83,6 +83,17 @@ void op_refuse(struct op *op, int stage, int error, const char *detail)
     op_free(op);
 }
 
+/* Answered at once and by this process, so that a workload that has used up everything can't keep it from being told. */
+void op_tell_usage(struct op *op)
+{
+    uint8_t none[8] = {0}, data[1 + USAGE_BYTES] = {1};
+    limits_usage(data + 1);
+    send_frame(F_STARTED, op->id, none, sizeof none);
+    send_frame(F_DATA, op->id, data, sizeof data);
+    send_result(op->id, op, OUT_EXITED, 0, 0, "");
+    op_free(op);
+}
+
 /* What is full now and was not when an operation began, or has not been since, it ran into. So did whoever runs beside it. */
 void ops_see_limits(void)
 {
@@ -112,7 +123,7 @@ static void conclude(struct op *op)
     } else if (WIFSIGNALED(op->wait_status)) {
         send_result(op->id, op, OUT_SIGNALLED, 0, WTERMSIG(op->wait_status), "");
     } else if (op->kind != KIND_EXEC && WEXITSTATUS(op->wait_status) != 0) {
-        send_result(op->id, op, OUT_IO, op->kind == KIND_READ ? ST_READ : ST_WRITE, EIO, "");
+        send_result(op->id, op, OUT_IO, takes_input(op->kind) ? ST_WRITE : ST_READ, EIO, "");
     } else {
         send_result(op->id, op, OUT_EXITED, 0, WEXITSTATUS(op->wait_status), "");
     }

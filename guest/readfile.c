@@ -20,9 +20,9 @@ static bool is_own_program(int fd)
 }
 
 /* A link of the workload's may lead through /proc/self: there this process is itself, and its program is not the image's. */
-static int open_without_magic(const char *path)
+int open_without_magic(const char *path, int more)
 {
-    struct open_how how = {.flags = O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
+    struct open_how how = {.flags = (uint64_t)(O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC | more), .resolve = RESOLVE_NO_MAGICLINKS};
     int fd = (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
     if (fd >= 0 || !no_such_call() || in_machine())
         return fd;
@@ -41,7 +41,7 @@ static int open_regular(const char *path, struct stat *s)
         child_fail(ST_OPEN, errno, path);
     if ((error = refuse_special(s)) != 0)
         child_fail(ST_OPEN, error, path);
-    if ((fd = open_without_magic(path)) < 0 || fstat(fd, s) != 0)
+    if ((fd = open_without_magic(path, 0)) < 0 || fstat(fd, s) != 0)
         child_fail(ST_OPEN, errno, path);
     if ((error = refuse_special(s)) != 0)
         child_fail(ST_OPEN, error, path);

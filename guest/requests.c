@@ -55,6 +55,32 @@ static void parse_write(struct reader *r, struct request *out)
     out->owner = take_str(r, NULL);
 }
 
+static void parse_place(struct reader *r, struct request *out)
+{
+    out->flags = (uint32_t)take_int(r, 4);
+    out->user = take_str(r, NULL);
+    out->cwd = take_str(r, NULL);
+    out->path = take_str(r, NULL);
+}
+
+static void parse_walk(struct reader *r, struct request *out)
+{
+    parse_place(r, out);
+    out->depth = (uint32_t)take_int(r, 4);
+    out->max_entries = take_int(r, 8);
+    out->max_bytes = take_int(r, 8);
+    out->cap[0] = take_int(r, 8);
+    r->bad |= out->depth > MAX_PUT_DEPTH;
+}
+
+static void parse_put(struct reader *r, struct request *out)
+{
+    parse_place(r, out);
+    out->mode = (uint32_t)take_int(r, 4);
+    out->staging = take_str(r, NULL);
+    r->bad |= out->staging == NULL || out->staging[0] == 0 || strchr(out->staging, '/') != NULL;
+}
+
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out)
 {
     struct reader r = {body, body + n, false};
@@ -65,6 +91,12 @@ bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out)
         parse_read(&r, out);
     else if (kind == KIND_WRITE)
         parse_write(&r, out);
+    else if (kind == KIND_WALK)
+        parse_walk(&r, out);
+    else if (kind == KIND_PUT)
+        parse_put(&r, out);
+    else if (kind == KIND_REMOVE)
+        parse_place(&r, out), out->cap[0] = 8;
     else
         r.bad = true;
     return !r.bad && r.p == r.end;

@@ -41,7 +41,7 @@ bool open_pairs(struct pairs *p, const struct op *op, bool in)
         return false;
     if (op->pty)
         return true;
-    if ((in && pipe2(p->in, O_CLOEXEC) != 0) || (op->kind != KIND_WRITE && pipe2(p->out, O_CLOEXEC) != 0))
+    if ((in && pipe2(p->in, O_CLOEXEC) != 0) || (!takes_input(op->kind) && pipe2(p->out, O_CLOEXEC) != 0))
         return false;
     return op->kind != KIND_EXEC || pipe2(p->err, O_CLOEXEC) == 0;
 }
@@ -117,6 +117,10 @@ void op_start(struct op *op)
         op_refuse(op, ST_REQUEST, EACCES, "not renewed");
         return;
     }
+    if (op->kind == KIND_USAGE) {
+        op_tell_usage(op);
+        return;
+    }
     if (ops_one_is_alone()) {
         op_refuse(op, ST_REQUEST, EAGAIN, "another operation runs alone");
         return;
@@ -135,7 +139,7 @@ void op_start(struct op *op)
     op->cap[0] = request.cap[0], op->cap[1] = request.cap[1];
     if (request.timeout_ms != 0 && request.timeout_ms < (uint64_t)INT64_MAX / 2000000)
         op->deadline_ns = op->start_ns + (int64_t)request.timeout_ms * 1000000;
-    bool in = op->kind == KIND_WRITE || (op->kind == KIND_EXEC && (request.flags & EXEC_STDIN));
+    bool in = takes_input(op->kind) || (op->kind == KIND_EXEC && (request.flags & EXEC_STDIN));
     op->state = OP_STARTING;
     op->host_eof = !in;
     bool may = !op->alone || end_workload();

@@ -46,7 +46,7 @@ static void follow(struct target *t, const char *path)
     child_fail(ST_OPEN, ELOOP, path);
 }
 
-static void make_parents(const char *path)
+void make_parents(const char *path)
 {
     char part[PATH_MAX];
     size_t n = strlen(path);

@@ -13,6 +13,7 @@ from tests.fakes.talking import talking
 from belljar.cell import Cell
 from belljar.channel import GuestClient
 from belljar.events import Actor, Event, Kind, MemoryRecorder
+from belljar.isolation.live import HostUsage
 from belljar.isolation.survivors import Destruction
 from belljar.ledger.schema import check_data
 from belljar.plan import make_plan
@@ -67,6 +68,10 @@ class FakeVm:
     def disk_full(self) -> bool:
         """As the real one."""
         return self.full
+
+    def usage(self) -> HostUsage:
+        """As the real one."""
+        return HostUsage(uptime_s=1.0)
 
     def kill(self) -> None:
         """It has no processes."""

@@ -15,6 +15,7 @@ import anyio
 
 from belljar.cell import record
 from belljar.cell.capture import KEEP_BODY_BYTES, Capture, body_of
+from belljar.cell.files import FileOperations
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.questions import Questions
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Input = bytes | AsyncIterator[bytes] | None
 
 
-class Cell:
+class Cell(FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:

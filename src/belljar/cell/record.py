@@ -39,10 +39,10 @@ def exec_started(operation: Operation, request: ExecRequest, *, bodies: Sequence
     return operation.event(
         Kind.EXEC_STARTED,
         {
-            "argv": [_text(arg) for arg in request.argv],
-            "cwd": _text(request.cwd),
-            "user": _text(request.user),
-            "env_names": sorted(_text(name) for name in request.env),
+            "argv": [text(arg) for arg in request.argv],
+            "cwd": text(request.cwd),
+            "user": text(request.user),
+            "env_names": sorted(text(name) for name in request.env),
             "env_sha256": hashlib.sha256(pairs).hexdigest(),
             "timeout_s": request.timeout_s,
             "stdin": request.stdin,
@@ -64,7 +64,7 @@ def exec_finished(
     """A command ended, or could not start: the guest's word on its outcome, and what the host saw of its streams."""
     if output.not_started_errno is not None:
         data: dict[str, JsonValue] = {
-            "reason": _text(output.why_not_started),
+            "reason": text(output.why_not_started),
             "stage": output.stage,
             "errno": output.not_started_errno,
         }
@@ -110,9 +110,13 @@ def write_limits(operation: Operation, error: BaseException) -> list[Event]:
     return [operation.event(Kind.LIMIT_HIT, {"limit": name, "value": None}, trust=Trust.GUEST_REPORTED)] if name else []
 
 
-def failed(operation: Operation, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = ()) -> Event:
+def failed(
+    operation: Operation, kind: Kind, error: BaseException, *, bodies: Sequence[Body] = (), action: str = ""
+) -> Event:
     """An operation ended without a result: a guest's error, a dead cell, or cancelled by its caller."""
-    data: dict[str, JsonValue] = {"reason": f"{type(error).__name__}: {_text(str(error))}"[:4096]}
+    data: dict[str, JsonValue] = {"reason": f"{type(error).__name__}: {text(str(error))}"[:4096]}
+    if action:
+        data["action"] = action
     if isinstance(error, OSError) and error.errno is not None:
         data["errno"] = error.errno
     return operation.event(kind, data, bodies=bodies)
@@ -120,13 +124,13 @@ def failed(operation: Operation, kind: Kind, error: BaseException, *, bodies: Se
 
 def write_started(operation: Operation, path: str, *, user: str, mode: int | None, body: Body) -> Event:
     """A file is about to be copied in."""
-    data: dict[str, JsonValue] = {"path": _text(path), "bytes": body.total_bytes, "user": user, "mode": mode}
+    data: dict[str, JsonValue] = {"path": text(path), "bytes": body.total_bytes, "user": user, "mode": mode}
     return operation.event(Kind.FILE_WRITE_STARTED, data, bodies=[body])
 
 
 def read_started(operation: Operation, path: str, *, user: str, max_bytes: int) -> Event:
     """A file is about to be copied out."""
-    return operation.event(Kind.FILE_READ_STARTED, {"path": _text(path), "max_bytes": max_bytes, "user": user})
+    return operation.event(Kind.FILE_READ_STARTED, {"path": text(path), "max_bytes": max_bytes, "user": user})
 
 
 def finished(operation: Operation, kind: Kind, *, duration_s: float, body: Body | None = None) -> Event:
@@ -141,7 +145,7 @@ _LIMIT_OF_ERROR = {errno.ENOSPC: "disk", errno.EDQUOT: "disk", errno.ENOMEM: "me
 _RAW = ("utf-8", "surrogateescape")
 
 
-def _text(value: str | bytes) -> str:
+def text(value: str | bytes) -> str:
     """Text that JSON and UTF-8 can carry: bytes that are not UTF-8 become `\\udcNN`, visibly."""
-    text = value.decode(*_RAW) if isinstance(value, bytes) else value
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    decoded = value.decode(*_RAW) if isinstance(value, bytes) else value
+    return decoded.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -309,12 +309,12 @@ class GuestClient:
         Raises `PermissionError`, `IsADirectoryError` or another `OSError`, each with the path; `TimeoutError`; `ValueError`; `CellError`.
         """
         body = frames.write_body(user=user, cwd=cwd, path=path, mode=mode, owner=owner, append=append)
-        async with self._file_operation(lambda wire: wire.start_write(body), timeout_s) as operation:
+        async with self.file_operation(lambda wire: wire.start_write(body), timeout_s) as operation:
             with anyio.move_on_at(operation.deadline):
-                await _feed(operation, contents)
+                await feed(operation, contents)
             while await operation.next_chunk() is not None:
                 pass
-            _judge(operation, path, timeout_s)
+            judge(operation, path, timeout_s)
 
     async def read_file(
         self, path: str, *, user: str = "", cwd: str = "", max_bytes: int, timeout_s: float | None = None
@@ -326,22 +326,21 @@ class GuestClient:
         """
         body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
         contents = bytearray()
-        async with self._file_operation(
-            lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s
-        ) as operation:
+        async with self.file_operation(lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s) as operation:
             while (chunk := await operation.next_chunk()) is not None:
                 contents += chunk[1]
             result = operation.ended()
             if len(contents) > max_bytes or (result.outcome is Outcome.IO_FAILED and result.code == FileTooLarge.CODE):
                 size_bytes = max(operation.size_bytes, max_bytes + 1)
                 raise FileTooLarge(path, max_bytes=max_bytes, size_bytes=size_bytes, head=bytes(contents[:max_bytes]))
-            _judge(operation, path, timeout_s)
+            judge(operation, path, timeout_s)
         return bytes(contents)
 
     @asynccontextmanager
-    async def _file_operation(
+    async def file_operation(
         self, make: Callable[[HostConnection], tuple[int, bytes]], timeout_s: float | None
     ) -> AsyncIterator[Operation]:
+        """An operation on files, over when the block is left; `judge` says what came of it."""
         deadline_s = math.inf if timeout_s is None else timeout_s
         async with self._slot(), live_operation(self._pump, self._patience, make, deadline_s=deadline_s) as operation:
             yield operation
@@ -376,7 +375,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
     trouble: BaseException | None = None
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_feed, operation, contents)
+            tasks.start_soon(feed, operation, contents)
             yield
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -385,7 +384,7 @@ async def _feeding(operation: Operation, contents: Contents) -> AsyncIterator[No
         raise trouble
 
 
-async def _feed(operation: Operation, contents: Contents) -> None:
+async def feed(operation: Operation, contents: Contents) -> None:
     """Send all of the contents, then the end."""
     if isinstance(contents, bytes):
         await operation.send_stdin(contents)
@@ -418,7 +417,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
 
 
-def _judge(operation: Operation, path: str, timeout_s: float | None) -> None:
+def judge(operation: Operation, path: str, timeout_s: float | None) -> None:
     """Return for a success, raise what a failed file operation means."""
     result = operation.ended()
     if result.outcome is Outcome.EXITED:

@@ -66,6 +66,10 @@ class OpKind(IntEnum):
     EXEC = 1
     READ = 2
     WRITE = 3
+    WALK = 5
+    PUT = 6
+    REMOVE = 7
+    USAGE = 8
 
 
 class Outcome(IntEnum):
@@ -197,14 +201,14 @@ def exec_body(
 
 def read_body(*, user: str, cwd: str, path: str, max_bytes: int) -> bytes:
     """The request of a file read."""
-    return _U32.pack(0) + _place(user, cwd, path) + _pack(struct.Struct("<Q"), max_bytes)
+    return _U32.pack(0) + place(user, cwd, path) + _pack(struct.Struct("<Q"), max_bytes)
 
 
 def write_body(*, user: str, cwd: str, path: str, mode: int | None, owner: str, append: bool) -> bytes:
     """The request of a file write; parents are made. `mode` None keeps an existing file's."""
     if mode is not None and not 0 <= mode <= 0o7777:
         raise ValueError(f"mode {mode:#o} is not a file mode; 0 to 0o7777")
-    head = _U32.pack(1 if append else 0) + _place(user, cwd, path)
+    head = _U32.pack(1 if append else 0) + place(user, cwd, path)
     return head + _U32.pack(KEEP_MODE if mode is None else mode) + counted(text_bytes(owner, "owner"))
 
 
@@ -275,7 +279,8 @@ def _pack(layout: struct.Struct, *values: int) -> bytes:
         raise ValueError(f"a number does not fit the protocol: {error}") from error
 
 
-def _place(user: str, cwd: str, path: str) -> bytes:
+def place(user: str, cwd: str, path: str) -> bytes:
+    """Who, from where, and what: a part of every request for a file."""
     if not path:
         raise ValueError("the path is empty")
     return b"".join(counted(text_bytes(text, what)) for text, what in ((user, "user"), (cwd, "cwd"), (path, "path")))

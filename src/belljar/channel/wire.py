@@ -322,6 +322,12 @@ class HostConnection:
         """A new file write: its id and its frames; the contents follow as stdin."""
         return self._start(OpKind.WRITE, body, {}, stdin_open=True)
 
+    def start_files(self, kind: OpKind, body: bytes, *, max_answer_bytes: int) -> tuple[int, bytes]:
+        """A walk, a put, a removal or a question for usage: its id and its frames. A put's records
+        follow as stdin; it alone has no answer."""
+        caps = {} if kind is OpKind.PUT else {int(Stream.STDOUT): max_answer_bytes}
+        return self._start(kind, body, caps, stdin_open=kind is OpKind.PUT)
+
     def _start(self, kind: OpKind, body: bytes, caps: dict[int, int], *, stdin_open: bool) -> tuple[int, bytes]:
         welcome = self._in_order(holds=self._renewed)
         if len(self._live) >= welcome.max_ops:

@@ -171,11 +171,11 @@ def _set(file: Path, value: str) -> None:
     file.write_text(value)
 
 
-def processes_in(directory: Path) -> tuple[int, ...]:
+def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
     """The pids, and the threads' ids, in a group and those below it; empty when it is gone."""
     pids: list[int] = []
     for below in (directory, *directory.glob("**/")):
-        for name in ("cgroup.procs", "cgroup.threads", "tasks"):
+        for name in ("cgroup.procs", "cgroup.threads", "tasks") if threads else ("cgroup.procs",):
             try:
                 pids.extend(int(line) for line in (below / name).read_text().split())
             except OSError as exc:
@@ -207,6 +207,37 @@ def refused_forks(directory: Path) -> int:
 def process_counts(directory: Path) -> tuple[int, int]:
     """How many processes and threads are in this pids group now, and were at most (0 before Linux 6.1); zeros when it can't be read."""
     return _number(directory / "pids.current"), _number(directory / "pids.peak")
+
+
+def memory_bytes(directory: Path) -> int | None:
+    """What is in use in this memory group now, either version; None when it can't be read."""
+    return _number(directory / "memory.current") or _number(directory / "memory.usage_in_bytes") or None
+
+
+def cpu_s(directory: Path) -> float | None:
+    """Seconds of processor time of a group, None when that can't be read.
+
+    Version 1 counts them in a hierarchy of its own; where the group is in another, they are those
+    of the processes in it and of their ended children.
+    """
+    with contextlib.suppress(OSError):
+        for line in (directory / "cpu.stat").read_text().splitlines():
+            key, _, count = line.partition(" ")
+            if key == "usage_usec":
+                return int(count) / 1e6
+    if nanoseconds := _number(directory / "cpuacct.usage"):
+        return nanoseconds / 1e9
+    ticks = [_ticks(pid) for pid in processes_in(directory, threads=False)]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+def _ticks(pid: int) -> int:
+    """Of a process, its threads and the children it has waited for; 0 when it has ended."""
+    try:
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+        return sum(int(field) for field in fields[11:15])  # utime, stime, cutime, cstime: proc(5)
+    except (OSError, ValueError):
+        return 0
 
 
 def memory_peak_bytes(directory: Path) -> int:

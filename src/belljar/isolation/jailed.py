@@ -20,6 +20,7 @@ from belljar.isolation import cgroup
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
+from belljar.isolation.live import HostUsage
 from belljar.isolation.process import ProcessId, kill
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains
@@ -173,6 +174,18 @@ class Jailed:
         """How many processes and threads there are now, and were at most, as the pids group has it; zeros without one."""
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
+
+    def usage(self, *, ready_s: float) -> HostUsage:
+        """What its control groups count now; `ready_s`: since when it is ready, by `time.monotonic`."""
+        groups, limits = self.groups.paths, self.belongings.limits
+        counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
+        memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
+        return HostUsage(
+            uptime_s=time.monotonic() - ready_s,
+            cpu_s=None if counts is None else cgroup.cpu_s(counts),
+            memory_bytes=memory,
+            memory_limit_bytes=None if memory is None else limits.memory_max_bytes,
+        )
 
     async def destroy(self) -> Destruction:
         """Kill, look for survivors, forget the cell. Idempotent, shielded from cancellation, bounded to some ten seconds."""

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from belljar.channel import GuestClient
 from belljar.isolation.survivors import Destruction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUsage:
+    """What the host counts of a cell now; None where it can't. `memory_limit_bytes`: of what is
+    counted, which is a whole virtual machine where the cell is one."""
+
+    uptime_s: float
+    cpu_s: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    disk_bytes: int | None = None
+    processes: int | None = None
 
 
 class Live(Protocol):
@@ -68,6 +82,10 @@ class Live(Protocol):
 
     def disk_full(self) -> bool:
         """Whether there is no room, or no inode, left now in what the cell may write, as far as the host can see into it."""
+        ...
+
+    def usage(self) -> HostUsage:
+        """What it uses now, as far as the host can count it."""
         ...
 
     def kill(self) -> None:

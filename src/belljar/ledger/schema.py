@@ -262,6 +262,19 @@ _TASK_FILES_COPIED: Final[Shape] = {
     "sha256": text,
 }
 _FILE_READ_STARTED: Final[Shape] = {**_OP, "path": text}
+_FILES: Final[Shape] = {**_OP, "action": one_of("upload", "download", "list", "stat", "remove")}
+_CELL_METRICS: Final[Shape] = {
+    **_OP,
+    "cpu_s": maybe(number),
+    "memory_bytes": maybe(count),
+    "memory_limit_bytes": count,
+    "disk_bytes": maybe(count),
+    "disk_limit_bytes": count,
+    "processes": maybe(count),
+    "processes_limit": count,
+    "uptime_s": number,
+    "guest_reported": texts,
+}
 _LIMIT_HIT: Final[Shape] = {"limit": text}
 _PROBE_STARTED: Final[Shape] = {"which": text, "phase": text, "user": text}
 _PROBE_COMPLETED: Final[Shape] = {
@@ -383,6 +396,10 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.FILE_READ_STARTED: _FILE_READ_STARTED,
     Kind.FILE_READ_COMPLETED: _OP_BYTES,
     Kind.FILE_READ_FAILED: _OP_FAILED,
+    Kind.FILES_STARTED: {**_FILES, "path": text},
+    Kind.FILES_COMPLETED: {**_FILES, "entries": count},
+    Kind.FILES_FAILED: {**_FILES, **_REASON},
+    Kind.CELL_METRICS: _CELL_METRICS,
     Kind.LIMIT_HIT: _LIMIT_HIT,
     Kind.PROBE_STARTED: _PROBE_STARTED,
     Kind.PROBE_COMPLETED: _PROBE_COMPLETED,

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -69,9 +70,9 @@ def list_tree(root: Path, source: str, *, max_entries: int) -> Tree:
     """
     entries: list[Entry] = []
     with open_beneath(root, source) as fd:
-        for entry in _entries(fd):
+        for entry in _entries(fd, max_entries):
             if len(entries) >= max_entries:
-                raise ValueError(f"more than {max_entries:,} files and directories")
+                raise _too_many(max_entries)
             entries.append(entry)
     return Tree(source=source, entries=tuple(entries))
 
@@ -88,22 +89,22 @@ def read_entry(root: Path, tree: Tree, entry: Entry) -> bytes:
     return contents
 
 
-def _entries(fd: int) -> Iterator[Entry]:
+def _entries(fd: int, max_entries: int) -> Iterator[Entry]:
     found = os.fstat(fd)
     mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISREG(found.st_mode):
         yield Entry(path="", kind=EntryKind.FILE, mode=mode, size_bytes=found.st_size)
     elif stat.S_ISDIR(found.st_mode):
         yield Entry(path="", kind=EntryKind.DIRECTORY, mode=mode)
-        yield from _below(fd, "", 1)
+        yield from _below(fd, "", 1, max_entries)
     else:
         raise ValueError("it is no regular file and no directory")
 
 
-def _below(fd: int, path: str, depth: int) -> Iterator[Entry]:
+def _below(fd: int, path: str, depth: int, max_entries: int) -> Iterator[Entry]:
     if depth > MAX_DEPTH:
         raise ValueError(f"more than {MAX_DEPTH} directories deep")
-    for name in sorted(os.listdir(fd)):
+    for name in _names(fd, max_entries):
         at = f"{path}/{name}" if path else name
         found = os.stat(name, dir_fd=fd, follow_symlinks=False)
         if any("\ud800" <= character <= "\udfff" for character in name):
@@ -115,7 +116,7 @@ def _below(fd: int, path: str, depth: int) -> Iterator[Entry]:
             yield Entry(path=at, kind=EntryKind.DIRECTORY, mode=mode)
             inner = os.open(name, _DIRECTORY, dir_fd=fd)
             try:
-                yield from _below(inner, at, depth + 1)
+                yield from _below(inner, at, depth + 1, max_entries)
             finally:
                 os.close(inner)
         elif stat.S_ISREG(found.st_mode):
@@ -128,10 +129,33 @@ def _below(fd: int, path: str, depth: int) -> Iterator[Entry]:
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+def _names(fd: int, max_entries: int) -> list[str]:
+    """The names in a directory, in order; no more are read than are allowed, and one."""
+    with os.scandir(fd) as found:
+        names = [entry.name for entry in islice(found, max_entries + 1)]
+    if len(names) > max_entries:
+        raise _too_many(max_entries)
+    return sorted(names)
+
+
+def _too_many(max_entries: int) -> ValueError:
+    return ValueError(f"more than {max_entries:,} files and directories")
+
+
 def _link(fd: int, name: str, at: str) -> str:
     """A link's text, if it stays in the tree: what it says must not tell where the host keeps it."""
     link = os.readlink(name, dir_fd=fd)
-    leads_to = posixpath.normpath(posixpath.join(posixpath.dirname(at), link))
-    if link.startswith("/") or leads_to == ".." or leads_to.startswith("../"):
+    if not link_stays(at, link):
         raise ValueError(f"the link {printable(at)} leads out of its directory")
     return link
+
+
+def link_stays(path: str, link: str) -> bool:
+    """Whether a link at `path` below a root can't lead out of it, wherever other links lead.
+
+    `..` may only begin the text: after a name it would go up from where that name leads, which
+    another link may have put anywhere. `path` goes through directories only.
+    """
+    parts = [part for part in link.split("/") if part not in ("", ".")]
+    ups = next((at for at, part in enumerate(parts) if part != ".."), len(parts))
+    return not link.startswith("/") and ".." not in parts[ups:] and ups <= path.count("/")

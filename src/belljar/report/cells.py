@@ -23,6 +23,11 @@ class Action(StrEnum):
     EXEC = "exec"
     READ = "read_file"
     WRITE = "write_file"
+    UPLOAD = "upload"
+    DOWNLOAD = "download"
+    LIST = "list"
+    STAT = "stat"
+    REMOVE = "remove"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,6 +191,8 @@ _ENDS = {
     Kind.FILE_READ_FAILED,
     Kind.FILE_WRITE_COMPLETED,
     Kind.FILE_WRITE_FAILED,
+    Kind.FILES_COMPLETED,
+    Kind.FILES_FAILED,
 }
 
 
@@ -213,7 +220,9 @@ def gather_cells(lines: Iterable[Line]) -> dict[str, CellFindings]:
 def _add(cell: CellFindings, kind: Kind, data: Mapping[str, Any], time: datetime, bodies: Sequence[BodyRef]) -> None:
     cell.started = time if kind is Kind.CELL_TAKEN else cell.started or time
     cell.ended = time
-    if kind in _STARTS:
+    if kind is Kind.FILES_STARTED:
+        _add_start(cell, Action(data["action"]), data, time)
+    elif kind in _STARTS:
         _add_start(cell, _STARTS[kind], data, time)
     elif kind in _ENDS:
         _add_end(cell, kind, data, bodies)
@@ -234,7 +243,7 @@ def _add_start(cell: CellFindings, action: Action, data: Mapping[str, Any], time
         pty=bool(data.get("pty")),
     )
     cell.operations[operation.op] = operation
-    if action is Action.WRITE:
+    if action in (Action.WRITE, Action.UPLOAD):
         cell.bytes_in += _count(data.get("bytes"))
 
 
@@ -247,7 +256,7 @@ def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Se
     operation.status, operation.code = str(data.get("status", "")), data.get("code")
     operation.output_bytes = _count(data.get("stdout_bytes")) + _count(data.get("stderr_bytes"))
     operation.dropped_bytes = _count(data.get("stdout_dropped_bytes")) + _count(data.get("stderr_dropped_bytes"))
-    if kind is Kind.FILE_READ_COMPLETED:
+    if kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
         operation.output_bytes = _count(data.get("bytes"))
     cell.bytes_out += operation.output_bytes
     cell.bytes_in += sum(body.total_bytes for body in bodies if body.name == "stdin")

@@ -46,7 +46,7 @@ class Difference:
         return len(self.raised) + len(self.terminal) + len(self.silent)
 
 
-_RETURNED = {Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED}
+_RETURNED = {Kind.EXEC_COMPLETED, Kind.FILE_READ_COMPLETED, Kind.FILE_WRITE_COMPLETED, Kind.FILES_COMPLETED}
 
 
 def reconcile(calls: Sequence[Call], cells: Sequence[CellFindings]) -> Difference:

@@ -22,6 +22,7 @@ from belljar.image import Image, Kernel
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.journal import new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
+from belljar.isolation.live import HostUsage
 from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.wire import Wire, start_wire
@@ -76,6 +77,7 @@ class LiveVm:
         self.wire = wire
         self._vmm = vmm
         self._recorder = recorder
+        self._ready_s = time.monotonic()
 
     def console(self) -> bytes:
         """The last 64 KiB that the guest's kernel wrote to its console. The guest's word."""
@@ -109,6 +111,10 @@ class LiveVm:
     def disk_full(self) -> bool:
         """False: the host can't see into the guest's file systems."""
         return False
+
+    def usage(self) -> HostUsage:
+        """As the VMM's control groups have it; what is inside only the guest can tell."""
+        return self._vmm.jailed.usage(ready_s=self._ready_s)
 
     def kill(self) -> None:
         """Kill the VMM now, from any thread; `destroy` is still to be called."""

@@ -11,8 +11,8 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,6 +28,7 @@ from belljar.isolation.identity import hold_range
 from belljar.isolation.jailed import Belongings, Jailed
 from belljar.isolation.journal import EntryKind, new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
+from belljar.isolation.live import HostUsage
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
 from belljar.isolation.oci.words import (
@@ -320,6 +321,7 @@ class LiveContainer:
         self._container = container
         self._recorder = recorder
         self._oom_kills_while_alive = 0
+        self._ready_s = time.monotonic()
 
     def console(self) -> bytes:
         """What launcher and runtime wrote on standard error."""
@@ -357,6 +359,17 @@ class LiveContainer:
         except OSError:
             return False
         return not found.f_bavail or not found.f_favail
+
+    def usage(self) -> HostUsage:
+        """As its control groups have it, its writable layer, and outside of gVisor its processes."""
+        counted = self._container.jailed.usage(ready_s=self._ready_s)
+        disk: int | None = None
+        with suppress(OSError):
+            found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
+            disk = (found.f_blocks - found.f_bfree) * found.f_frsize
+        processes = self._container.jailed.count_processes()[0] - _AGENTS_PROCESSES
+        is_runc = self._container.spec.shape.runtime.kind == "runc"
+        return replace(counted, disk_bytes=disk, processes=processes if is_runc and processes >= 0 else None)
 
     def kill(self) -> None:
         """Kill everything in it now, from any thread; `destroy` is still to be called."""

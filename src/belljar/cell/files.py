@@ -1,0 +1,406 @@
+"""A cell's operations on files and directories, and what it uses: recorded as its commands are.
+
+None of them runs a program of the image: the guest's agent does the work, with the rights of the
+user that is named.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import anyio
+import anyio.to_thread
+
+from belljar.cell import record
+from belljar.cell.capture import body_of
+from belljar.cell.local_tree import Destination, Manifest, Transfer, in_pieces, list_source, records_of, root_mode
+from belljar.cell.metrics import Metrics, join_metrics
+from belljar.channel import FileTooLarge, file_trees
+from belljar.channel.trees import MAX_DEPTH, Record, RecordKind
+from belljar.errors import CellError
+from belljar.events import Event, JsonValue, Kind, Recorder
+
+if TYPE_CHECKING:
+    from belljar.isolation.live import Live
+    from belljar.plan import Plan
+
+MAX_TRANSFER_BYTES: Final = 256 << 20
+MAX_TRANSFER_FILES: Final = 10_000
+MAX_LISTED: Final = 10_000
+_CLEAN_UP_S: Final = 10.0
+_METRICS_TIMEOUT_S: Final = 30.0
+_KINDS: Final = {
+    RecordKind.FILE: "file",
+    RecordKind.DIRECTORY: "directory",
+    RecordKind.ENTER: "directory",
+    RecordKind.LINK: "link",
+    RecordKind.OTHER: "other",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileInfo:
+    """One entry of a cell's file system, as the guest says.
+
+    Attributes:
+        name: its last component. Bytes that are no UTF-8 are surrogate escapes: `os.fsencode(name)`
+            gives them back. Escape it where it is shown.
+        kind: `file`, `directory`, `link`, or `other` (a socket, pipe or device).
+        mode: permission bits, with set-user-ID, set-group-ID and sticky.
+        mtime_s: when its contents changed, in seconds since 1970 by the guest's clock.
+        link_target: a link's text; else empty.
+    """
+
+    name: str
+    kind: Literal["file", "directory", "link", "other"]
+    size_bytes: int
+    mode: int
+    mtime_s: float
+    link_target: str = ""
+
+
+class FileOperations:
+    """The part of a `Cell` that works on files and directories."""
+
+    plan: Plan
+    _live: Live
+    _recorder: Recorder
+    _operation: Callable[[], record.Operation]
+    _user: Callable[[str | None], str]
+    _end_if_dead: Callable[[BaseException], None]
+
+    async def upload(
+        self,
+        local_path: str | os.PathLike[str],
+        target: str,
+        *,
+        user: str | None = None,
+        overwrite: bool = False,
+        max_files: int = MAX_TRANSFER_FILES,
+        max_bytes: int = MAX_TRANSFER_BYTES,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Copy a file or directory of this host into the cell: all of it, or nothing.
+
+        A directory becomes `target`; one that is there already keeps what it has besides. Parents
+        are made. Links inside of the directory stay links; permission bits are kept.
+
+        Args:
+            target: relative paths resolve against the work directory.
+            overwrite: replace files and links that are there; never a directory by a file.
+            max_files, max_bytes: more is an error before anything is sent.
+
+        Raises:
+            FileExistsError: something is there already. FileTooLarge: more than `max_bytes`.
+            ValueError: more than `max_files`; a link that may lead out of the directory; a socket,
+                pipe or device. `OSError`, `TimeoutError`, `CellError`: as `write_file`.
+        """
+        listing = partial(list_source, Path(local_path), max_files=max_files, max_bytes=max_bytes)
+        source = await anyio.to_thread.run_sync(listing)
+        directory, name = target, ""
+        if not source.tree.is_directory:
+            directory, name = posixpath.split(target)
+            if not name or name in (".", ".."):
+                raise ValueError(f"{target!r} names no file; give the file's whole path in the cell")
+        manifest, staging, who = Manifest(), f".{secrets.token_hex(8)}", self._user(user)
+        operation = self._files_started(
+            "upload",
+            target,
+            who,
+            entries=len(source.tree.entries),
+            bytes=source.tree.total_bytes,
+            overwrite=overwrite,
+        )
+        began = anyio.current_time()
+        try:
+            await file_trees.put(
+                self._live.client,
+                directory or ".",
+                _fed(in_pieces(records_of(source, name, manifest))),
+                user=who,
+                cwd=self.plan.workdir,
+                replace=overwrite,
+                mode=root_mode(source) if source.tree.is_directory else None,
+                staging=staging,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
+        except BaseException as error:
+            await self._clean_up(posixpath.join(directory, staging), who, error)
+            self._files_failed(operation, "upload", error)
+            raise
+        transfer = manifest.transfer()
+        self._files_completed(operation, "upload", began, transfer=transfer, content=manifest.content())
+        return transfer
+
+    async def download(
+        self,
+        path: str,
+        local_path: str | os.PathLike[str],
+        *,
+        user: str | None = None,
+        overwrite: bool = False,
+        skip_unsafe: bool = False,
+        max_files: int = MAX_TRANSFER_FILES,
+        max_bytes: int = MAX_TRANSFER_BYTES,
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Copy a file or directory of the cell to this host: all of it, or nothing.
+
+        A directory becomes `local_path`; one that is there already keeps what it has besides. What
+        the cell sends is hostile: nothing is written outside of `local_path`, a link is made only
+        if it can't lead out, set-user-ID bits and others' right to write are dropped.
+
+        Args:
+            overwrite: replace files and links that are there; never a directory.
+            skip_unsafe: leave out links that may lead out, sockets, pipes and devices, and name
+                them in the result. By default each is a `ValueError`.
+            max_files, max_bytes: more is an error, and nothing is kept.
+
+        Raises:
+            FileNotFoundError: it is not there, or `local_path` has no directory to be in.
+            FileExistsError: something of it is there already. FileTooLarge: more than `max_bytes`.
+            OSError: `E2BIG` for more than `max_files`; others as `read_file`. `TimeoutError`,
+                `CellError`: as `read_file`.
+        """
+        who = self._user(user)
+        making = partial(Destination, Path(local_path), overwrite=overwrite, skip_unsafe=skip_unsafe)
+        destination = await anyio.to_thread.run_sync(making)
+
+        async def take(items: Iterator[Record | bytes]) -> None:
+            await anyio.to_thread.run_sync(destination.take, items)
+
+        try:
+            operation = self._files_started("download", path, who, max_files=max_files, max_bytes=max_bytes)
+            began = anyio.current_time()
+            try:
+                await file_trees.walk(
+                    self._live.client,
+                    path,
+                    take,
+                    user=who,
+                    cwd=self.plan.workdir,
+                    depth=MAX_DEPTH,
+                    contents=True,
+                    max_entries=max_files,
+                    max_bytes=max_bytes,
+                    timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+                )
+                await anyio.to_thread.run_sync(destination.place)
+            except BaseException as error:
+                self._files_failed(operation, "download", error)
+                raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(destination.discard)
+        manifest = destination.manifest
+        transfer = manifest.transfer()
+        content = manifest.content()
+        self._files_completed(operation, "download", began, transfer=transfer, content=content)
+        return transfer
+
+    async def list_dir(
+        self,
+        path: str = "",
+        *,
+        user: str | None = None,
+        max_entries: int = MAX_LISTED,
+        timeout_s: float | None = None,
+    ) -> tuple[FileInfo, ...]:
+        """What a directory holds, in the order of the names, without `.` and `..`.
+
+        `path`: default the work directory. Links are not followed.
+
+        Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`, `OSError` with `E2BIG`
+        for more than `max_entries`; `TimeoutError`, `CellError`.
+        """
+        found = await self._look("list", path or ".", user, depth=1, max_entries=max_entries, timeout_s=timeout_s)
+        return tuple(sorted((_info(r) for r in found if r.path), key=lambda info: info.name))
+
+    async def stat(
+        self,
+        path: str,
+        *,
+        user: str | None = None,
+        follow_symlinks: bool = True,
+        timeout_s: float | None = None,
+    ) -> FileInfo:
+        """What a path is. Raises `FileNotFoundError`, `NotADirectoryError`, `PermissionError`,
+        `TimeoutError`, `CellError`."""
+        (found,) = await self._look(
+            "stat",
+            path,
+            user,
+            depth=0,
+            max_entries=1,
+            timeout_s=timeout_s,
+            follow=follow_symlinks,
+        )
+        return _info(found, name=posixpath.basename(path.rstrip("/")) or "/")
+
+    async def remove(
+        self,
+        path: str,
+        *,
+        recursive: bool = False,
+        user: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Remove a file or link; with `recursive` also a directory, with all that is in it.
+
+        A link is removed, not what it leads to.
+
+        Raises `FileNotFoundError`, `IsADirectoryError` without `recursive`, `PermissionError`,
+        `ValueError` for `/`, `.` or `..`; `TimeoutError`, `CellError`.
+        """
+        if posixpath.basename(path.rstrip("/")) in ("", ".", ".."):
+            raise ValueError(f"{path!r} can't be removed; name a file or a directory")
+        who = self._user(user)
+        operation = self._files_started("remove", path, who, recursive=recursive)
+        began = anyio.current_time()
+        try:
+            removed = await file_trees.remove(
+                self._live.client,
+                path.rstrip("/"),
+                user=who,
+                cwd=self.plan.workdir,
+                recursive=recursive,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
+        except BaseException as error:
+            self._files_failed(operation, "remove", error)
+            raise
+        self._files_completed(operation, "remove", began, entries=removed)
+
+    async def metrics(self) -> Metrics:
+        """What the cell uses now, and may use. Raises `CellError`."""
+        operation = self._operation()
+        try:
+            guest = await file_trees.usage(self._live.client, timeout_s=_METRICS_TIMEOUT_S)
+        except BaseException as error:
+            self._end_if_dead(error)
+            raise
+        metrics = join_metrics(self._live.usage(), guest, self.plan.limits)
+        self._recorder.record(operation.event(Kind.CELL_METRICS, metrics.as_data()))
+        return metrics
+
+    async def _look(
+        self,
+        action: str,
+        path: str,
+        user: str | None,
+        *,
+        depth: int,
+        max_entries: int,
+        timeout_s: float | None,
+        follow: bool = True,
+    ) -> list[Record]:
+        found: list[Record] = []
+
+        async def take(items: Iterator[Record | bytes]) -> None:
+            wanted = (item for item in items if isinstance(item, Record))
+            found.extend(item for item in wanted if item.kind is not RecordKind.LEAVE)
+
+        who = self._user(user)
+        operation = self._files_started(action, path, who)
+        began = anyio.current_time()
+        try:
+            await file_trees.walk(
+                self._live.client,
+                path,
+                take,
+                user=who,
+                cwd=self.plan.workdir,
+                depth=depth,
+                follow=follow,
+                max_entries=max_entries,
+                timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
+            )
+        except BaseException as error:
+            self._files_failed(operation, action, error)
+            raise
+        manifest = Manifest()
+        for item in found:
+            manifest.add(item)
+        content = manifest.content()
+        self._files_completed(operation, action, began, entries=len(found), content=content)
+        return found
+
+    async def _clean_up(self, staging: str, user: str, error: BaseException) -> None:
+        """A put that was ended from outside leaves what it had made."""
+        if isinstance(error, CellError):
+            return
+        with (
+            suppress(OSError, CellError, TimeoutError),
+            anyio.move_on_after(_CLEAN_UP_S, shield=True),
+        ):
+            await file_trees.remove(
+                self._live.client,
+                staging,
+                user=user,
+                cwd=self.plan.workdir,
+                recursive=True,
+                timeout_s=_CLEAN_UP_S,
+            )
+
+    # ---- the record
+
+    def _files_started(self, action: str, path: str, user: str, **more: JsonValue) -> record.Operation:
+        operation = self._operation()
+        data = {"action": action, "path": record.text(path), "user": user, **more}
+        self._recorder.record(operation.event(Kind.FILES_STARTED, data))
+        return operation
+
+    def _files_failed(self, operation: record.Operation, action: str, error: BaseException) -> None:
+        failed = record.failed(operation, Kind.FILES_FAILED, error, action=action)
+        self._recorder.record(failed)
+        if isinstance(error, FileTooLarge):
+            data = {"limit": "max_bytes", "value": None}
+            self._recorder.record(operation.event(Kind.LIMIT_HIT, data))
+        for event in record.write_limits(operation, error) if action == "upload" else ():
+            self._recorder.record(event)
+        self._end_if_dead(error)
+
+    def _files_completed(
+        self,
+        operation: record.Operation,
+        action: str,
+        began: float,
+        *,
+        entries: int = 0,
+        transfer: Transfer | None = None,
+        content: bytes | None = None,
+    ) -> None:
+        took_ms = round((anyio.current_time() - began) * 1000, 3)
+        data: dict[str, JsonValue] = {"action": action, "entries": entries, "duration_ms": took_ms}
+        if transfer is not None:
+            data["entries"] = transfer.files + transfer.directories + transfer.links
+            data |= {"files": transfer.files, "bytes": transfer.total_bytes}
+            data |= {"sha256": transfer.sha256, "skipped": len(transfer.skipped)}
+        bodies = [] if content is None else [body_of("entries", content)]
+        event: Event = operation.event(Kind.FILES_COMPLETED, data, bodies=bodies)
+        self._recorder.record(event)
+
+
+def _info(found: Record, name: str = "") -> FileInfo:
+    return FileInfo(
+        name=name or found.name,
+        kind=_KINDS[found.kind],  # type: ignore[arg-type]
+        size_bytes=found.size_bytes,
+        mode=found.mode,
+        mtime_s=found.mtime_s,
+        link_target=found.link,
+    )
+
+
+async def _fed(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces, each read in a thread: a file of the host may be on a slow disk."""
+    while piece := await anyio.to_thread.run_sync(next, pieces, b""):
+        yield piece

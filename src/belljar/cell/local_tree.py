@@ -1,0 +1,339 @@
+"""Trees of files on this host, on their way into a cell or out of one.
+
+What comes out of a cell is hostile. It is made in a new directory that only this user can enter,
+each entry created anew by name in a directory held open, and moved to its place when all of it is
+there. So nothing outside is written to, whatever the guest says.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import posixpath
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from belljar.channel import FileTooLarge
+from belljar.channel.trees import Record, RecordKind, encode
+from belljar.policy.directories import Entry, EntryKind, Tree, link_stays, list_tree
+from belljar.policy.regular import open_regular
+
+_PIECE_BYTES: Final = 256 << 10
+_ROOT: Final = "tree"
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAMES: Final = {
+    RecordKind.FILE: "file",
+    RecordKind.LINK: "link",
+    RecordKind.OTHER: "other",
+    RecordKind.DIRECTORY: "directory",
+    RecordKind.ENTER: "directory",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What was copied into a cell or out of it.
+
+    Attributes:
+        files, directories, links: how many of each; the directory itself counts.
+        total_bytes: of all files together.
+        sha256: of the list of entries that is on record.
+        skipped: paths that were left out, as `skip_unsafe` asks.
+    """
+
+    files: int
+    directories: int
+    links: int
+    total_bytes: int
+    sha256: str
+    skipped: tuple[str, ...] = ()
+
+
+class Manifest:
+    """The entries of one tree: a line of JSON each, in the order of their paths."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, bytes] = {}
+        self._counts = dict.fromkeys(RecordKind, 0)
+        self.skipped: list[str] = []
+        self.total_bytes = 0
+
+    def add(self, record: Record, sha256: str = "") -> None:
+        """One entry more; `sha256` is of a file's contents."""
+        self._counts[record.kind] += 1
+        self.total_bytes += record.size_bytes
+        line: dict[str, object] = {
+            "path": record.path,
+            "kind": _NAMES[record.kind],
+            "mode": f"{record.mode:04o}",
+            "bytes": record.size_bytes,
+        }
+        if record.kind is RecordKind.LINK:
+            line["link"] = record.link
+        if sha256:
+            line["sha256"] = sha256
+        self._lines[record.path] = json.dumps(line).encode() + b"\n"
+
+    def content(self) -> bytes:
+        """The list as it is put on record."""
+        return b"".join(line for _, line in sorted(self._lines.items()))
+
+    def transfer(self) -> Transfer:
+        """Its counts and its digest."""
+        return Transfer(
+            files=self._counts[RecordKind.FILE],
+            directories=self._counts[RecordKind.ENTER],
+            links=self._counts[RecordKind.LINK],
+            total_bytes=self.total_bytes,
+            sha256=hashlib.sha256(self.content()).hexdigest(),
+            skipped=tuple(sorted(self.skipped)),
+        )
+
+
+# ---- into a cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file or directory of this host that was listed, and is within its bounds."""
+
+    root: Path
+    tree: Tree
+
+
+def list_source(path: Path, *, max_files: int, max_bytes: int) -> Source:
+    """List what is to be copied. Blocking. Reads no contents.
+
+    Raises:
+        OSError: it can't be read. FileTooLarge: more than `max_bytes` together.
+        ValueError: more than `max_files` files and directories, a link that may lead out of the
+            directory, a socket, pipe or device, or a name that is no UTF-8.
+    """
+    real = path.resolve(strict=True)
+    root, name = (real, ".") if real == real.parent else (real.parent, real.name)
+    try:
+        tree = list_tree(root, name, max_entries=max_files)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if tree.total_bytes > max_bytes:
+        size = tree.total_bytes
+        raise FileTooLarge(str(path), max_bytes=max_bytes, size_bytes=size, head=b"")
+    return Source(root=root, tree=tree)
+
+
+def records_of(source: Source, name: str, manifest: Manifest) -> Iterator[bytes]:
+    """The records of what lies in a directory, or of a file that is to be called `name`. Blocking.
+
+    Raises `OSError` and `ValueError` where it has become something else since it was listed.
+    """
+    tree, depth = source.tree, 0
+    if not tree.is_directory:
+        yield from _file_records(source, tree.entries[0], name, manifest)
+        return
+    manifest.add(Record(path="", kind=RecordKind.ENTER, mode=root_mode(source)))
+    for entry in tree.entries[1:]:
+        above = entry.path.count("/")
+        while depth > above:
+            yield encode(Record(path="", kind=RecordKind.LEAVE))
+            depth -= 1
+        if entry.kind is EntryKind.FILE:
+            yield from _file_records(source, entry, entry.path, manifest)
+            continue
+        is_link = entry.kind is EntryKind.LINK
+        record = Record(
+            path=entry.path,
+            kind=RecordKind.LINK if is_link else RecordKind.ENTER,
+            mode=0o777 if is_link else entry.mode | 0o700,
+            link=entry.link,
+        )
+        manifest.add(record)
+        yield encode(record)
+        depth += not is_link
+    yield encode(Record(path="", kind=RecordKind.LEAVE)) * depth
+
+
+def root_mode(source: Source) -> int:
+    """The mode of the directory, which its owner can always work in."""
+    return source.tree.entries[0].mode | 0o700
+
+
+def _file_records(source: Source, entry: Entry, path: str, manifest: Manifest) -> Iterator[bytes]:
+    record = Record(path=path, kind=RecordKind.FILE, mode=entry.mode, size_bytes=entry.size_bytes)
+    yield encode(record)
+    digest, left = hashlib.sha256(), entry.size_bytes
+    name = posixpath.join(source.tree.source, entry.path) if entry.path else source.tree.source
+    with open_regular(source.root, name) as fd:
+        while left and (piece := os.read(fd, min(left, _PIECE_BYTES))):
+            digest.update(piece)
+            left -= len(piece)
+            yield piece
+    if left:
+        raise ValueError(f"{name} has become shorter while it was copied")
+    manifest.add(record, digest.hexdigest())
+
+
+def in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of a good size for the channel."""
+    gathered = bytearray()
+    for part in parts:
+        gathered += part
+        if len(gathered) >= _PIECE_BYTES:
+            yield bytes(gathered)
+            gathered.clear()
+    if gathered:
+        yield bytes(gathered)
+
+
+# ---- out of a cell
+
+
+class Destination:
+    """Where a tree of a cell is put. Blocking; `take` as it comes, then `place` or `discard`.
+
+    Args:
+        target: what it becomes: a new name, or for a directory one that is there, which keeps what
+            it has besides.
+        overwrite: replace files and links that are there; never directories.
+        skip_unsafe: leave out links that may lead out of the tree, and sockets, pipes and devices;
+            else each is an error.
+    """
+
+    def __init__(self, target: Path, *, overwrite: bool, skip_unsafe: bool) -> None:
+        self.manifest = Manifest()
+        self._target = target
+        self._overwrite = overwrite
+        self._skip_unsafe = skip_unsafe
+        self._digest = hashlib.sha256()
+        self._left = 0
+        self._file: tuple[int, Record] | None = None
+        above = target if target.is_dir() else target.parent
+        self._stage = Path(tempfile.mkdtemp(prefix=".download-", dir=above))
+        self._open = [(os.open(self._stage, _DIRECTORY), 0o700)]
+
+    def take(self, items: Iterable[Record | bytes]) -> None:
+        """What the guest said next. Raises `OSError`, and `ValueError` for what isn't taken."""
+        for item in items:
+            if isinstance(item, Record):
+                self._begin(item)
+            else:
+                self._write(item)
+
+    def _begin(self, record: Record) -> None:
+        name, at = record.name or _ROOT, self._open[-1][0]
+        match record.kind:
+            case RecordKind.FILE:
+                fd = os.open(name, _NEW_FILE, 0o600, dir_fd=at)
+                self._file, self._left = (fd, record), record.size_bytes
+                self._digest = hashlib.sha256()
+                self._write(b"")
+            case RecordKind.ENTER:
+                os.mkdir(name, 0o700, dir_fd=at)
+                mode = record.mode & 0o755 | 0o700
+                self._open.append((os.open(name, _DIRECTORY, dir_fd=at), mode))
+                self.manifest.add(record)
+            case RecordKind.LEAVE:
+                fd, mode = self._open.pop()
+                os.fchmod(fd, mode)
+                os.close(fd)
+            case RecordKind.LINK if link_stays(record.path, record.link):
+                os.symlink(record.link, name, dir_fd=at)
+                self.manifest.add(record)
+            case _ if self._skip_unsafe:
+                self.manifest.skipped.append(record.path)
+            case _:
+                is_link = record.kind is RecordKind.LINK
+                what = "a link that may lead out of it" if is_link else "neither file nor directory"
+                path = os.fsencode(record.path).decode("utf-8", "backslashreplace")
+                raise ValueError(f"{path!r} in the directory is {what}; `skip_unsafe` leaves it out")
+
+    def _write(self, piece: bytes) -> None:
+        if self._file is None:
+            raise RuntimeError("contents without a file")
+        fd, record = self._file
+        self._digest.update(piece)
+        self._left -= len(piece)
+        view = memoryview(piece)
+        while view:
+            view = view[os.write(fd, view) :]
+        if not self._left:
+            os.fchmod(fd, record.mode & 0o755 | 0o600)
+            os.close(fd)
+            self._file = None
+            self.manifest.add(record, self._digest.hexdigest())
+
+    def place(self) -> None:
+        """Move it to its place. Raises `FileExistsError` and its like before anything is moved."""
+        made = self._stage / _ROOT
+        if not made.is_dir():
+            if os.path.lexists(self._target) and (self._target.is_dir() or not self._overwrite):
+                code = errno.EISDIR if self._target.is_dir() else errno.EEXIST
+                raise OSError(code, os.strerror(code), str(self._target))
+            made.replace(self._target)
+        elif not os.path.lexists(self._target):
+            made.rename(self._target)
+        elif not self._target.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is there", str(self._target))
+        else:
+            self._merge(move=False)
+            self._merge(move=True)
+        self.discard()
+
+    def _merge(self, *, move: bool) -> None:
+        source = os.open(_ROOT, _DIRECTORY, dir_fd=self._open[0][0])
+        try:
+            target = os.open(self._target, _DIRECTORY & ~os.O_NOFOLLOW)
+            try:
+                _bring(source, target, move=move, overwrite=self._overwrite)
+            finally:
+                os.close(target)
+        finally:
+            os.close(source)
+
+    def discard(self) -> None:
+        """Remove what is not in its place. Idempotent."""
+        if self._file is not None:
+            os.close(self._file[0])
+            self._file = None
+        while self._open:
+            os.close(self._open.pop()[0])
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._stage)
+
+
+def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
+    """Every entry of one directory to the other, or only a look whether all may come."""
+    for name in os.listdir(source):
+        mine = os.stat(name, dir_fd=source, follow_symlinks=False).st_mode
+        try:
+            there = os.stat(name, dir_fd=target, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            there = None
+        if there is not None and stat.S_ISDIR(mine) and stat.S_ISDIR(there):
+            inner = os.open(name, _DIRECTORY, dir_fd=source)
+            try:
+                other = os.open(name, _DIRECTORY, dir_fd=target)
+                try:
+                    _bring(inner, other, move=move, overwrite=overwrite)
+                finally:
+                    os.close(other)
+            finally:
+                os.close(inner)
+            continue
+        if there is not None and (not overwrite or stat.S_ISDIR(mine) or stat.S_ISDIR(there)):
+            code = errno.EEXIST if not overwrite else _other_kind(there)
+            raise OSError(code, os.strerror(code), name)
+        if move:
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _other_kind(there: int) -> int:
+    return errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR

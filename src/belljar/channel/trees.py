@@ -1,0 +1,231 @@
+"""Trees of files as records, in both directions. Pure: bytes in, entries out, and back.
+
+A record is 27 bytes and a name, a link's text, and with contents a file's bytes. A directory that is
+entered is followed by what it holds and by a record that leaves it, so no name says where it belongs:
+each is one component, and nothing can be outside of the first entry.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NoReturn
+
+from belljar.channel import frames, payloads
+from belljar.channel.frames import FrameType
+
+MAX_DEPTH: Final = 64
+"""Of directories in each other, counted from the one that is walked."""
+MAX_PATH_BYTES: Final = 4_096
+"""Of a path below the one that is walked."""
+_HEAD: Final = struct.Struct("<BHQqIHH")
+_MAX_NAME_BYTES: Final = 255
+_MAX_LINK_BYTES: Final = 4_095
+_MAX_MODE: Final = 0o7777
+_MAX_SIZE: Final = (1 << 63) - 1
+_NS: Final = 1_000_000_000
+
+
+class RecordKind(IntEnum):
+    """What an entry is. `ENTER` is a directory whose entries follow, up to its `LEAVE`."""
+
+    FILE = 1
+    DIRECTORY = 2
+    LINK = 3
+    OTHER = 4
+    ENTER = 5
+    LEAVE = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One entry, as the guest says.
+
+    Attributes:
+        path: below the one that is walked, "" for that itself; bytes that are no UTF-8 are
+            surrogate escapes, as in `os.fsdecode`.
+        link: a symbolic link's text.
+    """
+
+    path: str
+    kind: RecordKind
+    mode: int = 0
+    size_bytes: int = 0
+    mtime_s: float = 0.0
+    link: str = ""
+
+    @property
+    def name(self) -> str:
+        """The last component of the path."""
+        return self.path.rpartition("/")[2]
+
+
+def encode(record: Record) -> bytes:
+    """A record without the file's contents, which follow it."""
+    name, link = os.fsencode(record.name), os.fsencode(record.link)
+    head = (record.kind, record.mode, record.size_bytes, 0, 0, len(name), len(link))
+    return _HEAD.pack(*head) + name + link
+
+
+def stream_bytes(*, max_entries: int, max_bytes: int) -> int:
+    """The most that a walk of so many entries and bytes can take on the channel."""
+    return max_bytes + (max_entries + 1) * (2 * _HEAD.size + _MAX_NAME_BYTES + _MAX_LINK_BYTES)
+
+
+class TreeReader:
+    """Takes a walk's bytes as they come and gives records, and contents as `bytes`.
+
+    A record of a file with contents is followed by exactly `size_bytes` bytes of it, in pieces.
+
+    Raises `ProtocolViolation` for what no honest guest can send: a name with a slash or a NUL, `..`,
+    more than was asked for, or anything after the end.
+    """
+
+    def __init__(self, *, contents: bool, max_entries: int, max_bytes: int) -> None:
+        self._contents = contents
+        self._entries_left = max_entries
+        self._bytes_left = max_bytes
+        self._pending = bytearray()
+        self._file_left = 0
+        self._directories: list[str] = []
+        self._begun = self._over = False
+
+    def feed(self, data: bytes) -> Iterator[Record | bytes]:
+        """What these bytes complete, to be taken before more are fed."""
+        self._pending += data
+        while self._pending:
+            if self._file_left:
+                piece = bytes(self._pending[: self._file_left])
+                del self._pending[: len(piece)]
+                self._file_left -= len(piece)
+                yield piece
+            elif (record := self._take_record()) is not None:
+                yield record
+            else:
+                return
+
+    def finish(self) -> None:
+        """The stream has ended: the first entry must be whole."""
+        if self._pending or self._file_left or not self._over:
+            _violated("a walk that ends early")
+
+    def _take_record(self) -> Record | None:
+        if self._over:
+            _violated("a walk that goes on after its end")
+        if len(self._pending) < _HEAD.size:
+            return None
+        kind, mode, size, mtime_s, mtime_ns, name_size, link_size = _HEAD.unpack_from(self._pending)
+        if name_size > _MAX_NAME_BYTES or link_size > _MAX_LINK_BYTES:
+            _violated(f"a name of {name_size} or a link of {link_size} bytes")
+        if len(self._pending) < _HEAD.size + name_size + link_size:
+            return None
+        name = bytes(self._pending[_HEAD.size : _HEAD.size + name_size])
+        link = bytes(self._pending[_HEAD.size + name_size : _HEAD.size + name_size + link_size])
+        del self._pending[: _HEAD.size + name_size + link_size]
+        if kind not in RecordKind.__members__.values() or mode > _MAX_MODE or mtime_ns >= _NS:
+            _violated(f"an entry of kind {kind}, mode {mode:#o}")
+        if bool(link) != (kind == RecordKind.LINK) or b"\0" in link:
+            _violated(f"an entry of kind {kind} with a link of {len(link)} bytes")
+        if size > (_MAX_SIZE if kind == RecordKind.FILE else 0):
+            _violated(f"an entry of kind {kind} with {size} bytes")
+        record = Record(
+            path=self._path(RecordKind(kind), name),
+            kind=RecordKind(kind),
+            mode=mode,
+            size_bytes=size,
+            mtime_s=mtime_s + mtime_ns / _NS,
+            link=os.fsdecode(link),
+        )
+        self._follow(record)
+        return record
+
+    def _path(self, kind: RecordKind, name: bytes) -> str:
+        """The path of an entry, from its name and where the walk is."""
+        if kind is RecordKind.LEAVE:
+            if name or not self._directories:
+                _violated("the end of a directory that was not entered")
+            return self._directories[-1]
+        if not self._begun:
+            if name:
+                _violated("a name for the entry that was asked for")
+            return ""
+        if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
+            _violated(f"the name {name!r}")
+        above = self._directories[-1]
+        path = f"{above}/{os.fsdecode(name)}" if above else os.fsdecode(name)
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:_MAX_NAME_BYTES])
+        return path
+
+    def _follow(self, record: Record) -> None:
+        """Where the walk is after this record, and what it may still send."""
+        self._begun = True
+        if record.kind is RecordKind.LEAVE:
+            self._directories.pop()
+        else:
+            self._entries_left -= 1
+        if record.kind is RecordKind.ENTER:
+            self._directories.append(record.path)
+        if self._contents and record.kind is RecordKind.FILE:
+            self._file_left = record.size_bytes
+            self._bytes_left -= record.size_bytes
+        if self._entries_left < 0 or self._bytes_left < 0 or len(self._directories) > MAX_DEPTH + 1:
+            _violated("more files, bytes or levels than were asked for")
+        self._over = not self._directories
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the guest says that its workload uses; 0 where it can't tell."""
+
+    cpu_us: int
+    memory_bytes: int
+    memory_limit_bytes: int
+    disk_bytes: int
+    disk_limit_bytes: int
+    files: int
+    processes: int
+    processes_limit: int
+
+
+USAGE_BYTES: Final = 64
+
+
+def read_usage(raw: bytes) -> Usage:
+    """The answer to a question for usage. Raises `ProtocolViolation`."""
+    if len(raw) != USAGE_BYTES:
+        _violated(f"a usage of {len(raw)} bytes")
+    values = struct.unpack("<8Q", raw)
+    if max(values) > _MAX_SIZE:
+        _violated("a usage that can't be")
+    return Usage(**dict(zip(Usage.__dataclass_fields__, values, strict=True)))
+
+
+def walk_body(*, user: str, cwd: str, path: str, flags: int, depth: int, max_entries: int, max_bytes: int) -> bytes:
+    """The request of a walk. `flags`: 1 follow the path's own link, 2 contents too."""
+    cap = stream_bytes(max_entries=max_entries, max_bytes=max_bytes)
+    try:
+        bounds = struct.pack("<IQQQ", depth, max_entries, max_bytes, cap)
+    except struct.error as error:
+        raise ValueError(f"a number does not fit the protocol: {error}") from error
+    return place_body(user=user, cwd=cwd, path=path, flags=flags) + bounds
+
+
+def put_body(*, user: str, cwd: str, path: str, replace: bool, mode: int | None, staging: str) -> bytes:
+    """The request of a put into the directory `path`; `mode` is that of a directory that is made."""
+    head = place_body(user=user, cwd=cwd, path=path, flags=int(replace))
+    number = frames.KEEP_MODE if mode is None else mode
+    return head + struct.pack("<I", number) + frames.counted(staging.encode())
+
+
+def place_body(*, user: str, cwd: str, path: str, flags: int) -> bytes:
+    """The beginning of these requests, and all of a removal's (flag 1: with all below)."""
+    return struct.pack("<I", flags) + frames.place(user, cwd, path)
+
+
+def _violated(what: str) -> NoReturn:
+    payloads.violated(what, FrameType.DATA, 0)

@@ -1,0 +1,240 @@
+"""Directories of a cell: copied in and out, listed, looked at, removed; and what a cell uses."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.cell import Cell
+from belljar.channel import FileTooLarge
+
+pytestmark = pytest.mark.anyio
+MIB = 1 << 20
+
+
+def project(folder: Path) -> Path:
+    """A directory with a little of everything that can be copied."""
+    tree = folder / "project"
+    (tree / "src" / "deep").mkdir(parents=True)
+    (tree / "empty").mkdir()
+    (tree / "run.sh").write_bytes(b"#!/bin/sh\n")
+    (tree / "run.sh").chmod(0o755)
+    (tree / "src" / "deep" / "large").write_bytes(bytes(range(256)) * 8192)
+    (tree / "src" / "nothing").write_bytes(b"")
+    (tree / "src" / "link").symlink_to("../run.sh")
+    return tree
+
+
+def everything(tree: Path) -> dict[str, tuple[int, bytes]]:
+    """What is in a directory: by path its kind and permissions, its contents or where it leads."""
+    found = {}
+    for path in sorted(tree.rglob("*")):
+        mode = path.lstat().st_mode
+        is_link = stat.S_ISLNK(mode)
+        content = os.fsencode(path.readlink()) if is_link else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(tree))] = (stat.S_IFMT(mode) if is_link else mode & 0o170755, content)
+    return found
+
+
+async def test_a_directory_comes_back_as_it_was(cell: Cell, tmp_path: Path) -> None:
+    """A directory goes into the cell and out of it again whole: contents, links, permissions; the
+    image's programs are not needed."""
+    tree = project(tmp_path)
+    there = await cell.upload(tree, "/tmp/up/project")
+    assert (there.files, there.directories, there.links) == (3, 4, 1)
+    back = await cell.download("/tmp/up/project", tmp_path / "back")
+    assert everything(tmp_path / "back") == everything(tree)
+    assert back.total_bytes == there.total_bytes
+    await cell.remove("/tmp/up", recursive=True)
+
+
+async def test_a_file_is_copied(cell: Cell, tmp_path: Path) -> None:
+    """A single file is copied under the name it is given; one that is there is kept, unless asked."""
+    (tmp_path / "file").write_bytes(b"one")
+    await cell.upload(tmp_path / "file", "/tmp/file-up/named")
+    with pytest.raises(FileExistsError):
+        await cell.upload(tmp_path / "file", "/tmp/file-up/named")
+    (tmp_path / "file").write_bytes(b"two")
+    await cell.upload(tmp_path / "file", "/tmp/file-up/named", overwrite=True)
+    (tmp_path / "back").write_bytes(b"old")
+    with pytest.raises(FileExistsError):
+        await cell.download("/tmp/file-up/named", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"old"
+    await cell.download("/tmp/file-up/named", tmp_path / "back", overwrite=True)
+    assert (tmp_path / "back").read_bytes() == b"two"
+    assert [info.name for info in await cell.list_dir("/tmp/file-up")] == ["named"]
+    await cell.remove("/tmp/file-up", recursive=True)
+
+
+async def test_a_directory_that_is_there_keeps_what_it_has(cell: Cell, tmp_path: Path) -> None:
+    """Copying into a directory that exists adds to it; a file in the way stops all of it first."""
+    tree = project(tmp_path)
+    await cell.write_file("/tmp/merge/src/own", b"mine")
+    await cell.write_file("/tmp/merge/run.sh", b"theirs")
+    with pytest.raises(FileExistsError, match=r"run\.sh"):
+        await cell.upload(tree, "/tmp/merge")
+    assert {info.name for info in await cell.list_dir("/tmp/merge")} == {"src", "run.sh"}
+    assert {info.name for info in await cell.list_dir("/tmp/merge/src")} == {"own"}
+    await cell.upload(tree, "/tmp/merge", overwrite=True)
+    assert await cell.read_file("/tmp/merge/src/own", max_bytes=10) == b"mine"
+    assert await cell.read_file("/tmp/merge/run.sh", max_bytes=100) == b"#!/bin/sh\n"
+    with pytest.raises(FileExistsError):
+        await cell.download("/tmp/merge", tree)
+    assert not (tree / "src" / "own").exists()
+    await cell.download("/tmp/merge", tree, overwrite=True)
+    assert (tree / "src" / "own").read_bytes() == b"mine"
+    await cell.remove("/tmp/merge", recursive=True)
+
+
+async def test_bounds_are_kept_before_harm(cell: Cell, tmp_path: Path) -> None:
+    """More files or bytes than allowed is an error, and nothing is left on either side."""
+    tree = project(tmp_path)
+    with pytest.raises(FileTooLarge):
+        await cell.upload(tree, "/tmp/bounds", max_bytes=MIB)
+    with pytest.raises(ValueError, match="more than 3"):
+        await cell.upload(tree, "/tmp/bounds", max_files=3)
+    with pytest.raises(FileNotFoundError):
+        await cell.stat("/tmp/bounds")
+    await cell.upload(tree, "/tmp/bounds")
+    with pytest.raises(FileTooLarge):
+        await cell.download("/tmp/bounds", tmp_path / "back", max_bytes=MIB)
+    with pytest.raises(OSError, match="more than 3"):
+        await cell.download("/tmp/bounds", tmp_path / "back", max_files=3)
+    with pytest.raises(OSError, match="more than 1"):
+        await cell.list_dir("/tmp/bounds", max_entries=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["project"]
+    await cell.remove("/tmp/bounds", recursive=True)
+
+
+async def test_what_may_lead_out_is_not_brought(cell: Cell, tmp_path: Path) -> None:
+    """A link that leads out, or could by way of another, and a pipe are refused, or left out and
+    named."""
+    script = "mkdir /tmp/out && cd /tmp/out && ln -s /etc abs && ln -s ../.. up && ln -s . here && ln -s here/.. by"
+    assert (await cell.exec(["sh", "-c", f"{script} && mkfifo pipe && echo x >file"])).success
+    with pytest.raises(ValueError, match="skip_unsafe"):
+        await cell.download("/tmp/out", tmp_path / "back")
+    assert not list(tmp_path.iterdir())
+    found = await cell.download("/tmp/out", tmp_path / "back", skip_unsafe=True)
+    assert found.skipped == ("abs", "by", "pipe", "up")
+    assert sorted(os.listdir(tmp_path / "back")) == ["file", "here"]
+    await cell.remove("/tmp/out", recursive=True)
+
+
+async def test_no_set_user_id_file_comes_out(cell: Cell, tmp_path: Path) -> None:
+    """Set-user-ID bits and others' right to write stay in the cell."""
+    await cell.write_file("/tmp/suid/tool", b"x", mode=0o6777)
+    await cell.download("/tmp/suid", tmp_path / "back")
+    assert stat.S_IMODE((tmp_path / "back" / "tool").stat().st_mode) == 0o755
+    await cell.remove("/tmp/suid", recursive=True)
+
+
+async def test_list_and_stat(cell: Cell) -> None:
+    """Entries say what they are; a name that is no UTF-8 comes whole; links are told apart."""
+    await cell.exec(["sh", "-c", r'mkdir /tmp/list && cd /tmp/list && touch "$(printf "\\377")" && mkdir d && ln -s d l'])
+    await cell.write_file("/tmp/list/file", b"12345", mode=0o640)
+    found = {os.fsencode(info.name): info for info in await cell.list_dir("/tmp/list")}
+    assert {name: info.kind for name, info in found.items()} == {
+        b"d": "directory", b"file": "file", b"l": "link", b"\xff": "file",
+    }  # fmt: skip
+    assert (found[b"file"].size_bytes, found[b"file"].mode, found[b"l"].link_target) == (5, 0o640, "d")
+    assert (await cell.stat("/tmp/list/file")) == found[b"file"]
+    assert (await cell.stat("/tmp/list/l")).kind == "directory"
+    assert (await cell.stat("/tmp/list/l", follow_symlinks=False)).kind == "link"
+    assert found[b"file"].mtime_s > 1_500_000_000
+    await cell.remove("/tmp/list/l")
+    await cell.remove("/tmp/list", recursive=True)
+
+
+async def test_errors_are_pythons_own(cell: Cell, tmp_path: Path) -> None:
+    """What is not there, no directory, a directory, or another's is told by the builtin errors."""
+    await cell.write_file("/tmp/errors/file", b"x")
+    await cell.exec(["sh", "-c", "mkdir -m 700 /tmp/errors/closed"])
+    for call in (cell.list_dir, cell.stat, cell.remove):
+        with pytest.raises(FileNotFoundError, match="no-such"):
+            await call("/tmp/errors/no-such")
+    with pytest.raises(FileNotFoundError):
+        await cell.download("/tmp/errors/no-such", tmp_path / "x")
+    with pytest.raises(NotADirectoryError):
+        await cell.list_dir("/tmp/errors/file")
+    with pytest.raises(IsADirectoryError):
+        await cell.remove("/tmp/errors/closed")
+    with pytest.raises(PermissionError):
+        await cell.list_dir("/tmp/errors/closed", user="nobody")
+    with pytest.raises(PermissionError):
+        await cell.remove("/tmp/errors/closed", recursive=True, user="nobody")
+    with pytest.raises(PermissionError):
+        await cell.upload(project(tmp_path), "/tmp/errors", user="nobody")
+    with pytest.raises(ValueError, match="removed"):
+        await cell.remove("/")
+    await cell.remove("/tmp/errors", recursive=True)
+
+
+async def test_removing_follows_no_link(cell: Cell) -> None:
+    """A tree is removed with its links, not with what they lead to."""
+    await cell.write_file("/tmp/kept/file", b"x")
+    await cell.exec(["sh", "-c", "mkdir -p /tmp/gone/a/b && ln -s /tmp/kept /tmp/gone/a/b/link && chmod 0 /tmp/gone/a"])
+    await cell.remove("/tmp/gone", recursive=True)
+    assert await cell.read_file("/tmp/kept/file", max_bytes=10) == b"x"
+    with pytest.raises(FileNotFoundError):
+        await cell.stat("/tmp/gone")
+    await cell.remove("/tmp/kept", recursive=True)
+
+
+async def test_a_directory_beyond_many_reads(cell: Cell, tmp_path: Path) -> None:
+    """Some thousand entries with long names are listed, copied and removed, none twice."""
+    tree = tmp_path / "many"
+    tree.mkdir()
+    for number in range(2000):
+        (tree / f"{'n' * 150}{number}").write_bytes(b"%d" % number)
+    await cell.upload(tree, "/tmp/many")
+    assert [info.name for info in await cell.list_dir("/tmp/many")] == sorted(os.listdir(tree))
+    await cell.download("/tmp/many", tmp_path / "back")
+    assert everything(tmp_path / "back") == everything(tree)
+    await cell.remove("/tmp/many", recursive=True)
+
+
+async def test_an_interrupted_upload_leaves_nothing(cell: Cell, tmp_path: Path) -> None:
+    """An upload that is cancelled half-way leaves no entry behind, and the cell usable."""
+    large = tmp_path / "large"
+    large.mkdir()
+    with (large / "zeros").open("wb") as file:
+        file.truncate(100 * MIB)
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            while not await cell.list_dir("/tmp"):
+                await anyio.sleep(0.01)
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel)
+            await cell.upload(large, "/tmp/interrupted/target")
+    names = [info.name for info in await cell.list_dir("/tmp/interrupted/target")]
+    assert names in ([], ["zeros"])
+    await cell.remove("/tmp/interrupted", recursive=True)
+
+
+async def test_metrics(cell: Cell, tier: str) -> None:
+    """A cell says what it uses of its limits, and who counted; use is seen to grow."""
+    before = await cell.metrics()
+    script = "dd if=/dev/zero of=/var/tmp/filled bs=1M count=32 2>/dev/null; n=0; while [ $n -lt 300000 ]; do n=$((n+1)); done"
+    assert (await cell.exec(["sh", "-c", script])).success
+    after = await cell.metrics()
+    assert before.uptime_s < after.uptime_s
+    assert before.cpu_s is not None
+    assert after.cpu_s is not None
+    assert after.cpu_s > before.cpu_s
+    assert before.disk_bytes is not None
+    assert after.disk_bytes is not None
+    assert after.disk_bytes - before.disk_bytes >= 32 * MIB
+    assert (after.disk_limit_bytes, after.processes_limit) == (256 * MIB, 512)
+    assert after.memory_bytes is not None
+    assert 0 < after.memory_bytes <= after.memory_limit_bytes
+    assert after.processes is not None
+    assert after.processes < 64
+    assert (tier == "microvm") == ("disk_bytes" in after.guest_reported and "processes" in after.guest_reported)
+    await cell.remove("/var/tmp/filled")
