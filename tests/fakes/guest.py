@@ -107,6 +107,11 @@ class FakeGuest:
         self.started_order: list[int] = []
         self.credits: list[int] = []
         self.answers_pings = True
+        self.answers: dict[int, bytes] = {}
+        """What an operation of this kind (a walk, a removal, a usage) says on its first stream."""
+        self.errors: dict[int, int] = {}
+        """The errno that an operation of this kind ends with."""
+        self.put = b""
 
     def close(self) -> None:
         """Die."""
@@ -186,6 +191,8 @@ class FakeGuest:
             await self._read(op)
         elif op.kind == 3:
             await self._write(op)
+        elif op.kind != 1:
+            await self._answer(op)
         else:
             program = op.argv()[0]
             if program in self._scripts:
@@ -211,6 +218,15 @@ class FakeGuest:
         if op.killed:
             return await self.finish(op, SIGNALED, 9, flags=2)
         self.files[op.path()] = content
+        return await self.finish(op)
+
+    async def _answer(self, op: GuestOp) -> None:
+        await self.started(op)
+        while op.kind == 6 and (chunk := await self.stdin(op)):
+            self.put += chunk
+        await self.output(op, 1, self.answers.get(op.kind, b""))
+        if op.kind in self.errors:
+            return await self.finish(op, IO_FAILED, self.errors[op.kind], stage=6)
         return await self.finish(op)
 
     # ---- for scripts

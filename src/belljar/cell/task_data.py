@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
@@ -57,12 +59,14 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
         writer = cells.get(volume.writer)
         if writer is None:  # the operator's own network stands in place of the services (`--override`)
             continue
-        await _run(writer, volume.source, ["tar", "-C", volume.source, "-cf", ARCHIVE, "."])
         try:
+            listed = await _run(writer, volume.source, ["tar", "-C", volume.source, "-cvf", ARCHIVE, "."])
             archive = await writer.read_file(ARCHIVE, max_bytes=MAX_BYTES, user="0")
         except (OSError, TimeoutError) as error:
             raise _not_taken(writer, volume.source, str(error)) from error
-        await _run(writer, volume.source, ["rm", "-f", "--", ARCHIVE])
+        finally:
+            with suppress(OSError, TimeoutError, CellError), anyio.CancelScope(shield=True):
+                await writer.remove(ARCHIVE, user="0", timeout_s=_TIMEOUT_S)
         await _run(cell, volume.target, ["rm", "-rf", "--", volume.target])
         await _run(cell, volume.target, ["mkdir", "-p", "--", volume.target])
         await _run(cell, volume.target, ["tar", "-C", volume.target, "-xpf", "-"], input=archive)
@@ -72,7 +76,8 @@ async def bring_volumes(cell: Cell, data: TaskData, cells: Mapping[str, Cell]) -
                 "key": "volumes",
                 "source": f"volume {volume.name} of {volume.writer}",
                 "target": volume.target,
-                "files": 1,
+                # By the names that the writer's tar told: all but the directories, which end in "/".
+                "files": sum(bool(n) and not n.endswith(b"/") for n in listed.split(b"\n")),
                 "bytes": len(archive),
                 "sha256": hashlib.sha256(archive).hexdigest(),
             },
@@ -168,11 +173,12 @@ async def _run(
     argv: list[str],
     *,
     input: bytes | None = None,  # noqa: A002 - as in `exec`
-) -> None:
+) -> bytes:
     output = await cell.exec(argv, input=input, user="0:0", cwd="/", timeout_s=_TIMEOUT_S)
     if not output.success:
         why = output.why_not_started or output.stderr.decode("utf-8", "replace")
         raise _not_taken(cell, target, why)
+    return output.stdout
 
 
 async def _add_hosts(cell: Cell, hosts: Sequence[tuple[str, str]]) -> None:

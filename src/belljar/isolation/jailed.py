@@ -5,6 +5,7 @@ The order is the journal's: what is made is named there first. It holds no task 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -175,16 +176,30 @@ class Jailed:
         group = self.groups.paths.get("pids")
         return (0, 0) if group is None else cgroup.process_counts(group)
 
-    def usage(self, *, ready_s: float) -> HostUsage:
-        """What its control groups count now; `ready_s`: since when it is ready, by `time.monotonic`."""
+    def usage(self, *, ready_s: float, layer: Path | None = None, own_processes: int | None = None) -> HostUsage:
+        """What it uses now, as its control groups count.
+
+        Args:
+            ready_s: since when it is ready, by `time.monotonic`.
+            layer: where the file system that its workload writes to can be seen.
+            own_processes: how many of the group's are none of the workload's; None: all.
+        """
         groups, limits = self.groups.paths, self.belongings.limits
         counts = next((groups[name] for name in ("cpu", "pids", "memory") if name in groups), None)
         memory = cgroup.memory_bytes(groups["memory"]) if "memory" in groups else None
+        processes = self.count_processes()[0]
+        disk: int | None = None
+        if layer is not None:
+            with suppress(OSError):  # an ordinary user may not look
+                found = os.statvfs(layer)
+                disk = (found.f_blocks - found.f_bfree) * found.f_frsize
         return HostUsage(
             uptime_s=time.monotonic() - ready_s,
             cpu_s=None if counts is None else cgroup.cpu_s(counts),
             memory_bytes=memory,
             memory_limit_bytes=None if memory is None else limits.memory_max_bytes,
+            disk_bytes=disk,
+            processes=None if own_processes is None or not processes else max(0, processes - own_processes),
         )
 
     async def destroy(self) -> Destruction:

@@ -37,7 +37,10 @@ class Asked:
         self.inputs += [] if input is None else [input]
         failed = argv[0] == self.fails
         return ExecOutput(
-            returncode=int(failed), code=int(failed), stdout=b"", stderr=b"no such thing" if failed else b""
+            returncode=int(failed),
+            code=int(failed),
+            stdout=b"./\n./a\n./d/\n./d/b\n" if argv[0] == "tar" else b"",
+            stderr=b"no such thing" if failed else b"",
         )
 
     async def write_file(
@@ -51,6 +54,10 @@ class Asked:
     async def read_file(self, path: str, *, max_bytes: int, user: str) -> bytes:
         """A hosts file without a line's end, or an archive."""
         return b"an archive" if path == ARCHIVE else b"127.0.0.1\tlocalhost"
+
+    async def remove(self, path: str, *, user: str, timeout_s: float) -> None:
+        """Noted."""
+        self.commands.append(["remove", path, user])
 
     def note(self, kind: Kind, data: dict[str, Any]) -> None:
         """In a form that the ledger takes."""
@@ -132,11 +139,21 @@ async def test_what_another_cell_has_filled_is_copied(tmp_path: Path) -> None:
     data = TaskData(cells={"default": CellData(volumes=volumes)})
     cell, fill = Asked(), Asked()
     await bring_volumes(cell, data, {"fill": fill})  # type: ignore[arg-type, dict-item] # they have what is used of one
-    assert fill.commands == [["tar", "-C", "/out", "-cf", ARCHIVE, "."], ["rm", "-f", "--", ARCHIVE]]
+    assert fill.commands == [["tar", "-C", "/out", "-cvf", ARCHIVE, "."], ["remove", ARCHIVE, "0"]]
     assert cell.commands[-1] == ["tar", "-C", "/in", "-xpf", "-"]
     assert cell.inputs == [b"an archive"]
     (note,) = cell.notes
-    assert (note["target"], note["bytes"]) == ("/in", 10)
+    assert (note["target"], note["bytes"], note["files"]) == ("/in", 10, 2)
+
+
+async def test_a_failed_archive_is_not_left_behind(tmp_path: Path) -> None:
+    """What `tar` had written when it failed is removed."""
+    volumes = (TakenVolume(name="v", writer="fill", source="/out", target="/in"),)
+    data = TaskData(cells={"default": CellData(volumes=volumes)})
+    fill = Asked(fails="tar")
+    with pytest.raises(CellError):
+        await bring_volumes(Asked(), data, {"fill": fill})  # type: ignore[arg-type, dict-item]
+    assert fill.commands[-1] == ["remove", ARCHIVE, "0"]
 
 
 async def test_what_fails_is_an_error_with_its_place(tmp_path: Path) -> None:

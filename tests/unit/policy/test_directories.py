@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,42 @@ def test_a_link_out_is_refused(tmp_path: Path, link: str) -> None:
     (tmp_path / "d" / "l").symlink_to(link)
     with pytest.raises(ValueError, match="leads out"):
         list_tree(tmp_path, "d", max_entries=10)
+
+
+def test_a_link_by_way_of_another_is_refused(tmp_path: Path) -> None:
+    """`..` behind a name goes up from wherever another link may have put that name."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "here").symlink_to(".")
+    (tmp_path / "d" / "l").symlink_to("here/../x")
+    with pytest.raises(ValueError, match="leads out"):
+        list_tree(tmp_path, "d", max_entries=10)
+
+
+def test_no_more_names_are_read_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory of a million files costs what its bound costs: the rest of it isn't read."""
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    scan, read = os.scandir, []
+
+    class Counted:
+        def __init__(self, fd: int) -> None:
+            self._found = scan(fd)
+
+        def __enter__(self) -> Iterator[os.DirEntry[str]]:
+            return self._entries()
+
+        def _entries(self) -> Iterator[os.DirEntry[str]]:
+            for entry in self._found:
+                read.append(entry.name)
+                yield entry
+
+        def __exit__(self, *_: object) -> None:
+            self._found.close()
+
+    monkeypatch.setattr(os, "scandir", Counted)
+    with pytest.raises(ValueError, match="more than 5"):
+        list_tree(tmp_path, ".", max_entries=5)
+    assert len(read) == 6
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -362,14 +362,9 @@ class LiveContainer:
 
     def usage(self) -> HostUsage:
         """As its control groups have it, its writable layer, and outside of gVisor its processes."""
-        counted = self._container.jailed.usage(ready_s=self._ready_s)
-        disk: int | None = None
-        with suppress(OSError):
-            found = os.statvfs(f"/proc/{self.host_pid}/root{_LAYER}")
-            disk = (found.f_blocks - found.f_bfree) * found.f_frsize
-        processes = self._container.jailed.count_processes()[0] - _AGENTS_PROCESSES
-        is_runc = self._container.spec.shape.runtime.kind == "runc"
-        return replace(counted, disk_bytes=disk, processes=processes if is_runc and processes >= 0 else None)
+        own = _AGENTS_PROCESSES if self._container.spec.shape.runtime.kind == "runc" else None
+        layer = Path(f"/proc/{self.host_pid}/root{_LAYER}")
+        return self._container.jailed.usage(ready_s=self._ready_s, layer=layer, own_processes=own)
 
     def kill(self) -> None:
         """Kill everything in it now, from any thread; `destroy` is still to be called."""

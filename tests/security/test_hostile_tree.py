@@ -1,0 +1,93 @@
+"""A compromised agent answers a download: whatever it sends, nothing but the target is touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.fakes.vm import staged
+
+from belljar.cell.local_tree import Destination
+from belljar.channel.trees import Record, RecordKind, TreeReader, encode
+from belljar.errors import CellError, ProtocolViolation
+
+pytestmark = pytest.mark.anyio
+LEAVE = Record(path="", kind=RecordKind.LEAVE)
+NAMES = st.sampled_from(["a", "A", "b", "\udcff", "é", "é", " ", "-rf", ".git", "CON"])
+LINKS = st.sampled_from(
+    ["a", ".", "..", "../..", "/etc", "a/..", "a/../../x", "../b", "./../..", "b/../../outside", "//x"]
+)
+RECORDS = st.one_of(
+    st.builds(lambda n: (Record(path=n, kind=RecordKind.FILE, mode=0o7777, size_bytes=4), b"evil"), NAMES),
+    st.builds(lambda n: (Record(path=n, kind=RecordKind.ENTER, mode=0o7777), b""), NAMES),
+    st.builds(lambda n, to: (Record(path=n, kind=RecordKind.LINK, link=to), b""), NAMES, LINKS),
+    st.builds(lambda n: (Record(path=n, kind=RecordKind.OTHER, mode=0o6666), b""), NAMES),
+    st.just((LEAVE, b"")),
+)
+
+
+def names(folder: Path) -> list[str]:
+    """What a directory of this host holds."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All that is there."""
+    found = {}
+    for path in folder.rglob("*"):
+        mode = path.lstat().st_mode
+        found[str(path)] = (mode, path.read_bytes() if stat.S_ISREG(mode) else b"")
+    return found
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(records=st.lists(RECORDS, max_size=14), overwrite=st.booleans(), skip=st.booleans())
+def test_no_stream_leaves_the_target(records: list[tuple[Record, bytes]], overwrite: bool, skip: bool) -> None:
+    """Any order of files, directories, links and devices: what is outside stays as it was, no link
+    leads out, no set-user-ID bit and no device comes; a failure leaves the target as it was."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        target, outside = folder / "work" / "target", folder / "outside"
+        for made in (target / "a", outside):
+            made.mkdir(parents=True)
+        (target / "b").symlink_to(outside)
+        (outside / "kept").write_text("kept")
+        before, kept = state(outside), state(target)
+        stream = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
+        stream += b"".join(encode(record) + content for record, content in records)
+        reader = TreeReader(contents=True, max_entries=10, max_bytes=40)
+        destination = Destination(target, overwrite=overwrite, skip_unsafe=skip)
+        try:
+            destination.take(reader.feed(stream))
+            reader.finish()
+            destination.place()
+        except (ProtocolViolation, OSError, ValueError):
+            destination.discard()
+            assert state(target) == kept
+        assert state(outside) == before
+        assert names(folder / "work") == ["target"]
+        if (target / "b").is_symlink() and (target / "b").readlink() == outside:
+            (target / "b").unlink()
+        for path in target.rglob("*"):
+            mode = path.lstat().st_mode
+            assert not mode & 0o6000
+            assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
+            if stat.S_ISLNK(mode):
+                assert Path(os.path.realpath(path)).is_relative_to(target)
+
+
+async def test_a_bomb_is_bounded(tmp_path: Path) -> None:
+    """A file that says it is endless and entries without end stop at what was asked for."""
+    endless = encode(Record(path="f", kind=RecordKind.FILE, size_bytes=1 << 50))
+    many = b"".join(encode(Record(path=str(n), kind=RecordKind.FILE)) for n in range(100))
+    for bomb in (endless + b"x" * 4096, many):
+        async with staged() as stage:
+            stage.guest.answers[5] = encode(Record(path="", kind=RecordKind.ENTER)) + bomb
+            with pytest.raises(CellError, match="broke the protocol"):
+                await stage.cell.download("/d", tmp_path / "d", max_files=50, max_bytes=1 << 20)
+        assert not names(tmp_path)

@@ -1,0 +1,90 @@
+"""A cell's file operations on record: before they begin, and when their outcome is known."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from tests.fakes.vm import staged
+
+from belljar.channel.trees import Record, RecordKind, encode
+from belljar.errors import CellError
+from belljar.events import Kind
+
+pytestmark = pytest.mark.anyio
+WALK, PUT, REMOVE = 5, 6, 7
+LEAVE = encode(Record(path="", kind=RecordKind.LEAVE))
+FILE = encode(Record(path="f", kind=RecordKind.FILE, mode=0o4755, size_bytes=3))
+ENTER = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
+
+
+def names(folder: Path) -> list[str]:
+    """What a directory of this host holds."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_an_upload_is_on_record(tmp_path: Path) -> None:
+    """With each file's digest; its contents reach the guest and not the record."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_text("secret")
+    async with staged() as stage:
+        done = await stage.cell.upload(tmp_path / "d", "/srv/d")
+        assert stage.kinds() == [Kind.FILES_STARTED, Kind.FILES_COMPLETED]
+        assert stage.guest.put.endswith(b"secret")
+        (body,) = stage.last(Kind.FILES_COMPLETED).bodies
+        lines = [json.loads(line) for line in body.content.splitlines()]
+        assert [line["path"] for line in lines] == ["", "f"]
+        assert b"secret" not in body.content
+        assert (body.sha256, done.sha256) == (done.sha256, lines and body.sha256)
+        assert stage.last(Kind.FILES_COMPLETED).data["sha256"] == done.sha256
+
+
+async def test_a_download_is_on_record(tmp_path: Path) -> None:
+    """With its counts; a failed one leaves nothing, and says why."""
+    async with staged() as stage:
+        stage.guest.answers[WALK] = ENTER + FILE + b"abc" + LEAVE
+        await stage.cell.download("/d", tmp_path / "d")
+        data = stage.last(Kind.FILES_COMPLETED).data
+        assert (data["entries"], data["files"], data["bytes"]) == (2, 1, 3)
+        stage.guest.errors[WALK] = errno.EACCES
+        with pytest.raises(PermissionError):
+            await stage.cell.download("/d", tmp_path / "e")
+        assert stage.last(Kind.FILES_FAILED).data["errno"] == errno.EACCES
+        assert names(tmp_path) == ["d"]
+        assert stage.kinds()[-1] is Kind.FILES_FAILED
+
+
+async def test_a_failed_upload_is_cleaned_up_and_on_record(tmp_path: Path) -> None:
+    """What it had made is removed by a name that only the host knows."""
+    (tmp_path / "f").write_text("x")
+    async with staged() as stage:
+        stage.guest.errors[PUT] = errno.ENOSPC
+        with pytest.raises(OSError, match="space"):
+            await stage.cell.upload(tmp_path / "f", "/srv/f")
+        assert stage.last(Kind.FILES_FAILED).data["action"] == "upload"
+        assert stage.last(Kind.LIMIT_HIT).data["limit"] == "disk"
+        assert len(stage.guest.started_order) == 2
+
+
+async def test_a_lie_ends_the_cell(tmp_path: Path) -> None:
+    """A name that leads elsewhere is a violation on record; every later call says so."""
+    escape = ENTER + FILE.replace(b"f", b"/") + b"abc" + LEAVE
+    async with staged() as stage:
+        stage.guest.answers[WALK] = escape
+        with pytest.raises(CellError):
+            await stage.cell.download("/d", tmp_path / "d")
+        assert Kind.PROTOCOL_VIOLATION in stage.kinds()
+        assert not names(tmp_path)
+        with pytest.raises(CellError):
+            await stage.cell.exec(["cat"])
+
+
+async def test_names_that_would_remove_everything_are_refused() -> None:
+    """Before the guest hears of them."""
+    async with staged() as stage:
+        for path in ("/", "//", ".", "a/..", "", "./"):
+            with pytest.raises(ValueError, match="removed"):
+                await stage.cell.remove(path)
+        assert not stage.guest.started_order

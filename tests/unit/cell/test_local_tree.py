@@ -1,0 +1,128 @@
+"""Trees on this host: what is sent is what is there; what comes is put where it belongs, or nowhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from belljar.cell.local_tree import Destination, Manifest, in_pieces, list_source, records_of
+from belljar.channel import FileTooLarge
+from belljar.channel.trees import Record, RecordKind, TreeReader, encode
+
+BOUNDS = {"max_files": 100, "max_bytes": 1 << 20}
+
+
+def sent(path: Path) -> list[Record | bytes]:
+    """What a directory or file becomes on its way, as a guest would send it back."""
+    source = list_source(path, **BOUNDS)
+    content = b"".join(in_pieces(records_of(source, "", Manifest())))
+    if source.tree.is_directory:
+        root = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
+        content = root + content + encode(Record(path="", kind=RecordKind.LEAVE))
+    reader = TreeReader(contents=True, max_entries=100, max_bytes=1 << 20)
+    found = list(reader.feed(content))
+    reader.finish()
+    return found
+
+
+def names(folder: Path) -> list[str]:
+    """What a directory of this host holds."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def bring(items: list[Record | bytes], target: Path, **options: bool) -> Manifest:
+    """All of it to its place."""
+    settings = {"overwrite": False, "skip_unsafe": False, **options}
+    destination = Destination(target, **settings)
+    try:
+        destination.take(items)
+        destination.place()
+    finally:
+        destination.discard()
+    return destination.manifest
+
+
+def tree_of(folder: Path) -> Path:
+    """Directories next to each other, deep and empty."""
+    tree = folder / "tree"
+    (tree / "a" / "b" / "c").mkdir(parents=True)
+    (tree / "b" / "empty").mkdir(parents=True)
+    (tree / "a" / "b" / "c" / "f").write_text("deep")
+    (tree / "z").write_text("last")
+    (tree / "b" / "l").symlink_to("../a/b")
+    return tree
+
+
+def test_a_tree_survives_the_way(tmp_path: Path) -> None:
+    """Every directory is left where it was entered; the digest depends on names and contents."""
+    tree = tree_of(tmp_path)
+    manifest = bring(sent(tree), tmp_path / "back")
+    there = {str(p.relative_to(tree)) for p in tree.rglob("*")}
+    assert {str(p.relative_to(tmp_path / "back")) for p in (tmp_path / "back").rglob("*")} == there
+    assert (tmp_path / "back" / "b" / "l" / "c" / "f").read_text() == "deep"
+    before = manifest.transfer().sha256
+    (tree / "z").write_text("lost")
+    assert bring(sent(tree), tmp_path / "again").transfer().sha256 != before
+    assert names(tmp_path) == ["again", "back", "tree"]
+
+
+def test_a_file_survives_the_way(tmp_path: Path) -> None:
+    """Also an empty one; a directory is not replaced by it."""
+    (tmp_path / "f").write_bytes(b"")
+    bring(sent(tmp_path / "f"), tmp_path / "g")
+    assert (tmp_path / "g").read_bytes() == b""
+    (tmp_path / "d").mkdir()
+    with pytest.raises(IsADirectoryError):
+        bring(sent(tmp_path / "f"), tmp_path / "d", overwrite=True)
+    assert not names(tmp_path / "d")
+
+
+def test_what_is_sent_is_bounded_and_stays_inside(tmp_path: Path) -> None:
+    """Before anything is read: too many, too large, a link out, a pipe; and one that shrinks."""
+    tree = tree_of(tmp_path)
+    with pytest.raises(ValueError, match="more than 3"):
+        list_source(tree, max_files=3, max_bytes=100)
+    with pytest.raises(FileTooLarge):
+        list_source(tree, max_files=100, max_bytes=7)
+    source = list_source(tree, **BOUNDS)
+    (tree / "z").write_text("")
+    with pytest.raises(ValueError, match="shorter"):
+        list(records_of(source, "", Manifest()))
+    (tree / "out").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="leads out"):
+        list_source(tree, **BOUNDS)
+    (tree / "out").unlink()
+    os.mkfifo(tree / "pipe")
+    with pytest.raises(ValueError, match="no regular file"):
+        list_source(tree, **BOUNDS)
+
+
+def test_a_directory_that_is_there_is_added_to(tmp_path: Path) -> None:
+    """Its own entries stay; one file in the way stops all, unless it may be replaced; a link that
+    is there is replaced, never followed."""
+    tree = tree_of(tmp_path)
+    target, outside = tmp_path / "target", tmp_path / "outside"
+    (target / "a").mkdir(parents=True)
+    (target / "a" / "own").write_text("own")
+    outside.write_text("outside")
+    (target / "z").symlink_to(outside)
+    with pytest.raises(FileExistsError):
+        bring(sent(tree), target)
+    assert sorted(p.name for p in target.rglob("*")) == ["a", "own", "z"]
+    bring(sent(tree), target, overwrite=True)
+    assert (outside.read_text(), (target / "z").read_text()) == ("outside", "last")
+    assert (target / "a" / "own").read_text() == "own"
+
+
+def test_a_directory_never_goes_through_a_link_that_is_there(tmp_path: Path) -> None:
+    """A link to a directory is in the way of a directory, whatever is asked."""
+    tree = tree_of(tmp_path)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "target" / "a").symlink_to(tmp_path / "outside")
+    with pytest.raises(NotADirectoryError):
+        bring(sent(tree), tmp_path / "target", overwrite=True)
+    assert not names(tmp_path / "outside")
+    assert names(tmp_path / "target") == ["a"]

@@ -1,0 +1,158 @@
+"""Records of trees: what is written is read, and nothing hostile comes through as something else."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.channel.trees import (
+    USAGE_BYTES,
+    Record,
+    RecordKind,
+    TreeReader,
+    encode,
+    put_body,
+    read_usage,
+    stream_bytes,
+    walk_body,
+)
+from belljar.errors import ProtocolViolation
+
+LEAVE = Record(path="", kind=RecordKind.LEAVE)
+ROOT = Record(path="", kind=RecordKind.ENTER, mode=0o755)
+HEAD = struct.Struct("<BHQqIHH")
+NAMES = st.binary(min_size=1, max_size=20).filter(
+    lambda name: name not in (b".", b"..") and not set(name) & set(b"/\0")
+)
+
+
+def raw(kind: int, name: bytes = b"", *, mode: int = 0o644, size: int = 0, ns: int = 0, link: bytes = b"") -> bytes:
+    """One record, whatever it says."""
+    return HEAD.pack(kind, mode, size, 0, ns, len(name), len(link)) + name + link
+
+
+def reader(*, max_entries: int = 100, max_bytes: int = 10_000) -> TreeReader:
+    """Of a tree with contents."""
+    return TreeReader(contents=True, max_entries=max_entries, max_bytes=max_bytes)
+
+
+@given(files=st.dictionaries(NAMES, st.binary(max_size=300), max_size=8), cut=st.integers(1, 50))
+def test_a_tree_comes_back_however_it_is_cut(files: dict[bytes, bytes], cut: int) -> None:
+    """Names of any bytes and contents, in pieces of any size."""
+    stream = encode(ROOT)
+    for name, content in files.items():
+        path = os.fsdecode(name)
+        stream += encode(Record(path=path, kind=RecordKind.FILE, mode=0o640, size_bytes=len(content)))
+        stream += content
+    stream += encode(LEAVE)
+    taking, found, last = reader(), dict[bytes, bytes](), b""
+    for at in range(0, len(stream), cut):
+        for item in taking.feed(stream[at : at + cut]):
+            if isinstance(item, bytes):
+                found[last] += item
+            elif item.kind is RecordKind.FILE:
+                last = os.fsencode(item.path)
+                found[last] = b""
+    taking.finish()
+    assert found == files
+    assert len(stream) <= stream_bytes(max_entries=100, max_bytes=10_000)
+
+
+ANY_RECORD = st.builds(
+    raw,
+    st.integers(0, 8),
+    st.sampled_from([b"", b"a", b"..", b"a/b"]),
+    size=st.sampled_from([0, 3]),
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=60), ANY_RECORD)))
+def test_hostile_bytes(parts: list[bytes]) -> None:
+    """Whatever comes: records with plain names below the first, or a `ProtocolViolation`."""
+    taking = reader()
+    try:
+        for part in parts:
+            for item in taking.feed(part):
+                if isinstance(item, Record):
+                    assert not item.path.startswith("/")
+                    assert not {".", ".."} & set(item.path.split("/"))
+        taking.finish()
+    except ProtocolViolation:
+        pass
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        raw(1, b"named"),
+        raw(6),
+        raw(0),
+        raw(7),
+        raw(5) + raw(1, b".."),
+        raw(5) + raw(1, b"."),
+        raw(5) + raw(1, b"/etc"),
+        raw(5) + raw(1, b"a/b"),
+        raw(5) + raw(1, b"a\0b"),
+        raw(5) + raw(1, b""),
+        raw(5) + raw(1, b"x" * 256),
+        raw(5) + raw(3, b"l"),
+        raw(5) + raw(3, b"l", link=b"a\0b"),
+        raw(5) + raw(1, b"f", link=b"x"),
+        raw(5) + raw(1, b"f", size=10_001),
+        raw(5) + raw(1, b"f", size=1 << 63),
+        raw(5) + raw(4, b"f", size=1),
+        raw(5) + raw(1, b"f", mode=0o10000),
+        raw(5) + raw(1, b"f", ns=10**9),
+        raw(5) + raw(6, b"named"),
+        raw(5) + raw(6) + raw(6),
+        raw(5) + raw(6) + raw(1, b"after"),
+        raw(5) + raw(1, b"f") * 100,
+        raw(5) + raw(5, b"d") * 66,
+    ],
+)
+def test_what_no_honest_guest_sends_ends_the_cell(stream: bytes) -> None:
+    """Names that lead elsewhere, kinds that are none, more than was asked for, after the end."""
+    with pytest.raises(ProtocolViolation):
+        list(reader().feed(stream))
+
+
+@pytest.mark.parametrize("stream", [b"", raw(5), raw(1, size=3) + b"xx", raw(5) + raw(6)[:-1]])
+def test_an_early_end_is_no_end(stream: bytes) -> None:
+    """A walk that breaks off is a violation, not a small tree."""
+    taking = reader()
+    list(taking.feed(stream))
+    with pytest.raises(ProtocolViolation):
+        taking.finish()
+
+
+def test_a_path_that_is_too_long_is_an_error_of_the_tree() -> None:
+    """An honest guest may have one; it is not brought."""
+    taking = reader()
+    with pytest.raises(OSError, match="too long"):
+        list(taking.feed(raw(5) + raw(5, b"d" * 255) * 17))
+
+
+@given(st.binary(max_size=80))
+def test_usage(answer: bytes) -> None:
+    """64 bytes that fit a signed number, or a violation."""
+    if len(answer) == USAGE_BYTES and max(struct.unpack("<8Q", answer)) < 1 << 63:
+        assert read_usage(answer).processes_limit == int.from_bytes(answer[-8:], "little")
+    else:
+        with pytest.raises(ProtocolViolation):
+            read_usage(answer)
+
+
+def test_requests() -> None:
+    """A NUL in a path or a number that doesn't fit is the caller's error; a path is not empty."""
+    walk = {"user": "", "cwd": "/", "path": "/x", "flags": 0, "depth": 1, "max_entries": 5}
+    assert walk_body(**walk, max_bytes=0).startswith(b"\0\0\0\0")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="fit"):
+        walk_body(**walk, max_bytes=-1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="NUL"):
+        put_body(user="", cwd="/", path="a\0", replace=False, mode=None, staging=".x")
+    with pytest.raises(ValueError, match="empty"):
+        put_body(user="", cwd="/", path="", replace=False, mode=None, staging=".x")
