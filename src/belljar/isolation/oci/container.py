@@ -31,13 +31,7 @@ from belljar.isolation.lifetime import destroy_on_record, record_destroyed, reco
 from belljar.isolation.live import HostUsage
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
 from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
-from belljar.isolation.oci.words import (
-    cause_of_death,
-    death_limit,
-    explain_runtime,
-    is_busy_sealing,
-    said,
-)
+from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, is_busy_sealing, said
 from belljar.isolation.port import Port
 from belljar.isolation.process import is_alive
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot
