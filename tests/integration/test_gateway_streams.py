@@ -64,6 +64,7 @@ def test_nothing_is_said_before_the_stream_is_on_record(gateway: Gateway) -> Non
 
 
 def opened(gateway: Gateway) -> int:
+    """How many streams the gateway has reported as opened."""
     return len([item for item in gateway.owner.of(Kind.NETWORK_STREAM) if item["phase"] == "opened"])
 
 
