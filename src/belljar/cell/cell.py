@@ -441,6 +441,9 @@ class Cell(FileOperations):
             return
         if self._dead is None:
             cause, console = self._live.cause_of_death(), self._live.console()
+            if self._live.death_limit() == "memory":
+                limit = self.plan.limits.memory_sum(self.plan.jail.memory_max_bytes)
+                cause = f"out of memory: it reached its limit of {limit}"
             self._dead = CellError(
                 f"the cell died: {cause or error.what}",
                 where=f"cell {self.id}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import codecs
+import hashlib
 import json
 import os
 import re
@@ -104,7 +105,7 @@ async def _exec(
     with start_run("exec", None, argv) as run:
         async with open_cell(typed_policy(policy, tier), run=run) as cell:
             if not as_json:
-                tell_passed_over(cell.plan)
+                report_skipped_tiers(cell.plan)
             argv = argv or _of_the_image(cell)
             output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else passing_on(), **options)
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
@@ -139,9 +140,19 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
     return loaded
 
 
-def tell_passed_over(plan: Plan) -> None:
-    """Which tiers were passed over and why, on standard error: who named none should know what he got."""
+def report_skipped_tiers(plan: Plan) -> None:
+    """Which tiers were skipped and why, on standard error, each sentence once per store; JSON and
+    the plan have it every time."""
+    from belljar.host.home import belljar_home
+
     for sentence in plan.passed_over:
+        name = f"reported-{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"
+        try:
+            os.close(os.open(belljar_home() / "facts" / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            continue
+        except OSError:  # a store that can't be written: report it again next time
+            pass
         click.echo(f"belljar: {sentence}", err=True)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from belljar.harness.evaluate import RunOutcome
+    from belljar.report.cells import Operation
     from belljar.report.samples import Row, RunFindings
 
 _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red"}
@@ -35,7 +38,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     "--policy",
     default="",
     metavar="FILE|PRESET",
-    help="The walls of every cell: risk, tier, limits, network. The task keeps its image, user, "
+    help="The containment of every cell: risk, tier, limits, network. The task keeps its image, user, "
     "files and services. Default: the task's own policy, else high.",
 )
 @click.option(
@@ -65,7 +68,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     default=0,
     show_default=True,
     metavar="N",
-    help="Cells that stand ready for samples to come, for each plan: made, renewed and probed ahead. The work is moved, not saved.",
+    help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
 @click.option(
     "--json",
@@ -142,7 +145,7 @@ def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
         traceback.print_exc()
         verdict = f"{findings.verdict.value}, exit code {findings.exit_code}"
-        what = "the report can't be shown, a defect of Belljar's; the verdict stands"
+        what = "the report can't be shown, which is a defect of Belljar; the verdict is not affected"
         click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
@@ -248,29 +251,47 @@ def differing(findings: RunFindings) -> list[str]:
 
 def _not_in_transcript(rows: Sequence[Row]) -> list[str]:
     """What the ledger has and Inspect's transcript lacks."""
-    counts = {
-        "raised, so that the transcript has no event of them": sum(len(row.difference.raised) for row in rows),
-        "made by the harness on its own behalf, without an event": sum(len(row.difference.silent) for row in rows),
-        "in a person's terminal": sum(len(row.difference.terminal) for row in rows),
-    }
-    lines = [f"  {count} operation(s) {what}" for what, count in counts.items() if count]
+    counts = Counter(
+        what
+        for row in rows
+        for what in (
+            *map(_failed, row.difference.raised),
+            *("operations of the harness itself" for _ in row.difference.silent),
+            *("commands in a person's terminal" for _ in row.difference.terminal),
+        )
+    )
+    lines = [f"  {count:,} {what}" for what, count in counts.items()]
     missing = sum(row.difference.missing_bytes for row in rows)
     if missing:
         shortened = sum(row.difference.shortened for row in rows)
-        lines.append(f"  {format_size(missing)} of output in {shortened} operation(s) that the transcript cut")
-    return ["\nOn record in the ledger, but not in the transcript:", *lines] if lines else []
+        lines.append(f"  {format_size(missing)} of output, cut by the transcript in {shortened:,} operation(s)")
+    return ["\nIn the ledger, but not in Inspect's transcript:", *lines] if lines else []
+
+
+def _failed(operation: Operation) -> str:
+    """A kind of operation that failed in a call of Inspect's, which then has no event."""
+    from belljar.report.cells import Action
+
+    match operation.action, operation.errno:
+        case Action.READ, errno.ENOENT:
+            return "file reads of missing files (by the harness)"
+        case Action.READ, _:
+            return "file reads that failed (by the harness)"
+        case Action.WRITE, _:
+            return "file writes that failed (by the harness)"
+    return "commands that timed out, were cut off or could not be started"
 
 
 def remarks(findings: RunFindings) -> list[str]:
     """What a reader of the transcript alone would not know."""
     lines = [*_not_in_transcript(findings.rows), *differing(findings)]
     lines += [
-        f"stray cell {cell.cell_id}: no sample began in it"
+        f"cell {cell.cell_id} was created, but the run ended before its sample began"
         for cell in findings.strays
         if not cell.sample and not cell.is_spare
     ]
     if findings.spares:
-        lines.append(f"{len(findings.spares)} cell(s) made ahead that no sample took")
+        lines.append(f"{len(findings.spares)} cell(s) were made ahead (--warm) and not used")
     lines += [
         f"sample {printable(each.sample)} #{each.epoch} was reused from run {printable(each.judged_by)}"
         + (f", which judged it {printable(each.judged_as)}" if each.judged_as else "")
@@ -283,6 +304,12 @@ def remarks(findings: RunFindings) -> list[str]:
     ]
     lines += [f"problem: {printable(str(problem))}" for problem in findings.problems]
     lines += [f"error: {printable(error)}" for error in findings.errors]
+    lines += [
+        f"error: sample {printable(row.transcript.sample)}: cell {cell.cell_id} died: {printable(cell.death)}"
+        for row in findings.rows
+        for cell in row.cells
+        if cell.death
+    ]
     lines += [
         f"error: sample {printable(row.transcript.sample)}: {printable(row.transcript.error, max_chars=300)}"
         for row in findings.rows

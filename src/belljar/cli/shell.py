@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from belljar.cli.exec import TIERS, tell_passed_over, typed_policy
+from belljar.cli.exec import TIERS, report_skipped_tiers, typed_policy
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
 
     with start_run("shell", policy or "high", LOGIN_SHELL) as run:
         async with open_cell(typed_policy(policy, tier), run=run) as cell:
-            tell_passed_over(cell.plan)
+            report_skipped_tiers(cell.plan)
             click.echo(
                 f"cell {cell.id} ({cell.tier}{', emulated' if cell.emulated else ''}); leave with exit or Ctrl-D",
                 err=True,

@@ -118,12 +118,12 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool)
 
 
 def _passed_over(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
-    """A sentence for each; a hint for several is said once."""
+    """A sentence for each skipped tier; a hint for several is given once."""
     said, hints = [], set()
     for weaker, obstacle in refused.items():
         hint = f" → {obstacle.hint}" if obstacle.hint not in hints else ""
         hints.add(obstacle.hint)
-        said.append(f"runs in {tier}, which is stronger than {weaker}: {obstacle.what}{hint}")
+        said.append(f"using tier {tier}: tier {weaker} can't be used here: {obstacle.what}{hint}")
     return tuple(said)
 
 

@@ -20,7 +20,7 @@ def bounds(tier: Tier, resources: Resources, shape: OciShape, jail: JailLimits) 
         ),
         Bound(
             what="memory and files together",
-            most=f"{format_size(jail.memory_max_bytes)}, with what holds the cell{_of_processes(tier)}",
+            most=f"{resources.memory_sum(jail.memory_max_bytes)}{_of_processes(tier)}",
             enforced_by=(HOST_GROUP,),
         ),
         Bound(

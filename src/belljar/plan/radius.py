@@ -41,7 +41,7 @@ def bounds(resources: Resources, shape: VmShape, jail: JailLimits, controllers: 
             most=format_size(resources.disk_bytes),
             enforced_by=("the guest's tmpfs (bytes and inodes)", vm_memory),
         ),
-        _host_memory(jail, controllers),
+        _host_memory(resources, jail, controllers),
         HOST_DISK,
         Bound(what="processes in the cell", most=str(resources.processes), enforced_by=("the guest's control group",)),
         Bound(what="threads on this host", most=str(jail.processes), enforced_by=(vmm_threads,)),
@@ -66,14 +66,14 @@ def time_and_output(resources: Resources, *, agent: str) -> tuple[Bound, ...]:
     )
 
 
-def _host_memory(jail: JailLimits, controllers: tuple[str, ...]) -> Bound:
-    """Without a control group a taken-over VMM may fill all the address space it was given, but in one process only."""
-    usual = format_size(jail.memory_max_bytes)
+def _host_memory(resources: Resources, jail: JailLimits, controllers: tuple[str, ...]) -> Bound:
+    """Without a control group a compromised VMM may fill all its address space, but in one process only."""
+    usual = resources.memory_sum(jail.memory_max_bytes)
     if "memory" in controllers:
         return Bound(what="this host's memory", most=usual, enforced_by=(HOST_GROUP,))
     return Bound(
         what="this host's memory",
-        most=f"{usual}; {format_size(jail.address_space_bytes)} if the VMM itself is taken over",
+        most=f"{usual}; {format_size(jail.address_space_bytes)} if the VMM itself is compromised",
         enforced_by=("the VM's shape", "RLIMIT_AS", "QEMU's seccomp (one process); no control group"),
     )
 
@@ -83,7 +83,7 @@ def _processors(resources: Resources, jail: JailLimits) -> Bound:
     if jail.cpu_quota_percent is None:
         return Bound(
             what="processors",
-            most=f"{most}; all of this host's if the VMM itself is taken over",
+            most=f"{most}; all of this host's if the VMM itself is compromised",
             enforced_by=("the VM's shape; no control group",),
         )
     return Bound(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJson
 from pydantic_core import CoreSchema, core_schema
 
 from belljar.policy import fields as kinds
+from belljar.units import format_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,14 @@ class Resources:
     lifetime_s: float = 4 * 3600.0
     exec_timeout_s: float = 600.0
     output_bytes: int = 10 << 20
+
+    def memory_sum(self, limit_bytes: int) -> str:
+        """A limit on a whole cell's memory, as the sum that it is."""
+        memory_bytes, disk_bytes = self.memory_bytes, self.disk_bytes
+        parts = {"memory": memory_bytes, "disk": disk_bytes, "overhead": limit_bytes - memory_bytes - disk_bytes}
+        return (
+            f"{format_size(limit_bytes)} ({' + '.join(f'{name} {format_size(part)}' for name, part in parts.items())})"
+        )
 
 
 _DEFAULT: Final = Resources()

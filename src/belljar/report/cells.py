@@ -43,6 +43,7 @@ class Operation:
     outcome: Kind | None = None
     status: str = ""
     code: int | None = None
+    errno: int | None = None
     output_bytes: int = 0
     dropped_bytes: int = 0
 
@@ -87,7 +88,7 @@ class CellFindings:
 
     Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of
     it (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all;
-    none where that is not on record. `preparing`: the sample's own work never began; False where
+    none where that is not on record. `death`: why it died while it was in use. `preparing`: the sample's own work never began; False where
     the ledger does not tell preparation and work apart.
     """
 
@@ -111,6 +112,7 @@ class CellFindings:
     limits: list[str] = field(default_factory=list)
     degraded: Degraded | None = None
     failures: list[str] = field(default_factory=list)
+    death: str = ""
     started: datetime | None = None
     ended: datetime | None = None
     destroyed: bool = False
@@ -254,6 +256,7 @@ def _add_end(cell: CellFindings, kind: Kind, data: Mapping[str, Any], bodies: Se
         return
     operation.outcome = kind
     operation.status, operation.code = str(data.get("status", "")), data.get("code")
+    operation.errno = data.get("errno")
     operation.output_bytes = _count(data.get("stdout_bytes")) + _count(data.get("stderr_bytes"))
     operation.dropped_bytes = _count(data.get("stdout_dropped_bytes")) + _count(data.get("stderr_dropped_bytes"))
     if kind is Kind.FILE_READ_COMPLETED or operation.action is Action.DOWNLOAD:
@@ -292,6 +295,7 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.limits.append(str(data["limit"]))
         case Kind.CELL_FAILED | Kind.PROTOCOL_VIOLATION:
             cell.failures.append(str(data["reason"]))
+            cell.death = cell.death or str(data["reason"])
         case Kind.CELL_DESTROYED:
             cell.destroyed, cell.clean = True, bool(data["clean"])
             cell.survivors.extend(str(survivor) for survivor in data["survivors"])

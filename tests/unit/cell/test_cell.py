@@ -15,6 +15,7 @@ from tests.fakes.vm import CONSOLE, staged
 from belljar.channel import FileTooLarge
 from belljar.errors import CellError, ProtocolViolation
 from belljar.events import Event, Kind, MemoryRecorder
+from belljar.units import format_size
 
 pytestmark = pytest.mark.anyio
 
@@ -210,6 +211,20 @@ async def test_files_that_fail() -> None:
             await stage.cell.read_file("/large", max_bytes=10)
         assert stage.last(Kind.LIMIT_HIT).data["limit"] == "read_file"
         assert stage.kinds()[-2:] == [Kind.FILE_READ_FAILED, Kind.LIMIT_HIT]
+
+
+async def test_a_cell_that_ran_out_of_memory_says_what_its_limit_is_made_of() -> None:
+    """The policy's memory and disk and the tier's overhead, which together are the limit that the host saw reached."""
+    async with staged() as stage:
+        stage.vm.cause, stage.vm.limit = "the VMM was killed by signal SIGKILL", "memory"
+        stage.guest.close()
+        with pytest.raises(CellError) as died:
+            await stage.cell.exec(["true"])
+        resources, limit_bytes = stage.cell.plan.limits, stage.cell.plan.jail.memory_max_bytes
+        overhead_bytes = limit_bytes - resources.memory_bytes - resources.disk_bytes
+        for part in (limit_bytes, resources.memory_bytes, resources.disk_bytes, overhead_bytes):
+            assert format_size(part) in died.value.what
+        assert str(stage.last(Kind.CELL_FAILED).data["reason"]) in died.value.what
 
 
 async def test_files_of_a_dead_cell() -> None:

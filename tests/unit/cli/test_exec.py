@@ -15,12 +15,15 @@ import anyio
 import pytest
 from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.hosts import capable_host, image_with_a_user
 from tests.fakes.vm import CELL, opening
 
 from belljar.cell import Cell
-from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor
+from belljar.cli.exec import COMMAND_KEY, exec_command, read_descriptor, report_skipped_tiers
 from belljar.cli.main import run
 from belljar.ledger import Status, verify
+from belljar.plan import make_plan
+from belljar.policy import resolve_policy
 
 JSON_FIELDS = {
     "returncode",
@@ -178,10 +181,10 @@ def test_the_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_which_tiers_were_passed_over_is_told(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One line a tier on standard error; with --json in the object, and nothing beside it."""
-    sentence = "runs in gvisor, which is stronger than container: there is no OCI runtime"
+    sentence = "there is no OCI runtime"
 
     @asynccontextmanager
     async def careful(*_: object, **__: object) -> AsyncIterator[Cell]:
@@ -190,6 +193,7 @@ def test_which_tiers_were_passed_over_is_told(
             yield cell
 
     monkeypatch.setattr("belljar.cell.open_cell", careful)
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
     command = ["low", "--", "speak", "out", "", "0"]
     assert run(["exec", *command]) == 0
     assert tuple(capfd.readouterr()) == ("out", f"belljar: {sentence}\n")
@@ -197,3 +201,18 @@ def test_which_tiers_were_passed_over_is_told(
     out, err = capfd.readouterr()
     assert json.loads(out)["passed_over"] == [sentence]
     assert err == ""
+
+
+def test_a_skipped_tier_is_reported_once_per_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same sentence is not repeated at each command; another one is reported, and so is one that can't be noted."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    plan = make_plan(resolve_policy("high").policy, capable_host(), image_with_a_user())
+    first, second = (replace(plan, passed_over=(text,)) for text in ("no runc", "no runsc"))
+    report_skipped_tiers(first)
+    assert "no runc" in capsys.readouterr().err
+    (tmp_path / "facts").mkdir()
+    for each in (first, first, second):
+        report_skipped_tiers(each)
+    assert capsys.readouterr().err.splitlines() == ["belljar: no runc", "belljar: no runsc"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.cli.run import dropped, remarks, show_findings, table
+from belljar.events import Kind
 from belljar.harness.evaluate import RunOutcome
-from belljar.report.cells import CellFindings
+from belljar.report.cells import Action, CellFindings, Operation
 from belljar.report.samples import RunFindings, Transcript, headline
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
@@ -72,8 +74,24 @@ def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     show_findings(found, Path("/runs/r"))
     shown = capsys.readouterr().out
     assert "NOT PROVEN" not in shown
-    assert "stray cell c-1: no sample began in it" in shown
+    assert "cell c-1 " in shown
     assert "cell c-2: sample gone is in no log" in shown
+
+
+def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
+    """Reads of files that are missing are told from commands that failed; a cell's death gives its reason."""
+    cell = CellFindings(cell_id="c-1", uuid="u", sample="s", death="out of memory")
+    reads = {
+        op: Operation(op=op, action=Action.READ, what="f", outcome=Kind.FILE_READ_FAILED, errno=errno.ENOENT)
+        for op in range(1540)
+    }
+    late = Operation(op=1540, action=Action.EXEC, what="x", outcome=Kind.EXEC_TIMED_OUT)
+    cell.operations.update({**reads, late.op: late})
+    sample = Transcript(task="t", sample="s", epoch=1, uuid="u")
+    lines = remarks(judge(Evidence(logs=[LogRecord(transcripts=(sample,))], cells={"c-1": cell}, run=RunRecord())))
+    assert any("1,540 file reads of missing files" in line for line in lines)
+    assert any(line.startswith("  1 commands") for line in lines)
+    assert any("c-1" in line and "out of memory" in line for line in lines)
 
 
 def test_the_summary_says_emulated() -> None:

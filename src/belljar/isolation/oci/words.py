@@ -77,7 +77,7 @@ def cause_of_death(jailed: Jailed, limits: JailLimits, kind: RuntimeKind, *, fat
         case "lifetime", _:
             return f"its lifetime of {format_duration(limits.lifetime_s)} was reached"
         case "memory", _:
-            return f"its memory limit of {format_size(limits.memory_max_bytes)} was reached, and the host's kernel killed it"
+            return f"out of memory: it reached its limit of {format_size(limits.memory_max_bytes)}"
         case _, "owner":
             return "its owner ended it"
     return ended_by_itself(
