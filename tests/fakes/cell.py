@@ -30,7 +30,7 @@ from belljar.errors import CellError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.ledger import create_run
 from belljar.policy import LoadedPolicy, Tier
-from belljar.policy.rights import NO_RIGHTS, granted
+from belljar.policy.granted import granted
 from belljar.probe.model import ProbeReport
 from belljar.probe.run import probe_cell
 
@@ -92,7 +92,7 @@ class FakeCell:
             oci=None,
             workdir=str(directory),
             user=policy.policy.user or "root",
-            rights=granted(policy.policy.rights or NO_RIGHTS, Tier.MICROVM),
+            rights=granted(policy.policy.rights, Tier.MICROVM),
         )
 
     async def exec(

@@ -107,11 +107,15 @@ HELD_ELSEWHERE = {
         "harness/identity",
     ],
     "tests/unit/harness/test_table.py": ["cli/run"],
+    "tests/unit/host/test_settings.py": ["host/settings_file"],
     "tests/unit/image/test_cleanse.py": ["image/build", "image/recipes"],
     "tests/unit/ledger/test_schema.py": ["events"],
     "tests/unit/ledger/test_verification.py": ["ledger/checker", "ledger/manifest"],
     "tests/unit/plan/test_make.py": ["plan/model"],
     "tests/unit/plan/test_render.py": ["plan/radius"],
+    "tests/unit/policy/test_host_tools.py": ["policy/outside_tools"],
+    "tests/unit/policy/test_resources.py": ["policy/limits"],
+    "tests/unit/policy/test_rights.py": ["policy/granted"],
     "tests/unit/probe/test_catalogue.py": [
         f"probe/catalogue/{group}"
         for group in (

@@ -125,9 +125,15 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
     `resolve_here`.
     """
     from belljar.host.settings import read_settings, within_settings
-    from belljar.policy import resolve_policy, with_tier
+    from belljar.policy.loaded import known_preset, with_tier
 
-    asked, settings = with_tier(resolve_policy(policy), tier), read_settings()
+    settings = read_settings()
+    found = known_preset(policy, settings.least_risk)
+    if found is None:
+        from belljar.policy import resolve_policy
+
+        found = resolve_policy(policy)
+    asked = with_tier(found, tier)
     loaded = within_settings(asked, settings)
     if loaded != asked:
         words = f"risk `{asked.policy.risk}` is raised to `{loaded.policy.risk}`, as {settings.least_risk_from} says"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from belljar.compose.words import Refusals, names_in, refusal, switch, text
-from belljar.policy.rights import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
+from belljar.policy.granted import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 
 if TYPE_CHECKING:
     from belljar.compose.service import Converted

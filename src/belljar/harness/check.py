@@ -84,7 +84,7 @@ def exit_code(outlooks: Iterable[Outlook]) -> int:
 
 def kind_of(target: str) -> str:
     """`policy`, `compose` or `task`: by the file's name, and by what it says."""
-    from belljar.policy.load import PRESETS
+    from belljar.policy.loaded import PRESETS
 
     if target in PRESETS:
         return "policy"

@@ -245,7 +245,7 @@ def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, 
 
 def _preset_again(config: str) -> str:
     """Inspect's command line makes an absolute path of whatever follows `belljar:`; a preset's name is meant as a name."""
-    from belljar.policy.load import PRESETS
+    from belljar.policy.loaded import PRESETS
 
     path = Path(config)
     return path.name if path.is_absolute() and path.name in PRESETS and not os.path.lexists(path) else config

@@ -71,7 +71,7 @@ def _absolute(policy: str) -> str:
     """A preset, or a file that is the same from everywhere: Inspect changes into a task's directory,
     where a file of that name would be the task's. Raises `PolicyError`.
     """
-    from belljar.policy.load import PRESETS
+    from belljar.policy.loaded import PRESETS
 
     if not policy or policy in PRESETS or policy.startswith(("/", "~")):
         return policy

@@ -21,7 +21,7 @@ from belljar.harness import config as configs
 from belljar.harness.compat import TaskRefused
 from belljar.harness.fidelity import TASK
 from belljar.harness.operator import Operator
-from belljar.policy.rights import NO_RIGHTS, granted
+from belljar.policy.granted import granted
 from belljar.policy.risk import demanded_tier
 from belljar.policy.stand_ins import CellStandIn
 
@@ -201,9 +201,9 @@ def _setuid(image: Image, policy: Policy) -> Iterator[Difference]:
 
     A policy that asks for none gets none, as it says.
     """
-    rights = policy.rights or NO_RIGHTS
+    rights = policy.rights
     tier = demanded_tier(policy.risk, policy.tier)
-    if rights.setuid_programs == "off" or not image.setuid_programs:
+    if rights is None or rights.setuid_programs == "off" or not image.setuid_programs:
         return
     if image.setuid_programs == "removed":
         detail = "its programs lost the bit when it was imported, so `su` and `sudo` gain nothing"

@@ -13,21 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Final
-
-from pydantic import Field, ValidationError
+from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError, PolicyError
-from belljar.policy import LoadedPolicy, Risk, resolve_policy
-from belljar.policy import fields as kinds
-from belljar.policy.floor import with_least_risk
-from belljar.policy.resources import Strict
-from belljar.policy.yaml_tree import Problem, Reading, Tree, closest_mark, field_name, read_tree
+from belljar.policy import LoadedPolicy, Risk
 from belljar.units import printable
 
+if TYPE_CHECKING:
+    from belljar.host.settings_file import SettingsFile
+
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
-_READING: Final = Reading(what="a settings file")
-_HINT: Final = "its fields are `least_risk` and `upstreams`; docs/policy.md has both"
+MAX_BYTES: Final = 64 << 10
 
 
 class Upstreams(Enum):
@@ -35,11 +31,6 @@ class Upstreams(Enum):
 
     FORBID = "forbid"
     ALLOW = "allow"
-
-
-class _File(Strict):
-    least_risk: Annotated[Risk, kinds.Choice(words=Risk)] | None = Field(default=None)
-    upstreams: Annotated[Upstreams, kinds.Choice(words=Upstreams)] | None = Field(default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +71,12 @@ def read_settings() -> Settings:
     """The settings in force: of two files the stricter word wins. Raises `PolicyError`, `HostError`."""
     settings = Settings()
     for path in settings_files(environment_at_start()):
-        settings = stricter(settings, _read(path), str(path))
+        if (file := _read(path)) is not None:
+            settings = stricter(settings, file, str(path))
     return settings
 
 
-def stricter(settings: Settings, file: _File, path: str) -> Settings:
+def stricter(settings: Settings, file: SettingsFile, path: str) -> Settings:
     """The settings with a further file's. Pure."""
     risk, risk_from = settings.least_risk, settings.least_risk_from
     if file.least_risk is not None and file.least_risk > risk:
@@ -113,6 +105,10 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
             where=printable(loaded.source),
             hint="use a stand-in; only who keeps that file can allow it",
         )
+    if loaded.policy.risk >= settings.least_risk:
+        return loaded
+    from belljar.policy.floor import with_least_risk
+
     return with_least_risk(loaded, settings.least_risk, where=settings.least_risk_from)
 
 
@@ -120,51 +116,25 @@ def resolve_here(policy: LoadedPolicy | str | os.PathLike[str] | None) -> Loaded
     """As `belljar.policy.resolve_policy`, under the settings of this host. Raises as that, and
     `within_settings`, and `HostError`.
     """
-    loaded = policy if isinstance(policy, LoadedPolicy) else resolve_policy(policy)
-    return within_settings(loaded, read_settings())
+    if not isinstance(policy, LoadedPolicy):
+        from belljar.policy import resolve_policy
+
+        policy = resolve_policy(policy)
+    return within_settings(policy, read_settings())
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> SettingsFile | None:
     try:
         with path.open("rb") as stream:
-            text = stream.read(_READING.max_bytes + 1)
+            text = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return _File()
+        return None
     except OSError as exc:
         raise PolicyError(
             f"the settings can't be read: {(exc.strerror or type(exc).__name__).lower()}",
             where=printable(str(path)),
             hint="let this user read them, or remove the file",
         ) from exc
+    from belljar.host.settings_file import parse_settings
+
     return parse_settings(text, source=str(path))
-
-
-def parse_settings(text: bytes, *, source: str) -> _File:
-    """What a settings file says. Raises `PolicyError` with file, line and column."""
-    tree = read_tree(text, _READING)
-    if tree.problems:
-        raise _refused(tree.problems[0], source)
-    if tree.value is None:  # only comments
-        return _File()
-    if not isinstance(tree.value, dict):
-        what = f"settings are a mapping of fields, but this is {kinds.kind_of(tree.value)}"
-        raise _refused(Problem(mark=closest_mark(tree, ()), field="", message=what), source)
-    try:
-        return _File.model_validate(tree.value)
-    except ValidationError as exc:
-        raise _refused(_problem(tree, exc), source) from exc
-
-
-def _problem(tree: Tree, exc: ValidationError) -> Problem:
-    error = exc.errors(include_url=False)[0]
-    path = tuple(error["loc"])
-    unknown = error["type"] == "extra_forbidden"
-    message = "there is no such setting" if unknown else str(error["ctx"]["error"])
-    mark = closest_mark(tree, path, key=unknown)
-    return Problem(mark=mark, field=field_name(path), message=message)
-
-
-def _refused(problem: Problem, source: str) -> PolicyError:
-    where = f"{printable(source)}:{problem.mark.line}:{problem.mark.column}"
-    what = f"{problem.field}: {problem.message}" if problem.field else problem.message
-    return PolicyError(what, where=where, hint=_HINT)

@@ -15,14 +15,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from belljar.errors import HostError
-from belljar.image.apt import AptSource, PrivateApt
 from belljar.image.modules import load_order, module_name
 from belljar.image.scratch import MAKING, locked, make_store_dir, need_space, owned_name, remove_tree, scratch_dir
 from belljar.image.store import file_sha256
 from belljar.image.tools import run_tool, tool
+
+if TYPE_CHECKING:
+    from belljar.image.apt import AptSource, PrivateApt
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MAX_MODULE_BYTES: Final = 64 << 20
@@ -86,6 +88,8 @@ def fetch_kernel(home: Path, sources: Sequence[AptSource], modules: Sequence[str
     `modules` are what the guest must load; what they depend on is added, what the kernel has built in is left out. The package is
     checked against apt's signed index twice: by apt, and by its SHA-256 here. Raises `HostError`; then the store is as it was.
     """
+    from belljar.image.apt import PrivateApt
+
     need_space(home, 512 << 20, "the guest kernel")
     with scratch_dir(home) as scratch:
         apt = PrivateApt(scratch / "apt", sources)

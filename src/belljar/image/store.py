@@ -11,7 +11,6 @@ not at all. Reading needs no lock; writers hold `locks/images`.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -298,6 +297,8 @@ class Store:
         return replace(image, origins=tuple(sorted(origin for origin, of in origins.items() if of == digest)))
 
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
+        import difflib
+
         near = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         what = f"there is no image {printable(ref)!r}"

@@ -6,6 +6,7 @@ fingerprint.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hashlib
 import os
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 KEY_FILE: Final = "ledger-ed25519.pem"
 _MAX_KEY_FILE_BYTES: Final = 4096
+_PEM: Final = re.compile(rb"-----BEGIN PRIVATE KEY-----\n([A-Za-z0-9+/]{64})\n-----END PRIVATE KEY-----\n")
+_PKCS8_HEAD: Final = bytes.fromhex("302e020100300506032b657004220420")
+"""What comes before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410, without attributes)."""
 
 
 def fingerprint_of(public_key_hex: str) -> str:
@@ -39,9 +43,7 @@ class SigningKey:
     @property
     def public_key(self) -> str:
         """The raw public key, 64 hex digits."""
-        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-        return self.private.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+        return self.private.public_key().public_bytes_raw().hex()
 
     @property
     def fingerprint(self) -> str:
@@ -103,9 +105,6 @@ def parse_fingerprint(text: str) -> str:
 
 
 def _load(path: Path) -> SigningKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
@@ -116,6 +115,20 @@ def _load(path: Path) -> SigningKey:
                 hint=f"chmod 600 it if you trust it, else move it away: {path}",
             )
         content = file.read(_MAX_KEY_FILE_BYTES)
+    return SigningKey(_parse_key(content, path))
+
+
+def _parse_key(content: bytes, path: Path) -> Ed25519PrivateKey:
+    """A key as `_make` writes it is read without the library's reader of all formats, whose import
+    takes longer than a checkpoint."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    usual = _PEM.fullmatch(content)
+    der = base64.b64decode(usual[1]) if usual else b""
+    if len(der) == len(_PKCS8_HEAD) + 32 and der.startswith(_PKCS8_HEAD):
+        return Ed25519PrivateKey.from_private_bytes(der[len(_PKCS8_HEAD) :])
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         private = load_pem_private_key(content, password=None)
     except (ValueError, TypeError) as error:
@@ -126,7 +139,7 @@ def _load(path: Path) -> SigningKey:
         raise LedgerError(
             "the signing key is not an Ed25519 key", where=str(path), hint="move it away: a new one is made"
         )
-    return SigningKey(private)
+    return private
 
 
 def _make(path: Path) -> None:

@@ -18,12 +18,12 @@ from belljar.plan.obstacles import (
     tier_obstacles,
 )
 from belljar.plan.walls import Walls, walls_of
-from belljar.policy import Policy, Tier, demanded_tier, needs_hardware
-from belljar.policy.rights import NO_RIGHTS
+from belljar.policy import Tier, demanded_tier, needs_hardware
 from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
+    from belljar.policy import Policy
 
 NO_IMAGE_USER: Final = "root"
 
@@ -106,10 +106,10 @@ def _choose(policy: Policy, facts: HostFacts, demanded: Tier, *, has_port: bool)
     candidates = [tier for tier in Tier if tier >= demanded and (policy.tier is None or tier is policy.tier)]
     refused: dict[Tier, Obstacle] = {}
     for tier in candidates:
-        if found := (*rights_obstacles(policy.rights or NO_RIGHTS, tier), *tier_obstacles(tier, facts)):
+        if found := (*rights_obstacles(policy.rights, tier), *tier_obstacles(tier, facts)):
             refused[tier] = found[0]
             continue
-        walls = walls_of(tier, policy.resources, facts, has_port=has_port, rights=policy.rights or NO_RIGHTS)
+        walls = walls_of(tier, policy.resources, facts, has_port=has_port, rights=policy.rights)
         if found := _too_much(policy, facts, walls):
             refused[tier] = found[0]
             continue

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from belljar.plan.jail import JailLimits
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
-from belljar.policy import Policy, Resources, Risk, Tier
-from belljar.policy.rights import NOTHING_GRANTED, Granted
+from belljar.policy import Resources, Risk, Tier
+from belljar.policy.granted import NOTHING_GRANTED, Granted
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
+    from belljar.policy import Policy
 
 PLAN_FORMAT: Final = 1
 REAL: Final = "REAL network: "

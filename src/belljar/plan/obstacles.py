@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from belljar.errors import HostError
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolFact
 from belljar.plan.seccomp import ARCHITECTURES
 from belljar.policy import Resources, Tier
-from belljar.policy.rights import Rights, refusals
+from belljar.policy.granted import refusals
 from belljar.units import format_size
+
+if TYPE_CHECKING:
+    from belljar.policy.rights import Rights
 
 LEAST_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
@@ -43,7 +46,7 @@ def tier_obstacles(tier: Tier, facts: HostFacts, *, has_port: bool = False) -> t
     return tuple(_microvm(facts) if tier is Tier.MICROVM else _oci(tier, facts, has_port=has_port))
 
 
-def rights_obstacles(rights: Rights, tier: Tier) -> tuple[Obstacle, ...]:
+def rights_obstacles(rights: Rights | None, tier: Tier) -> tuple[Obstacle, ...]:
     """Why the tier can't grant the rights that a policy asks for; empty when it grants all of them."""
     refused = ", ".join(refusals(rights, tier))
     if not refused:

@@ -9,11 +9,12 @@ from belljar.host import HostFacts
 from belljar.plan.jail import JailLimits, vmm_memory_max_bytes
 from belljar.plan.model import BlastRadius, Bound, ImageFacts
 from belljar.plan.qemu import VmShape
-from belljar.policy import Policy, Resources, Tier
+from belljar.policy import Resources, Tier
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
     from belljar.plan.network import NetworkPlan
+    from belljar.policy import Policy
 
 _SHOWN_DIGITS = 12
 HOST_GROUP = "the host's control group"

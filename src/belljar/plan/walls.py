@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
 from belljar.plan import oci_radius, radius
@@ -13,8 +13,11 @@ from belljar.plan.model import Bound, Layer
 from belljar.plan.oci import OciRuntime, OciShape, RuntimeKind, oci_shape
 from belljar.plan.qemu import GuestLimits, VmShape
 from belljar.policy import Resources, Tier
-from belljar.policy.rights import NO_RIGHTS, NOTHING_GRANTED, Granted, Rights, granted
+from belljar.policy.granted import NOTHING_GRANTED, Granted, granted
 from belljar.units import format_size, printable
+
+if TYPE_CHECKING:
+    from belljar.policy.rights import Rights
 
 _MIB: Final = 1 << 20
 GUEST_OVERHEAD_MIB: Final = 120
@@ -64,7 +67,7 @@ def walls_of(
     facts: HostFacts,
     *,
     has_port: bool = False,
-    rights: Rights = NO_RIGHTS,
+    rights: Rights | None = None,
 ) -> Walls:
     """The tier for these resources here, as far as this host allows: `tier_obstacles` say whether it does.
 

@@ -10,20 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from belljar.policy.host_tools import HostTools
-    from belljar.policy.load import (
-        DEFAULT_PRESET,
-        PRESETS,
-        LoadedPolicy,
-        load_policy,
-        load_preset,
-        parse_policy,
-        resolve_policy,
-        with_tier,
-    )
+    from belljar.policy.limits import Resources
+    from belljar.policy.load import load_policy, load_preset, parse_policy, resolve_policy
+    from belljar.policy.loaded import DEFAULT_PRESET, PRESETS, LoadedPolicy, with_tier
     from belljar.policy.model import FileCopy, Policy, policy_schema
     from belljar.policy.network import Network
-    from belljar.policy.resources import Resources
+    from belljar.policy.outside_tools import HostTools
     from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
 
 __all__ = [
@@ -48,10 +40,11 @@ __all__ = [
     "with_tier",
 ]
 _MODULES: Final = {
-    "HostTools": "host_tools",
+    "HostTools": "outside_tools",
     **dict.fromkeys(("FileCopy", "Policy", "policy_schema"), "model"),
     "Network": "network",
-    "Resources": "resources",
+    "Resources": "limits",
+    **dict.fromkeys(("DEFAULT_PRESET", "PRESETS", "LoadedPolicy", "with_tier"), "loaded"),
     **dict.fromkeys(("Risk", "Tier", "demanded_tier", "least_tier", "needs_hardware"), "risk"),
 }
 

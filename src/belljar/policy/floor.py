@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from belljar.errors import PolicyError
-from belljar.policy.host_tools import ANY, HostTools
-from belljar.policy.load import LoadedPolicy, with_changes
+from belljar.policy.limits import Resources
+from belljar.policy.load import with_changes
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.policy.network import Default, Network, Record, Upstream
-from belljar.policy.resources import Resources
+from belljar.policy.outside_tools import ANY, HostTools
 from belljar.policy.rights import common_rights, is_within
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier
 from belljar.policy.stand_ins import TargetStandIn

@@ -4,18 +4,16 @@ elsewhere, web search, hosted code.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from belljar.policy import fields as kinds
+from belljar.policy.outside_tools import REFUSE, REPORT, HostTools
 from belljar.policy.resources import Strict
-from belljar.policy.risk import Risk
 
 MAX_NAMES: Final = 64
 MAX_NAME_CHARACTERS: Final = 256
-ANY: Final = "*"
 
 
 def _read_names(value: object) -> object:
@@ -33,7 +31,7 @@ def _read_names(value: object) -> object:
     return tuple(value)
 
 
-class HostTools(Strict):
+class HostToolsText(Strict):
     """The tools and MCP servers that may be called although they act outside of a cell; `*` stands
     for all.
     """
@@ -42,32 +40,16 @@ class HostTools(Strict):
         description="Names of tools, or of MCP servers."
     )
 
-    def permits(self, names: Iterable[str]) -> bool:
-        """Whether a tool may be called; `names` are its own and its MCP server's."""
-        return ANY in self.allow or any(name in self.allow for name in names)
 
-    def __str__(self) -> str:
-        if self == REFUSE:
-            return "refused"
-        if ANY in self.allow:
-            return "allowed, and reported"
-        return f"refused, but for {', '.join(self.allow)}"
-
-
-REFUSE: Final = HostTools(allow=())
-REPORT: Final = HostTools(allow=(ANY,))
 _WORDS: Final = {"refuse": REFUSE, "report": REPORT}
-
-
-def default_host_tools(risk: Risk) -> HostTools:
-    """The rule of a policy that says nothing."""
-    return REFUSE if risk >= Risk.HIGH else REPORT
 
 
 def _read(value: object) -> object:
     if isinstance(value, str) and value in _WORDS:
-        return _WORDS[value]
-    if value is None or isinstance(value, (dict, HostTools)):
+        value = _WORDS[value]
+    if isinstance(value, HostTools):
+        return {"allow": value.allow}
+    if value is None or isinstance(value, dict):
         return value
     shown = f" ({kinds.quoted(value)})" if isinstance(value, str) else ""
     raise ValueError(
@@ -81,8 +63,16 @@ def _written(rule: HostTools | None) -> Any:  # noqa: ANN401 - JSON values
     return next((word for word, each in _WORDS.items() if each == rule), {"allow": list(rule.allow)})
 
 
-HostToolsField: TypeAlias = Annotated[
-    HostTools | None,
-    BeforeValidator(_read, json_schema_input_type=Literal["refuse", "report"] | HostTools),
-    PlainSerializer(_written, return_type=Literal["refuse", "report"] | dict[str, Any] | None),
-]
+def _rule(text: HostToolsText | None) -> HostTools | None:
+    return None if text is None else HostTools(allow=text.allow)
+
+
+if TYPE_CHECKING:
+    HostToolsField: TypeAlias = HostTools | None
+else:
+    HostToolsField = Annotated[
+        HostToolsText | None,
+        BeforeValidator(_read, json_schema_input_type=Literal["refuse", "report"] | HostToolsText),
+        AfterValidator(_rule),
+        PlainSerializer(_written, return_type=Literal["refuse", "report"] | dict[str, Any] | None),
+    ]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from importlib import resources
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
@@ -20,56 +19,35 @@ from belljar.errors import PolicyError
 from belljar.policy import fields as kinds
 from belljar.policy import yaml_tree
 from belljar.policy.files import FileCopy
-from belljar.policy.host_tools import HostTools
+from belljar.policy.host_tools import HostToolsText
+from belljar.policy.loaded import DEFAULT_PRESET, PRESETS, LoadedPolicy, preset_text
 from belljar.policy.model import Policy
 from belljar.policy.network import Located, Network, locate
 from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
 from belljar.policy.resources import ResourcesText
 from belljar.policy.rights import Rights
-from belljar.policy.risk import Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, CellStandIn, StandIn
-from belljar.policy.task_data import TaskData
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
 
-PRESETS: Final = ("low", "medium", "high", "critical")
-DEFAULT_PRESET: Final = "high"
 MAX_FILE_BYTES: Final = 100 << 20
 MAX_FILES_BYTES: Final = 500 << 20
 _MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
     (): Policy,
     ("resources",): ResourcesText,
     ("files",): FileCopy,
-    ("host_tools",): HostTools,
+    ("host_tools",): HostToolsText,
     ("rights",): Rights,
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedPolicy:
-    """A policy with where it came from.
-
-    `text` is the file as written. `source` is for people: a path, or `preset:high`. `base` is the directory that `files` are relative to, absolute; None for a
-    preset. `data`: what a task's compose file gives its cells.
-    """
-
-    policy: Policy
-    text: bytes
-    source: str
-    base: Path | None = None
-    data: TaskData | None = None
-
-    def read_file(self, file: FileCopy) -> bytes:
-        """The contents of one of the policy's files, at most `MAX_FILE_BYTES`.
-
-        Raises:
-            PolicyError: it is gone, is no regular file, can't be read, is too large, or lies outside the policy's directory.
-        """
-        try:
-            return _read_source(self.base, file)
-        except (OSError, ValueError) as exc:
-            what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
-            raise PolicyError(what, where=printable(self.source), hint=f"correct `files`: {_FILE_RULE}") from exc
+def read_copied(loaded: LoadedPolicy, file: FileCopy) -> bytes:
+    """As `LoadedPolicy.read_file`."""
+    try:
+        return _read_source(loaded.base, file)
+    except (OSError, ValueError) as exc:
+        what = f"the file {kinds.quoted(file.source)} can't be copied in: {_reason(exc)}"
+        raise PolicyError(what, where=printable(loaded.source), hint=f"correct `files`: {_FILE_RULE}") from exc
 
 
 _FILE_RULE: Final = (
@@ -109,8 +87,7 @@ def load_preset(name: str) -> LoadedPolicy:
         raise PolicyError(
             f"there is no preset {kinds.quoted(name)}{hint}", hint=f"use one of {', '.join(PRESETS)}, or a policy file"
         )
-    text = (resources.files("belljar.policy") / "presets" / f"{name}.yaml").read_bytes()
-    return parse_policy(text, source=f"preset:{name}", base=None, default_name=name)
+    return parse_policy(preset_text(name), source=f"preset:{name}", base=None, default_name=name)
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
@@ -124,29 +101,6 @@ def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
     text = os.fspath(ref)
     looks_like_path = "\0" not in text and ("/" in text or "." in text or os.path.lexists(text))
     return load_policy(text) if text not in PRESETS and looks_like_path else load_preset(text)
-
-
-def with_tier(loaded: LoadedPolicy, tier: Tier | str | None) -> LoadedPolicy:
-    """The policy with exactly this tier, whoever asks for it beside its author. None or "": unchanged.
-
-    Raises:
-        PolicyError: it is less than the policy demands, by its risk or by its own `tier`; or no tier has that name.
-    """
-    if not tier:
-        return loaded
-    try:
-        asked = Tier(tier)
-    except ValueError:
-        names = ", ".join(str(item) for item in Tier)
-        raise PolicyError(
-            f"there is no tier {kinds.quoted(str(tier))}", where="tier", hint=f"use one of {names}"
-        ) from None
-    policy = loaded.policy
-    if asked < demanded_tier(policy.risk, policy.tier):
-        raise PolicyError(
-            _lowered(policy, asked), where=printable(loaded.source), hint=f"ask for {_at_least(policy)} or leave it out"
-        )
-    return replace(loaded, policy=policy.model_copy(update={"tier": asked}))
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:
@@ -166,17 +120,6 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
             hint="change the task's sandbox, or give --policy",
         ) from error
     return replace(loaded, policy=changed)
-
-
-def _lowered(policy: Policy, asked: Tier) -> str:
-    if asked < least_tier(policy.risk):
-        return lowered(policy.risk, asked)
-    return f"tier `{asked}` is less than this policy demands, which is `{policy.tier}`; a tier can only be raised"
-
-
-def _at_least(policy: Policy) -> str:
-    least = demanded_tier(policy.risk, policy.tier)
-    return " or ".join(f"`{tier}`" for tier in Tier if tier >= least)
 
 
 def parse_policy(text: bytes, *, source: str, base: Path | None, default_name: str = "policy") -> LoadedPolicy:

@@ -13,9 +13,11 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.files import FileCopy, FilesField
-from belljar.policy.host_tools import HostTools, HostToolsField, default_host_tools
+from belljar.policy.host_tools import HostToolsField
+from belljar.policy.limits import Resources
 from belljar.policy.network import Network, read_network
-from belljar.policy.resources import Resources, ResourcesField, Strict
+from belljar.policy.outside_tools import HostTools, default_host_tools
+from belljar.policy.resources import ResourcesField, Strict
 from belljar.policy.rights import Rights
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
 from belljar.policy.stand_ins import At, TargetStandIn

@@ -15,7 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from belljar.policy import fields as kinds
 from belljar.policy import hosts
 from belljar.policy.files import FilesField
-from belljar.policy.resources import Resources, ResourcesField, Strict
+from belljar.policy.limits import Resources
+from belljar.policy.resources import ResourcesField, Strict
 from belljar.policy.rights import Rights
 from belljar.policy.risk import Tier
 

@@ -36,6 +36,23 @@ def test_the_list_of_runs_imports_no_keys_and_no_event_loop(tmp_path: Path) -> N
     assert modules & set(HEAVY) == set()
 
 
+def test_a_preset_is_planned_without_a_reader_of_policies(tmp_path: Path) -> None:
+    """What Belljar's own policies say needs neither pydantic nor YAML, nor do the host's facts."""
+    code = "from belljar.cli.main import run; run(['plan', 'low', '--no-prove'])"
+    assert imported(tmp_path, code) & set(HEAVY) == set()
+
+
+def test_a_cell_of_a_preset_imports_no_reader_of_policies(tmp_path: Path) -> None:
+    """All that makes, records and ends a container's cell, from the policy's name on."""
+    code = (
+        "from belljar.cell import open_cell, start_run; from belljar.cli.exec import typed_policy;"
+        "from belljar.isolation.oci import open_container; from belljar.ledger import create_run;"
+        "typed_policy('low', 'container')"
+    )
+    late = {"pydantic", "ruamel", "rich", "cryptography.hazmat.primitives.serialization.ssh", "email"}
+    assert imported(tmp_path, code) & late == set()
+
+
 def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:
     """A cell's tier, pools, ranges, probes and the harness are imported by those who need them."""
     modules = imported(tmp_path, "from belljar.cell import open_cell, start_run")

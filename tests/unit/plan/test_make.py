@@ -26,7 +26,8 @@ from belljar.host import (
 from belljar.plan import GUEST_OVERHEAD_MIB, ImageFacts, make_plan, render_plan
 from belljar.plan.jail import vmm_memory_max_bytes
 from belljar.policy import FileCopy, Policy, Resources, Risk, Tier, least_tier, load_preset
-from belljar.policy.rights import Rights, granted
+from belljar.policy.granted import granted
+from belljar.policy.rights import Rights
 
 RICH: dict[str, Any] = {
     "belljar": 1,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from belljar.policy.resources import Resources, ResourcesField, ResourcesText
+from belljar.policy.limits import Resources
+from belljar.policy.resources import ResourcesField, ResourcesText
 
 
 class Holder(BaseModel):

@@ -11,18 +11,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from belljar.policy import Tier
-from belljar.policy.rights import (
+from belljar.policy.granted import (
     CAPABILITIES,
     GRANTABLE,
-    NO_RIGHTS,
     USUAL_CAPABILITIES,
     Granted,
-    Rights,
-    common_rights,
     granted,
-    is_within,
     refusals,
 )
+from belljar.policy.rights import NO_RIGHTS, Rights, common_rights, is_within
 
 RIGHTS = st.builds(
     Rights,
