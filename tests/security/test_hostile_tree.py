@@ -60,7 +60,7 @@ def test_no_stream_leaves_the_target(records: list[tuple[Record, bytes]], overwr
         before, kept = state(outside), state(target)
         stream = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
         stream += b"".join(encode(record) + content for record, content in records)
-        reader = TreeReader(contents=True, max_entries=10, max_bytes=40)
+        reader = TreeReader(contents=True, depth=64, max_entries=10, max_bytes=40)
         destination = Destination(target, overwrite=overwrite, skip_unsafe=skip)
         try:
             destination.take(reader.feed(stream))
@@ -79,6 +79,16 @@ def test_no_stream_leaves_the_target(records: list[tuple[Record, bytes]], overwr
             assert stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)
             if stat.S_ISLNK(mode):
                 assert Path(os.path.realpath(path)).is_relative_to(target)
+
+
+async def test_a_link_is_no_answer_to_a_download(tmp_path: Path) -> None:
+    """The target never becomes a link or a device, whatever is allowed besides."""
+    for kind, link in ((RecordKind.LINK, "outside"), (RecordKind.OTHER, "")):
+        async with staged() as stage:
+            stage.guest.answers[5] = encode(Record(path="", kind=kind, link=link))
+            with pytest.raises(CellError, match="broke the protocol"):
+                await stage.cell.download("/d", tmp_path / "d", overwrite=True, skip_unsafe=True)
+        assert not names(tmp_path)
 
 
 async def test_a_bomb_is_bounded(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell
+    from belljar.cell.files import FileInfo
+    from belljar.cell.local_tree import Transfer
+    from belljar.cell.metrics import Metrics
     from belljar.cell.open import open_cell, prepare
     from belljar.cell.output import ExecOutput
     from belljar.cell.parts import Parts
@@ -23,11 +26,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Cell",
     "ExecOutput",
+    "FileInfo",
+    "Metrics",
     "Parts",
     "Pool",
     "PtySize",
     "RunningCommand",
     "Stream",
+    "Transfer",
     "open_cell",
     "open_pool",
     "prepare",
@@ -40,6 +46,9 @@ __getattr__ = lazy_names(
         "Cell": "belljar.cell.cell",
         **dict.fromkeys(("open_cell", "prepare"), "belljar.cell.open"),
         "ExecOutput": "belljar.cell.output",
+        "FileInfo": "belljar.cell.files",
+        "Metrics": "belljar.cell.metrics",
+        "Transfer": "belljar.cell.local_tree",
         "Parts": "belljar.cell.parts",
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
         "start_run": "belljar.cell.runs",

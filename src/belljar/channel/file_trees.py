@@ -51,7 +51,7 @@ async def walk(
         max_entries=allowed,
         max_bytes=max_bytes,
     )
-    reader = TreeReader(contents=contents, max_entries=allowed, max_bytes=max_bytes)
+    reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
     cap = trees.stream_bytes(max_entries=allowed, max_bytes=max_bytes)
     async with client.file_operation(
         lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s

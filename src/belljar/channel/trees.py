@@ -81,12 +81,16 @@ class TreeReader:
 
     A record of a file with contents is followed by exactly `size_bytes` bytes of it, in pieces.
 
+    A tree with contents is one file, or a directory; `depth`: how many directories may be entered
+    in each other.
+
     Raises `ProtocolViolation` for what no honest guest can send: a name with a slash or a NUL, `..`,
     more than was asked for, or anything after the end.
     """
 
-    def __init__(self, *, contents: bool, max_entries: int, max_bytes: int) -> None:
+    def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
         self._contents = contents
+        self._depth = depth
         self._entries_left = max_entries
         self._bytes_left = max_bytes
         self._pending = bytearray()
@@ -163,6 +167,10 @@ class TreeReader:
 
     def _follow(self, record: Record) -> None:
         """Where the walk is after this record, and what it may still send."""
+        first = (RecordKind.FILE, RecordKind.ENTER)
+        skipped = self._contents and record.kind is RecordKind.DIRECTORY
+        if skipped or (self._contents and not self._begun and record.kind not in first):
+            _violated(f"an entry of kind {record.kind} in a tree with contents")
         self._begun = True
         if record.kind is RecordKind.LEAVE:
             self._directories.pop()
@@ -173,7 +181,7 @@ class TreeReader:
         if self._contents and record.kind is RecordKind.FILE:
             self._file_left = record.size_bytes
             self._bytes_left -= record.size_bytes
-        if self._entries_left < 0 or self._bytes_left < 0 or len(self._directories) > MAX_DEPTH + 1:
+        if self._entries_left < 0 or self._bytes_left < 0 or len(self._directories) > self._depth:
             _violated("more files, bytes or levels than were asked for")
         self._over = not self._directories
 

@@ -21,7 +21,7 @@ def sent(path: Path) -> list[Record | bytes]:
     if source.tree.is_directory:
         root = encode(Record(path="", kind=RecordKind.ENTER, mode=0o755))
         content = root + content + encode(Record(path="", kind=RecordKind.LEAVE))
-    reader = TreeReader(contents=True, max_entries=100, max_bytes=1 << 20)
+    reader = TreeReader(contents=True, depth=64, max_entries=100, max_bytes=1 << 20)
     found = list(reader.feed(content))
     reader.finish()
     return found

@@ -37,7 +37,7 @@ def raw(kind: int, name: bytes = b"", *, mode: int = 0o644, size: int = 0, ns: i
 
 def reader(*, max_entries: int = 100, max_bytes: int = 10_000) -> TreeReader:
     """Of a tree with contents."""
-    return TreeReader(contents=True, max_entries=max_entries, max_bytes=max_bytes)
+    return TreeReader(contents=True, depth=64, max_entries=max_entries, max_bytes=max_bytes)
 
 
 @given(files=st.dictionaries(NAMES, st.binary(max_size=300), max_size=8), cut=st.integers(1, 50))
@@ -111,13 +111,25 @@ def test_hostile_bytes(parts: list[bytes]) -> None:
         raw(5) + raw(6) + raw(6),
         raw(5) + raw(6) + raw(1, b"after"),
         raw(5) + raw(1, b"f") * 100,
-        raw(5) + raw(5, b"d") * 66,
+        raw(5) + raw(5, b"d") * 64,
+        raw(3, link=b"x"),
+        raw(4),
+        raw(2),
+        raw(5) + raw(2, b"d"),
     ],
 )
 def test_what_no_honest_guest_sends_ends_the_cell(stream: bytes) -> None:
     """Names that lead elsewhere, kinds that are none, more than was asked for, after the end."""
     with pytest.raises(ProtocolViolation):
         list(reader().feed(stream))
+
+
+def test_a_look_enters_nothing_that_was_not_asked_for() -> None:
+    """A list has one level and a look at a path none, however few entries they are."""
+    for depth, stream in ((1, raw(5) + raw(5, b"d")), (0, raw(5))):
+        taking = TreeReader(contents=False, depth=depth, max_entries=9, max_bytes=0)
+        with pytest.raises(ProtocolViolation):
+            list(taking.feed(stream))
 
 
 @pytest.mark.parametrize("stream", [b"", raw(5), raw(1, size=3) + b"xx", raw(5) + raw(6)[:-1]])
