@@ -141,6 +141,8 @@ def test_what_only_dockers_format_has_is_kept(tmp_path: Path, store_home: Path) 
 @pytest.mark.root
 def test_layers_merge_as_umoci_merges_them(tmp_path: Path, store_home: Path) -> None:
     """umoci, unpacking as root, and the merge in memory agree on every path, type, mode, owner and link of an honest image."""
+    if shutil.which("umoci") is None:
+        pytest.skip("needs umoci (scripts/test installs it)")
     archive = oci_archive(tmp_path / "small.tar", [LOWER, UPPER], CONFIG)
     image = import_image(store_home, f"oci-archive:{archive}", name="small", keep_setuid=True)
     subprocess.run(

@@ -245,7 +245,7 @@ def test_the_extra_is_not_installed(host: Host, policy: Callable[..., str], tmp_
     path = f"{tmp_path / 'hooks'}:{os.environ.get('PYTHONPATH', '')}"
     said = refused(host, policy(), code=3, PYTHONPATH=path)
     assert "a range's network needs the Python modules h2, hypercorn, which are not installed" in said
-    assert "pip install 'belljar[network]'" in said
+    assert "pip install 'belljar-sandbox[network]'" in said
     doctor = host.run("doctor", "--no-prove", PYTHONPATH=path).stdout.decode()
     assert "the Python modules h2, hypercorn" in doctor
 
@@ -259,7 +259,7 @@ def test_a_zygote_that_can_not_import_says_what() -> None:
     finally:
         zygote.end()
     assert refused.value.what == "the ranges' zygote did not start: No module named 'belljar.network.no_such_gateway'"
-    assert "belljar[network]" in refused.value.hint
+    assert "belljar-sandbox[network]" in refused.value.hint
 
 
 # ---- what the author got wrong
@@ -376,7 +376,7 @@ def test_a_part_is_killed(victim: str, moment: str, tier: str, host: Host, polic
     if victim != "zygote":
         # At its start the other, whose peer is gone, may be noticed first.
         assert "the range's keeper ended" in said or "the range's gateway ended" in said or "ended at once" in said
-    assert "belljar[network]" not in said
+    assert "belljar-sandbox[network]" not in said
     told_and_gone(host, said, before)
     assert {"range.failed", "cell.failed"} & set(kinds(host, before))
 

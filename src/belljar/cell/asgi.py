@@ -14,6 +14,7 @@ from typing import Final
 
 from belljar.errors import HostError, PolicyError
 from belljar.plan.network import StandInPlan
+from belljar.plan.obstacles import NETWORK_EXTRA_HINT
 from belljar.policy.regular import read_regular
 from belljar.units import format_size, printable
 
@@ -47,7 +48,7 @@ def server_archive() -> bytes:
         raise HostError(
             f"the package {error.name} is missing",
             where="stand-ins of kind `python`",
-            hint="pip install 'belljar[network]'",
+            hint=NETWORK_EXTRA_HINT,
         ) from error
     sources = [file for file in files if file.suffix == ".py" and ".." not in file.parts]
     return _archive((str(file), Path(str(file.locate())).read_bytes()) for file in sources)

@@ -111,7 +111,6 @@ def needs(debian_arch: str) -> tuple[Need, ...]:
         Need(command="mmdebstrap", package="mmdebstrap", use="building images"),
         Need(command="sqfstar", package="squashfs-tools", use="packing images"),
         Need(command="skopeo", package="skopeo", use="importing images"),
-        Need(command="umoci", package="umoci", use="importing images", backports=True),
         Need(command="zstd", package="zstd", use="importing images"),
         Need(command="newuidmap", package="uidmap", use="working as an ordinary user", elsewhere="shadow-utils"),
         Need(command="buildah", package="buildah", use="building images from Dockerfiles", only_with="build"),

@@ -156,7 +156,7 @@ def read_options(arguments: Sequence[str]) -> InspectOptions:
         from inspect_ai._cli.eval import eval_command
         from inspect_ai._util.dotenv import init_dotenv
     except ImportError as error:
-        raise HostError("Inspect AI is not installed", hint="pip install 'belljar[inspect]'") from error
+        raise HostError("Inspect AI is not installed", hint="pip install 'belljar-sandbox[inspect]'") from error
     before = dict(os.environ)
     init_dotenv()
     context = eval_command.make_context("belljar run", list(arguments), auto_envvar_prefix=_PREFIX)
@@ -290,5 +290,5 @@ def unknown_inspect(what: str) -> HostError:
 
     return HostError(
         f"inspect-ai {version('inspect-ai')} is not known to Belljar: {what}",
-        hint="install a version of inspect-ai that this Belljar was tested with: pip install 'belljar[inspect]'",
+        hint="install a version of inspect-ai that this Belljar was tested with: pip install 'belljar-sandbox[inspect]'",
     )

@@ -48,7 +48,6 @@ def tools_for(arch: str) -> tuple[Tool, ...]:
         Tool(name="mksquashfs", package="squashfs-tools", use="packing images", version_argv=("-version",)),
         Tool(name="skopeo", package="skopeo", use="importing images"),
         Tool(name="buildah", package="buildah", use="building images from Dockerfiles"),
-        Tool(name="umoci", package="umoci", use="importing images"),
         Tool(
             name="unsquashfs",
             package="squashfs-tools",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEAST_KERNEL: Final = (6, 6)
 """For the container tiers: a writable layer on a tmpfs needs its user attributes; what root's id-mapped layers need (5.19) is older."""
 _CONTROLLERS: Final = ("cpu", "memory", "pids")
-NETWORK_EXTRA_HINT: Final = "install Belljar with its extra `network`: pip install 'belljar[network]'"
+NETWORK_EXTRA_HINT: Final = "install Belljar with its extra `network`: pip install 'belljar-sandbox[network]'"
 _MODULE_OF: Final = {"dulwich": "git", "jsonschema": "openapi", "referencing": "openapi"}
 """The one kind of stand-in that needs a module; what isn't here the gateway itself needs."""
 _USUAL_NAMESPACES: Final = 15_000

@@ -149,7 +149,7 @@ def test_what_a_range_needs_has_a_line(facts: HostFacts) -> None:
     assert [check.state for check in bare] == ["note"] * 3
     for check, (what, hint) in zip(
         bare,
-        [("nft", "install nftables"), ("dns", "belljar[network]"), ("user.max_net_namespaces", "sysctl")],
+        [("nft", "install nftables"), ("dns", "belljar-sandbox[network]"), ("user.max_net_namespaces", "sysctl")],
         strict=True,
     ):
         assert what in check.detail

@@ -22,7 +22,7 @@ def give_no_blank_back() -> None:
         raise HostError(
             "the installed h11 reads header fields in a way that is not known here",
             where="network",
-            hint="install belljar's extra `network` anew",
+            hint="pip install --upgrade 'belljar-sandbox[network]'",
         )
     expression = _abnf.header_field.replace(_BLANKS, f"{_BLANKS}+")
     _readers.header_field_re = re.compile(expression.encode("ascii"))

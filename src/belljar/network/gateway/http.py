@@ -42,7 +42,7 @@ if not importlib.metadata.version("hypercorn").startswith(HYPERCORN):
     raise HostError(
         f"hypercorn {importlib.metadata.version('hypercorn')} is installed; the gateway knows {HYPERCORN}x",
         where="network",
-        hint="install belljar's extra `network` anew",
+        hint="pip install --upgrade 'belljar-sandbox[network]'",
     )
 give_no_blank_back()
 

@@ -98,4 +98,4 @@ def test_a_library_that_is_missing_is_the_hosts(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(author, "check", check)
     with pytest.raises(HostError, match="needs the Python module x") as refused:
         check_stand_ins(policy)
-    assert "belljar[network]" in refused.value.hint
+    assert "belljar-sandbox[network]" in refused.value.hint
