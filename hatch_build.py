@@ -1,6 +1,8 @@
 """Build hook: compiles the static programs (`guest/` → agent, `jail/` → jail, `probes/` → probe, `wire/` → wire) for x86-64 and arm64.
 
-The compiler is the `ziglang` wheel, so no user needs one.
+The compiler is the `ziglang` wheel, so no user needs one. Missing sources, another compiler than `pyproject.toml` names, or licence texts that
+are not those of what the compiler links in, fail the build. The wheel also gets a bill of materials (CycloneDX, PEP 770) and a readme without
+relative links.
 
 Runs for wheels and for editable installs (both put the programs into `src/belljar/_bin/`, which git ignores), and by hand: `python hatch_build.py`. A program is
 compiled again only when its sources, the flags or the compiler's version changed. The output is reproducible: no time, path or host name goes in.
@@ -10,18 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+    from hatchling.metadata.plugin.interface import MetadataHookInterface
 except ImportError:  # by hand, where only the compiler is installed
-    BuildHookInterface = object  # type: ignore[assignment,misc]
+    BuildHookInterface = MetadataHookInterface = object  # type: ignore[assignment,misc]
 
 ARCHITECTURES = ("x86_64", "aarch64")
 PROGRAMS = {"guest": "agent", "jail": "jail", "probes": "probe", "wire": "wire"}
@@ -64,8 +70,8 @@ def build_all(root: Path) -> Iterator[Path]:
     bin_dir.mkdir(exist_ok=True)
     stamps.mkdir(exist_ok=True)
     for folder, name in PROGRAMS.items():
-        if not sources_of(root / folder):
-            continue
+        if not any(source.suffix == ".c" for source in sources_of(root / folder)):
+            raise SystemExit(f"hatch_build: the sources of `{name}` are missing: no C file in {root / folder}")
         build = fingerprint(root / folder)
         for architecture in ARCHITECTURES:
             out = bin_dir / f"{name}-{architecture}"
@@ -76,6 +82,96 @@ def build_all(root: Path) -> Iterator[Path]:
             yield out
 
 
+LINKED = {"musl": "lib/libc/musl/COPYRIGHT", "zig": "LICENSE"}
+"""What is linked into the programs → its licence, as a path in the compiler's wheel; `licenses/NAME.txt` here."""
+SBOM = "build/belljar-sandbox.cdx.json"
+
+
+def check_compiler(root: Path, project: Mapping[str, Any]) -> str:
+    """The version of the compiler. It is the one that the build requires, and what it links in has the licences that the wheel shows."""
+    try:
+        distribution = importlib.metadata.distribution("ziglang")
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit("hatch_build: the compiler is missing: pip install ziglang") from None
+    if f"ziglang=={distribution.version}" not in project["build-system"]["requires"]:
+        raise SystemExit(f"hatch_build: ziglang {distribution.version} is not the version that pyproject.toml names")
+    for name, place in LINKED.items():
+        theirs = Path(str(distribution.locate_file("ziglang"))) / place
+        if theirs.read_bytes() != (root / "licenses" / f"{name}.txt").read_bytes():
+            raise SystemExit(f"hatch_build: licenses/{name}.txt is not the compiler's {place}: copy it anew")
+    return distribution.version
+
+
+def bill_of_materials(root: Path, project: Mapping[str, Any], version: str, zig: str) -> dict[str, Any]:
+    """CycloneDX 1.6: the programs by digest, what is linked into them, and the Python packages that are required, as ranges. Reproducible: no time, no serial number."""
+    name = project["project"]["name"]
+    own = f"pkg:pypi/{name}@{version}"
+    linked: list[dict[str, Any]] = [
+        {"type": "library", "bom-ref": f"pkg:generic/zig-compiler-rt@{zig}", "name": "zig-compiler-rt", "version": zig, "purl": f"pkg:generic/zig-compiler-rt@{zig}"},
+        {"type": "library", "bom-ref": f"pkg:generic/musl?with=zig-{zig}", "name": "musl", "description": f"as shipped with Zig {zig}"},
+    ]  # fmt: skip
+    for one in linked:
+        one["licenses"] = [{"license": {"id": "MIT"}}]
+    programs = [
+        {
+            "type": "file",
+            "bom-ref": f"file:{path.name}",
+            "name": f"belljar/_bin/{path.name}",
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(path.read_bytes()).hexdigest()}],
+        }
+        for path in sorted((root / "src/belljar/_bin").iterdir())
+        if path.name.rpartition("-")[0] in PROGRAMS.values()
+    ]
+    required = [(text, "required") for text in project["project"]["dependencies"]]
+    required += [(text, "optional") for texts in project["project"]["optional-dependencies"].values() for text in texts]
+    packages = []
+    for text, scope in sorted(required):
+        package, bounds = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?(.*)", text).groups()  # type: ignore[union-attr]
+        purl = f"pkg:pypi/{package.lower().replace('_', '-').replace('.', '-')}"
+        packages.append(
+            {
+                "type": "library",
+                "bom-ref": purl,
+                "name": package,
+                "purl": purl,
+                "scope": scope,
+                "properties": [{"name": "belljar:requirement", "value": bounds}],
+            }
+        )
+    refs = [one["bom-ref"] for one in linked]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": {"type": "application", "bom-ref": own, "name": name, "version": version, "purl": own}},
+        "components": [*linked, *programs, *packages],
+        "dependencies": [
+            {"ref": own, "dependsOn": [one["bom-ref"] for one in [*programs, *packages]]},
+            *({"ref": one["bom-ref"], "dependsOn": refs} for one in programs),
+        ],
+    }  # fmt: skip
+
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|mailto:)([^)\s]*)\)")
+
+
+def readme_for_index(text: str, base_url: str | None) -> str:
+    """The readme with absolute links, or, where the project has no address, with the text of its relative links alone."""
+    if base_url is None:
+        return _LINK.sub(lambda link: "" if link[1] else link[2], text)
+    return _LINK.sub(lambda link: f"{link[1]}[{link[2]}]({base_url.rstrip('/')}/{link[3]})", text)
+
+
+class CustomMetadataHook(MetadataHookInterface):  # type: ignore[misc,unused-ignore]
+    """Hatchling calls this for the package's description."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the readme."""
+        text = (Path(self.root) / "README.md").read_text()
+        base_url = metadata.get("urls", {}).get("Source")
+        metadata["readme"] = {"content-type": "text/markdown", "text": readme_for_index(text, base_url)}
+
+
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc,unused-ignore]
     """Hatchling calls this for wheels, standard and editable."""
 
@@ -83,8 +179,14 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc,unused-
         """Compile, and tell hatchling that the wheel is for Linux."""
         if self.target_name != "wheel":
             return
-        for _ in build_all(Path(self.root)):
+        root = Path(self.root)
+        project = tomllib.loads((root / "pyproject.toml").read_text())
+        zig = check_compiler(root, project)
+        for _ in build_all(root):
             pass
+        bill = bill_of_materials(root, project, self.metadata.version, zig)
+        (root / SBOM).write_text(json.dumps(bill, indent=1, sort_keys=True) + "\n")
+        build_data["sbom_files"].append(SBOM)
         build_data["pure_python"] = False
         build_data["tag"] = TAG
 

@@ -1,6 +1,6 @@
 """Packages of the real registries, for real clients in cells: wheels for the default image's Python, and a Debian package.
 
-`python -m tests.real_packages` fetches them into `build/` (`scripts/setup` does); when they are there, nothing is asked for.
+`python -m tests.real_packages` fetches them into `build/` (`scripts/test` does); when they are there, nothing is asked for.
 """
 
 from __future__ import annotations

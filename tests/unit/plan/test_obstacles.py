@@ -96,7 +96,11 @@ def test_what_a_network_lacks_is_named_with_its_hint(facts: HostFacts) -> None:
         (replace(facts, tools=()), "nft was not looked for", "install nftables"),
         (replace(facts, tools=old), "nft 0.9 is too old: 1.0.6 is needed", "get it"),
         (replace(facts, tools=gone), "nft is missing", "install nftables"),
-        (replace(facts, modules_missing=("dns", "h11")), "the Python modules dns, h11, which", "belljar-sandbox[network]"),
+        (
+            replace(facts, modules_missing=("dns", "h11")),
+            "the Python modules dns, h11, which",
+            "belljar-sandbox[network]",
+        ),
         (
             replace(facts, network_namespaces_max=0),
             "user.max_net_namespaces is 0",

@@ -1,0 +1,122 @@
+"""The distribution: what the wheel has, what its build refuses, and what it requires."""
+
+from __future__ import annotations
+
+import email
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import belljar
+
+ROOT = Path(__file__).parents[2]
+
+
+def project() -> dict[str, object]:
+    """`pyproject.toml`."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    """`hatch_build.py`."""
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built as for a release."""
+    target = tmp_path_factory.mktemp("dist")
+    argv = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(target)]
+    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+    return next(target.glob("belljar_sandbox-*.whl"))
+
+
+def of_dist_info(wheel: Path, name: str) -> bytes:
+    """A file of the wheel's `.dist-info`."""
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(f"belljar_sandbox-{belljar.__version__}.dist-info/{name}")
+
+
+def test_the_wheel_says_its_name_its_version_and_the_licences_of_what_is_linked(wheel: Path, hook: ModuleType) -> None:
+    """The version is the package's; the texts are those of the compiler that built the programs."""
+    metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
+    assert (metadata["Name"], metadata["Version"]) == ("belljar-sandbox", belljar.__version__)
+    assert set(metadata.get_all("License-File", [])) == {"LICENSE", "licenses/musl.txt", "licenses/zig.txt"}
+    assert set(hook.LINKED) == {"musl", "zig"}
+    assert b"Rich Felker" in of_dist_info(wheel, "licenses/licenses/musl.txt")
+    assert "Zig contributors" in of_dist_info(wheel, "licenses/licenses/zig.txt").decode()
+
+
+def test_the_bill_of_materials_is_valid_and_whole(wheel: Path) -> None:
+    """CycloneDX: each program by the digest it has in the wheel, what is linked into it, and each required package."""
+    text = of_dist_info(wheel, "sboms/belljar-sandbox.cdx.json").decode()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    bill = json.loads(text)
+    parts = {
+        one["name"].replace(".", "-") if one["type"] == "library" else one["name"]: one for one in bill["components"]
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        programs = [name for name in archive.namelist() if "/_bin/" in name]
+        assert len(programs) == 8
+        for name in programs:
+            assert parts[name]["hashes"][0]["content"] == hashlib.sha256(archive.read(name)).hexdigest()
+    metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
+    needed = {canonicalize_name(Requirement(text).name) for text in metadata.get_all("Requires-Dist", [])}
+    assert needed | {"musl", "zig-compiler-rt"} <= set(parts)
+
+
+def test_the_readme_renders_and_links_to_nothing_relative(wheel: Path, hook: ModuleType) -> None:
+    """An index shows it; with an address in `[project.urls]` its links are absolute, without one they are text."""
+    check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel)]
+    subprocess.run(check, check=True, capture_output=True, timeout=120)
+    text = (ROOT / "README.md").read_text()
+    assert hook._LINK.search(text)
+    assert not hook._LINK.search(of_dist_info(wheel, "METADATA").decode())
+    absolute = hook.readme_for_index("[a](docs/a.md) [b](https://b.example)", "https://c.example/")
+    assert absolute == "[a](https://c.example/docs/a.md) [b](https://b.example)"
+
+
+def test_a_build_without_a_source_or_with_another_licence_fails(tmp_path: Path, hook: ModuleType) -> None:
+    """Neither a wheel that lacks a program nor one with another compiler's licences is made."""
+    for name in (*hook.PROGRAMS, "licenses"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.md"))
+    hook.check_compiler(tmp_path, project())
+    with pytest.raises(SystemExit, match="not the version"):
+        hook.check_compiler(tmp_path, {"build-system": {"requires": ["ziglang==0.1.0"]}})
+    (tmp_path / "licenses/musl.txt").write_text("another")
+    with pytest.raises(SystemExit, match=r"musl\.txt"):
+        hook.check_compiler(tmp_path, project())
+    shutil.rmtree(tmp_path / "guest")
+    (tmp_path / "src/belljar").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="sources of `agent` are missing"):
+        list(hook.build_all(tmp_path))
+
+
+def test_libraries_whose_private_parts_are_used_are_pinned(wheel: Path) -> None:
+    """h11, hypercorn and the compiler exactly; Inspect has an inclusive upper bound that is the installed, tested one."""
+    metadata = email.message_from_bytes(of_dist_info(wheel, "METADATA"))
+    needed = {one.name: one for one in map(Requirement, metadata.get_all("Requires-Dist", []))}
+    for name in ("h11", "hypercorn"):
+        assert [one.operator for one in needed[name].specifier] == ["=="]
+    installed = importlib.metadata.version("inspect-ai")
+    assert f"<={installed}" in str(needed["inspect-ai"].specifier)
