@@ -9,10 +9,14 @@ from typing import Final
 from belljar.probe.model import Finding, Probe, ProbeReport, Side, Verdict, worst
 
 _HEAD: Final = """\
-# What holds a cell: every probe in every tier, on one host
+# What the containment tests try
 
-This page is made by a command, on the host it speaks of: `belljar probe --table docs/containment.md`. It says what was *tried from inside* a
-fresh cell and what came of it, nothing more: a way that no probe knows is in no table. Run it on your own host; yours is the page that counts.
+Every probe in every tier, on one host: what was *tried from inside* a fresh cell, and the result. A way out that no
+probe knows is in no table. Make this page for your own host:
+
+```console
+$ belljar probe --table docs/containment.md
+```
 """
 _LIMITS: Final = {
     "container": (
@@ -29,9 +33,15 @@ _EMULATED: Final = (
     "as a boundary; here the jail around it is the wall."
 )
 _LEGEND: Final = """\
-**host**: contained, and the host itself looked (canary file, listeners, a sentinel process; ids, namespaces and routes of the cell's processes).
-**cell**: contained by the word of the attempt alone. **known**: reached, for the reason given below. **void**: no evidence. **BREACHED**: reached.
-Each verdict is the worst of the policy's user and root of the cell.
+| result | means |
+|---|---|
+| host | contained, and the host checked it (canary file, listeners, a sentinel process; ids, namespaces and routes of the cell's processes) |
+| cell | contained, by the word of the attempt alone |
+| known | reached, for the reason given below |
+| void | no evidence |
+| BREACHED | reached |
+
+Each result is the worst of two runs: as the policy's user and as root of the cell.
 """
 
 
