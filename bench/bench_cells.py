@@ -216,6 +216,20 @@ def cli_ms(*words: str) -> float:
     return _ms(lambda: subprocess.run(argv, check=True, capture_output=True, env=environment))
 
 
+def whole_commands(peer: Docker, tiers: list[str], rounds: int) -> dict[str, Any]:
+    """`cli_exec` of each tier and `docker run --rm`, in turns."""
+    times: dict[str, list[float]] = {tier: [] for tier in tiers}
+    theirs: list[float] = []
+    for number in range(rounds + 1):
+        took_ms = {tier: cli_ms("exec", "low", "--tier", tier, "--", "echo", "hello") for tier in tiers}
+        docker_ms = docker_round(peer)
+        if number:  # the first makes bytecode, templates and trees
+            theirs.append(docker_ms)
+            for tier, ms in took_ms.items():
+                times[tier].append(ms)
+    return {tier: {"rows": compare({"cli_exec": times[tier]}, {"cli_exec": theirs})} for tier in tiers}
+
+
 def commands_ms(rounds: int) -> dict[str, dict[str, float]]:
     """Whole commands in this store, and with ten thousand more runs in it, in turns."""
     alone: dict[str, list[float]] = {words: [] for words in COMMANDS}
@@ -255,7 +269,7 @@ def compare(cells: dict[str, list[float]], peer: dict[str, list[float]]) -> dict
             "docker_p95_ms": round(percentile95(peer[name]), 1),
             "ratio": round(mine / theirs, 3),
         }
-    for name in ("file_in", "file_out"):
+    for name in {"file_in", "file_out"} & cells.keys():
         rows[name]["cell_mib_per_s"] = round(FILE_MIB / statistics.median(cells[name]) * 1e3, 1)
     return rows
 
@@ -270,10 +284,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--tiers", nargs="+", default=list(TIERS), choices=TIERS)
+    parser.add_argument("--whole-commands", action="store_true", help="`cli_exec` and `commands` alone")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with docker(Store(belljar_home()).find("default").rootfs) as peer:
-        found = anyio.run(measure, peer, arguments.tiers, arguments.rounds)
+        found = (
+            whole_commands(peer, arguments.tiers, arguments.rounds)
+            if arguments.whole_commands
+            else anyio.run(measure, peer, arguments.tiers, arguments.rounds)
+        )
     found["commands"] = commands_ms(arguments.rounds)
     if arguments.json:
         print(json.dumps(found, indent=2))

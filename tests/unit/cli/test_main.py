@@ -50,3 +50,11 @@ def _belljar(*args: str, stdout: int, **environment: str) -> subprocess.Complete
     return subprocess.run(
         argv, stdout=stdout, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, check=False
     )
+
+
+def test_leaving_early_loses_no_output_and_no_exit_handler(tmp_path: Path) -> None:
+    """The process ends with its code, what was printed and what is registered for its end."""
+    code = "import atexit, sys; atexit.register(print, 'handled'); from belljar.cli.main import main; main(['ps'])"
+    environment = {**os.environ, "BELLJAR_HOME": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "no cells\nhandled\n", "")
