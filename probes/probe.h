@@ -52,6 +52,9 @@ void permitted(struct finding *f, const char *what, long result); /* a call with
 const char *errno_name(int error);
 void print_finding(const char *name, const struct finding *f);
 
+/* connect.c */
+void connect_and_carry(const char *kind, const char *target);
+
 /* parameters.c */
 bool parameters_read(void);
 const char *parameter(const char *key);                    /* NULL when it wasn't given */

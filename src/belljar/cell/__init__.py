@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from belljar.cell.background import BackgroundCommand, OutputSoFar
     from belljar.cell.cell import Cell
+    from belljar.cell.connection import CellStream
     from belljar.cell.files import FileInfo
     from belljar.cell.local_tree import Transfer
     from belljar.cell.metrics import Metrics
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
     from belljar.channel import PtySize, Stream
 
 __all__ = [
+    "BackgroundCommand",
     "Cell",
+    "CellStream",
     "ExecOutput",
     "FileInfo",
     "Metrics",
+    "OutputSoFar",
     "Parts",
     "Pool",
     "PtySize",
@@ -43,7 +48,9 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        **dict.fromkeys(("BackgroundCommand", "OutputSoFar"), "belljar.cell.background"),
         "Cell": "belljar.cell.cell",
+        "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "prepare"), "belljar.cell.open"),
         "ExecOutput": "belljar.cell.output",
         "FileInfo": "belljar.cell.files",

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 
 from belljar.cell import record
+from belljar.cell.background import BackgroundCommand, BackgroundOperations
 from belljar.cell.capture import KEEP_BODY_BYTES, Capture, body_of
+from belljar.cell.connection import ConnectOperations
 from belljar.cell.files import FileOperations
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
 from belljar.cell.output import ExecOutput, output_of
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 Input = bytes | AsyncIterator[bytes] | None
 
 
-class Cell(FileOperations):
+class Cell(BackgroundOperations, ConnectOperations, FileOperations):
     """One running sandbox: one root filesystem, one guest agent. Made only by `open_cell`.
 
     Attributes:
@@ -71,6 +73,7 @@ class Cell(FileOperations):
         self._recorder = recorder
         self._actor = actor
         self._last_op = 0
+        self._background: list[BackgroundCommand] = []
         self.router = router
         self.others: Mapping[str, Cell] = {}
         self.questions: Questions | None = None
@@ -364,6 +367,7 @@ class Cell(FileOperations):
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""
+        await self._end_background()
         try:
             if self.destruction is None and self._dead is None:
                 self._record_death_limit()

@@ -46,12 +46,21 @@ class RunningCommand:
         """End its standard input; its output goes on."""
         await self._running.close_stdin()
 
-    async def signal(self, number: Signals, *, whole_tree: bool = False) -> None:
-        """Send a signal to its main process, or to everything it started."""
-        self._recorder.record(
-            self._operation.event(Kind.EXEC_SIGNAL, {"signal": number.name, "scope": "tree" if whole_tree else "main"})
-        )
-        await self._running.signal(number, whole_tree=whole_tree)
+    @property
+    def id(self) -> int:
+        """The operation's number, which the record has too; unique in its cell."""
+        return self._operation.op
+
+    async def signal(self, number: int | str, *, whole_tree: bool = False) -> None:
+        """Send a signal (15, `SIGTERM`, `"TERM"`) to its main process, or to all it started.
+
+        Raises `ValueError` for what is no signal.
+        """
+        sent = signal_number(number)
+        scope = "tree" if whole_tree else "main"
+        event = self._operation.event(Kind.EXEC_SIGNAL, {"signal": sent.name, "scope": scope})
+        self._recorder.record(event)
+        await self._running.signal(sent, whole_tree=whole_tree)
 
     async def resize(self, rows: int, cols: int) -> None:
         """Tell its terminal the new size."""
@@ -66,3 +75,17 @@ class RunningCommand:
     def bodies(self) -> list[Body]:
         """What went by so far."""
         return [capture.body() for capture in (self.stdin, *self.captures.values()) if capture.total_bytes]
+
+
+def signal_number(number: int | str) -> Signals:
+    """The signal of a number, a `Signals`, or a name with or without `SIG`. Raises `ValueError`."""
+    if isinstance(number, str):
+        name = number.upper()
+        name = name if name.startswith("SIG") else f"SIG{name}"
+        if name not in Signals.__members__:
+            raise ValueError(f"{number!r} is no signal; write a name such as TERM, or its number")
+        return Signals[name]
+    try:
+        return Signals(number)
+    except ValueError:
+        raise ValueError(f"{number!r} is no signal; write 15, SIGTERM or 'TERM'") from None

@@ -18,7 +18,7 @@ import anyio
 
 from belljar.channel import frames
 from belljar.channel.frames import SignalScope, Stream
-from belljar.channel.messages import Data, GuestEvent, Result, Started
+from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
 from belljar.channel.outcomes import ExecOutcome, outcome_of
 from belljar.channel.pump import Pump
 from belljar.channel.wire import HostConnection
@@ -55,6 +55,7 @@ class Operation:
         self._patience = patience
         self._op = 0
         self._arrived = {Stream.STDOUT: bytearray(), Stream.STDERR: bytearray()}
+        self._streams_ended: set[Stream] = set()
         self._credit_owed = 0
         self._discards = False
         self._was_late = False
@@ -73,6 +74,8 @@ class Operation:
             self._pump.forget(self._op)
         elif isinstance(event, Started):
             self.size_bytes = event.info
+        elif isinstance(event, Eof):
+            self._streams_ended.add(event.stream)
 
     @property
     def deadline(self) -> float:
@@ -121,10 +124,12 @@ class Operation:
         """Tell the terminal's new size."""
         await self._pump.send(lambda: self._pump.wire.send_resize(self._op, rows, cols))
 
-    async def next_chunk(self) -> tuple[Stream, bytes] | None:
-        """All that has arrived of one stream, or None after the last. Taking it is what lets the guest send more."""
+    async def next_chunk(self, *, until: Stream | None = None) -> tuple[Stream, bytes] | None:
+        """All that has arrived of one stream, or None after the last. Taking it is what lets the
+        guest send more. `until`: None also when that stream has ended and the command goes on.
+        """
         await self._return_credit()
-        await self._wait(lambda: self.result is not None or any(self._arrived.values()))
+        await self._wait(lambda: self.result is not None or any(self._arrived.values()) or until in self._streams_ended)
         for stream, arrived in self._arrived.items():
             if arrived:
                 self._arrived[stream] = bytearray()
@@ -235,6 +240,14 @@ class RunningExec:
         if (chunk := await self._operation.next_chunk()) is None:
             raise StopAsyncIteration
         return chunk
+
+    async def receive_stdout(self) -> bytes | None:
+        """What has come of its standard output, or None when that has ended, though it may run on."""
+        while (chunk := await self._operation.next_chunk(until=Stream.STDOUT)) is not None:
+            if chunk[0] is Stream.STDOUT:
+                return chunk[1]
+            self._dropped[chunk[0]] += len(chunk[1])
+        return None
 
     async def wait(self) -> ExecOutcome:
         """Its outcome, when it has ended. Output that was not iterated is dropped and counted. Raises `CellError` when the cell dies first."""

@@ -252,6 +252,18 @@ _EXEC_COMPLETED: Final[Shape] = {
 }
 _OP_FAILED: Final[Shape] = {**_OP, **_REASON}
 _EXEC_TIMED_OUT: Final[Shape] = {**_OP, "timeout_s": maybe(number)}
+_CONNECT_STARTED: Final[Shape] = {
+    **_OP,
+    "target": one_of("tcp", "unix"),
+    "name": text,
+    "user": text,
+}
+_CONNECT_COMPLETED: Final[Shape] = {
+    **_OP,
+    "sent_bytes": count,
+    "received_bytes": count,
+    "unread_bytes": count,
+}
 _FILE_WRITE_STARTED: Final[Shape] = {**_OP_BYTES, "path": text}
 _TASK_FILES_COPIED: Final[Shape] = {
     "key": text,
@@ -389,6 +401,9 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.EXEC_COMPLETED: _EXEC_COMPLETED,
     Kind.EXEC_FAILED: _OP_FAILED,
     Kind.EXEC_TIMED_OUT: _EXEC_TIMED_OUT,
+    Kind.CONNECT_STARTED: _CONNECT_STARTED,
+    Kind.CONNECT_COMPLETED: _CONNECT_COMPLETED,
+    Kind.CONNECT_FAILED: _OP_FAILED,
     Kind.FILE_WRITE_STARTED: _FILE_WRITE_STARTED,
     Kind.FILE_WRITE_COMPLETED: _OP,
     Kind.FILE_WRITE_FAILED: _OP_FAILED,

@@ -11,6 +11,7 @@ from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
 from belljar.cell import RunningCommand
+from belljar.cell.stream import signal_number
 from belljar.channel import PtySize
 from belljar.errors import CellError
 from belljar.events import Kind
@@ -103,3 +104,11 @@ async def test_there_is_no_timeout_unless_asked_for() -> None:
             await running.signal(SIGTERM, whole_tree=True)
         assert stage.recorder.events[0].data["timeout_s"] is None
         assert stage.last(Kind.EXEC_SIGNAL).data["scope"] == "tree"
+
+
+def test_a_signal_in_every_spelling() -> None:
+    """A number, a `Signals`, a name with or without `SIG` are the same; anything else is refused."""
+    assert {signal_number(one) for one in (15, SIGTERM, "TERM", "SIGTERM", "term")} == {SIGTERM}
+    for wrong in (0, -1, 99, "", "SIG", "BELL", "15\0"):
+        with pytest.raises(ValueError, match="is no signal"):
+            signal_number(wrong)

@@ -1,0 +1,267 @@
+"""`Cell.connect`: a byte stream from this host to a server in the cell, through the channel.
+
+The guest agent's own program connects on the cell's loopback and relays; its standard input and
+output are the stream, so the channel's flow control bounds both directions. No network device
+leads there, and nothing in the cell can open such a stream.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from anyio.abc import ByteStream
+
+from belljar.cell import record
+from belljar.cell.capture import Capture
+from belljar.cell.output import output_of
+from belljar.channel import ExecRequest, RunningExec
+from belljar.errors import CellError
+from belljar.events import Body, JsonValue, Kind, Recorder
+from belljar.units import format_duration, printable
+
+if TYPE_CHECKING:
+    from belljar.isolation.live import Live
+
+CONNECT_TIMEOUT_S: Final = 10.0
+KEEP_STREAM_BYTES: Final = 1 << 20
+"""How much of each direction the ledger keeps: a cell may have many streams."""
+_CLOSE_TIMEOUT_S: Final = 2.0
+_MAX_PATH_BYTES: Final = 107  # sockaddr_un
+_ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the channel's window
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a stream leads to: `tcp` and a port, or `unix` and a path."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"port {self.name}" if self.kind == "tcp" else self.name
+
+
+def parse_target(target: int | str | os.PathLike[str]) -> Target:
+    """A port (1 to 65535), or the absolute path of a socket. Raises `ValueError`, `TypeError`."""
+    if isinstance(target, int):
+        if isinstance(target, bool) or not 1 <= target <= 0xFFFF:
+            raise ValueError(f"{target!r} is no port; give a number from 1 to 65535")
+        return Target("tcp", str(target))
+    path = os.fspath(target)
+    if not isinstance(path, str):
+        raise TypeError("a port's number or a socket's path as text")
+    if not path.startswith("/") or "\0" in path:
+        raise ValueError(f"{path!r} is neither a port's number nor the absolute path of a socket")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise ValueError(f"the path of a socket has at most {_MAX_PATH_BYTES} bytes")
+    return Target("unix", path)
+
+
+def connect_error(code: int, target: Target) -> OSError | None:
+    """What the relay's first byte means. It is the guest's word: any value may come."""
+    if code == 0:
+        return None
+    where = printable(str(target))
+    if code == errno.ECONNREFUSED:
+        return ConnectionRefusedError(code, f"nothing listens on {where} in the cell")
+    if code == errno.ENOENT:
+        return FileNotFoundError(code, "the cell has no such socket", target.name)
+    return OSError(code, f"connecting to {where} in the cell: {os.strerror(code)}")
+
+
+class CellStream(ByteStream):
+    """A stream to a server in a cell, made by `Cell.connect`.
+
+    As anyio's socket streams: one task receives while another sends. `send_eof` ends this side and
+    the server may go on; `aclose` delivers what was sent and takes no more.
+
+    Attributes:
+        target: `port 8080`, or the socket's path.
+        unread_bytes: what the server had sent and nobody received; complete after `aclose`.
+    """
+
+    def __init__(self, running: RunningExec, target: Target, died: Callable[[BaseException], None]) -> None:
+        self.target = str(target)
+        self.sent, self.received = (Capture(name, keep_bytes=KEEP_STREAM_BYTES) for name in ("sent", "received"))
+        self.unread_bytes = 0
+        self._running = running
+        self._died = died
+        self._held = b""
+        self._sending = anyio.ResourceGuard("sending to")
+        self._receiving = anyio.ResourceGuard("receiving from")
+        self._sent_eof = self._closed = False
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        """At least one byte. Raises `anyio.EndOfStream` when the server has ended its side or reset
+        the connection, `CellError` when the cell died.
+        """
+        with self._receiving:
+            self._check_open()
+            if not self._held:
+                self._held = await self._next()
+            taken, self._held = self._held[:max_bytes], self._held[max_bytes:]
+            self.received.feed(taken)
+            return taken
+
+    async def _next(self) -> bytes:
+        try:
+            chunk = await self._running.receive_stdout()
+        except CellError as error:
+            self._died(error)
+            raise
+        if chunk is None:
+            raise anyio.EndOfStream
+        return chunk
+
+    async def send(self, item: bytes) -> None:
+        """Send all of it; waits while the server doesn't read. Raises `anyio.BrokenResourceError`
+        when the server is gone, `CellError` when the cell died.
+        """
+        with self._sending:
+            self._check_open()
+            if self._sent_eof:
+                raise anyio.ClosedResourceError
+            self.sent.feed(item)
+            try:
+                await self._running.send_stdin(item)
+            except BrokenPipeError as error:
+                raise anyio.BrokenResourceError from error
+            except CellError as error:
+                self._died(error)
+                raise
+
+    async def send_eof(self) -> None:
+        """End this side; what the server still sends can be received."""
+        with self._sending:
+            self._check_open()
+            self._sent_eof = True
+            try:
+                await self._running.close_stdin()
+            except CellError as error:
+                self._died(error)
+                raise
+
+    async def aclose(self) -> None:
+        """Close both sides. What was sent before is delivered if the server takes it within 2 s."""
+        if self._closed:
+            return
+        self._closed = True
+        self.unread_bytes += len(self._held)
+        self._held = b""
+        with suppress(CellError), anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+            await self._running.close_stdin()
+            await self._running.signal(SIGTERM)
+            self.unread_bytes += (await self._running.wait()).stdout_dropped_bytes
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise anyio.ClosedResourceError
+
+
+class ConnectOperations:
+    """The part of a `Cell` that connects to its servers."""
+
+    _live: Live
+    _recorder: Recorder
+    _operation: Callable[[], record.Operation]
+    _user: Callable[[str | None], str]
+    _end_if_dead: Callable[[BaseException], None]
+
+    @asynccontextmanager
+    async def connect(
+        self,
+        target: int | str | os.PathLike[str],
+        *,
+        user: str | None = None,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> AsyncIterator[CellStream]:
+        """A byte stream to a port of the cell's own loopback, or to a unix socket in it.
+
+        It goes through the channel, in every tier and without a network; in a range it does not
+        pass the gateway. Leaving the block closes it. It counts as one of the 64 operations that
+        run in a cell at once, and as one process of its user's.
+
+        Args:
+            target: a port's number, or a socket's absolute path in the cell.
+            user: who connects, which a socket file's permissions apply to.
+            timeout_s: for the connection to be made.
+
+        Raises:
+            ConnectionRefusedError: nothing listens there. FileNotFoundError: there is no such
+                socket. TimeoutError: not connected in time. `OSError`: another error of the
+                guest's. `ValueError`: no port and no absolute path. `CellError`: the cell died.
+        """
+        where, who = parse_target(target), self._user(user)
+        operation = self._operation()
+        started: dict[str, JsonValue] = {
+            "target": where.kind,
+            "name": record.text(where.name),
+            "user": who,
+        }
+        self._recorder.record(operation.event(Kind.CONNECT_STARTED, started))
+        began = anyio.current_time()
+        stream: CellStream | None = None
+        try:
+            async with AsyncExitStack() as stack:
+                stream = await self._connected(stack, where, who, timeout_s)
+                try:
+                    yield stream
+                finally:
+                    await stream.aclose()
+        except BaseException as error:
+            if stream is None or isinstance(error, CellError):
+                bodies = [] if stream is None else _bodies(stream)
+                event = record.failed(operation, Kind.CONNECT_FAILED, error, bodies=bodies)
+                self._recorder.record(event)
+            else:
+                self._record_closed(operation, stream, began)
+            self._end_if_dead(error)
+            raise
+        self._record_closed(operation, stream, began)
+
+    async def _connected(self, stack: AsyncExitStack, target: Target, user: str, timeout_s: float) -> CellStream:
+        request = ExecRequest(
+            argv=["connect", "connect", target.kind, target.name],
+            user=user,
+            cwd="/",
+            max_stdout_bytes=_ENDLESS,
+            max_stderr_bytes=0,
+            stdin=True,
+            probe=True,
+        )
+        with anyio.move_on_after(timeout_s):
+            running = await stack.enter_async_context(self._live.client.open_exec(request))
+            stream = CellStream(running, target, self._end_if_dead)
+            said = await running.receive_stdout()
+            if said is None:
+                output = output_of(await running.wait(), user=user)
+                why = output.why_not_started or "the relay in the cell was killed"
+                raise OSError(errno.EIO, f"no connection could be begun: {printable(why)}")
+            if (refused := connect_error(said[0], target)) is not None:
+                raise refused
+            stream._held = said[1:]
+            return stream
+        raise TimeoutError(
+            f"{printable(str(target))} in the cell took no connection within {format_duration(timeout_s)}"
+        )
+
+    def _record_closed(self, operation: record.Operation, stream: CellStream, began: float) -> None:
+        data = {
+            "sent_bytes": stream.sent.total_bytes,
+            "received_bytes": stream.received.total_bytes,
+            "unread_bytes": stream.unread_bytes,
+            "duration_ms": round((anyio.current_time() - began) * 1000, 3),
+        }
+        event = operation.event(Kind.CONNECT_COMPLETED, data, bodies=_bodies(stream))
+        self._recorder.record(event)
+
+
+def _bodies(stream: CellStream) -> list[Body]:
+    return [c.body() for c in (stream.sent, stream.received) if c.total_bytes]

@@ -1,0 +1,191 @@
+"""What every tier promises of streams to servers in a cell, and of commands in the background."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from belljar.cell import BackgroundCommand, Cell, CellStream
+
+pytestmark = pytest.mark.anyio
+TIMEOUT_S = 60
+SERVER = """\
+import socket, sys, threading
+kind, where, what = sys.argv[1:4]
+if kind == "unix":
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(where)
+    listening.listen(64)
+else:
+    listening = socket.create_server((kind, int(where)), backlog=64,
+        family=socket.AF_INET6 if ":" in kind else socket.AF_INET)
+print("ready", flush=True)
+def serve(peer):
+    try:
+        exec(what, {"peer": peer, "socket": socket})
+    except OSError:
+        pass
+    peer.close()
+while True:
+    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+"""
+FULL = """\
+import socket, time
+listening = socket.socket(socket.AF_UNIX)
+listening.bind("/tmp/full.sock")
+listening.listen(0)
+waiting = [socket.socket(socket.AF_UNIX) for _ in range(9)]
+for one in waiting:
+    one.setblocking(False)
+    one.connect_ex("/tmp/full.sock")
+print("full", flush=True)
+time.sleep(1000)
+"""
+KEEP = """\
+peer.sendall(b"z" * 1000)
+open("/tmp/got", "ab").write(b"".join(iter(lambda: peer.recv(65536), b"")))
+open("/tmp/end", "w")
+"""
+ECHO = "while got := peer.recv(65536): peer.sendall(got)"
+
+
+@asynccontextmanager
+async def serving(
+    cell: Cell, where: str, what: str = ECHO, kind: str = "127.0.0.1"
+) -> AsyncIterator[BackgroundCommand]:
+    """A server in the cell that does `what` with each `peer`, until the block is left."""
+    server = await cell.start(["python3", "-c", SERVER, kind, where, what])
+    try:
+        with anyio.fail_after(TIMEOUT_S):
+            while server.output().stdout != b"ready\n":
+                assert server.running, await server.wait()
+                await anyio.lowlevel.checkpoint()
+        yield server
+    finally:
+        await server.kill()
+
+
+async def rest(stream: CellStream) -> bytes:
+    """All that comes until the server's end."""
+    return b"".join([chunk async for chunk in stream])
+
+
+async def test_to_a_port_and_back(cell: Cell) -> None:
+    """What is sent arrives, the answer comes back, also after our side has ended; both are counted."""
+    async with serving(cell, "8080"), cell.connect(8080) as stream:
+        await stream.send(b"through and back")
+        await stream.send_eof()
+        assert await rest(stream) == b"through and back"
+        assert (stream.sent.total_bytes, stream.received.total_bytes) == (16, 16)
+
+
+async def test_to_a_socket_and_to_the_other_loopback(cell: Cell) -> None:
+    """A unix socket in the cell, and a port of ::1 alone, are reached too."""
+    async with serving(cell, "/tmp/s.sock", kind="unix"), cell.connect("/tmp/s.sock") as stream:
+        await stream.send(b"by name")
+        assert await stream.receive() == b"by name"
+    six = await cell.exec(["python3", "-c", "import socket; socket.create_server(('::1', 0), family=socket.AF_INET6)"])
+    if six.returncode == 0:
+        async with serving(cell, "8086", kind="::1"), cell.connect(8086) as stream:
+            await stream.send(b"six")
+            assert await stream.receive() == b"six"
+
+
+async def test_why_there_is_no_connection(cell: Cell) -> None:
+    """A closed port, a missing socket, a full backlog and a closed directory are each their own error."""
+    with pytest.raises(ConnectionRefusedError, match="port 9"):
+        async with cell.connect(9):
+            pass
+    with pytest.raises(FileNotFoundError):
+        async with cell.connect("/tmp/none.sock"):
+            pass
+    await cell.exec(["sh", "-c", "mkdir -p /tmp/closed && chmod 700 /tmp/closed"], user="root")
+    with pytest.raises(PermissionError):
+        async with cell.connect("/tmp/closed/s.sock", user="nobody"):
+            pass
+    server = await cell.start(["python3", "-c", FULL])
+    with anyio.fail_after(TIMEOUT_S):
+        while b"full" not in server.output().stdout:
+            await anyio.lowlevel.checkpoint()
+    with pytest.raises(TimeoutError):
+        async with cell.connect("/tmp/full.sock", timeout_s=0.5):
+            pass
+    await server.kill()
+
+
+async def test_much_both_ways_at_once(cell: Cell) -> None:
+    """Ten times the channel's window goes both ways at once, byte for byte, and many streams beside."""
+    piece = bytes(range(256)) * 256
+
+    async def talk(rounds: int) -> None:
+        async with cell.connect(8080) as stream, anyio.create_task_group() as tasks:
+
+            async def send() -> None:
+                for _ in range(rounds):
+                    await stream.send(piece)
+                await stream.send_eof()
+
+            tasks.start_soon(send)
+            assert await rest(stream) == piece * rounds
+
+    async with serving(cell, "8080"), anyio.create_task_group() as tasks:
+        tasks.start_soon(talk, 160)
+        for _ in range(8):
+            tasks.start_soon(talk, 1)
+
+
+async def test_what_was_sent_is_delivered_when_we_close(cell: Cell) -> None:
+    """Closing at once after sending loses nothing; what nobody received is counted as unread."""
+    async with serving(cell, "8080", KEEP):
+        async with cell.connect(8080) as stream:
+            await stream.send(b"x" * 200_000)
+        with anyio.fail_after(TIMEOUT_S):
+            while (await cell.exec(["test", "-e", "/tmp/end"])).returncode:
+                pass
+        assert len(await cell.read_file("/tmp/got", max_bytes=1 << 20)) == 200_000
+        assert stream.received.total_bytes == 0
+        with pytest.raises(anyio.ClosedResourceError):
+            await stream.receive()
+
+
+async def test_commands_in_the_background(cell: Cell) -> None:
+    """Several run at once and are told apart; each is signalled, killed and waited for alone."""
+    async with anyio.create_task_group():
+        first = await cell.start(["sh", "-c", "echo one; exec sleep 1000"])
+        second = await cell.start(["sh", "-c", "trap 'exit 7' TERM; echo two; while :; do sleep 0.1; done"])
+        third = await cell.start(["sh", "-c", "echo three; exit 3"])
+        missing = await cell.start(["no-such-program"])
+        assert len({first.id, second.id, third.id}) == 3
+        assert (await third.wait(timeout_s=TIMEOUT_S)).returncode == 3
+        assert third.output().stdout == b"three\n"
+        assert (await missing.wait(timeout_s=TIMEOUT_S)).returncode == 127
+        with anyio.fail_after(TIMEOUT_S):
+            while not (first.output().stdout and second.output().stdout):
+                await anyio.lowlevel.checkpoint()
+        assert first.running
+        with pytest.raises(TimeoutError):
+            await first.wait(timeout_s=0.1)
+        await second.signal("TERM")
+        assert (await second.wait(timeout_s=TIMEOUT_S)).returncode == 7
+        assert first.running
+        await first.kill()
+        assert (first.running, first.returncode) == (False, 137)
+
+
+async def test_a_flood_in_the_background_is_bounded(cell: Cell) -> None:
+    """What a command writes beyond the bound is dropped and counted, and it is never held up."""
+    flood = await cell.start(["sh", "-c", "head -c 3000000 /dev/zero; echo end >&2"], max_output_bytes=1000)
+    output = await flood.wait(timeout_s=TIMEOUT_S)
+    assert (len(output.stdout), output.stdout_dropped_bytes, output.stderr) == (1000, 2_999_000, b"end\n")
+
+
+@pytest.mark.parametrize("number", [15, signal.SIGTERM, "TERM", "SIGTERM"])
+async def test_a_signal_in_every_spelling(cell: Cell, number: int | str) -> None:
+    """A number, a `Signals` and a name mean the same."""
+    async with cell.open_exec(["sleep", "1000"]) as running:
+        await running.signal(number)
+        assert (await running.wait()).returncode == 143

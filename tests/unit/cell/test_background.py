@@ -1,0 +1,71 @@
+"""Commands in the background: who takes their output, and how they end with their cell."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.vm import staged
+
+from belljar.errors import CellError
+from belljar.events import Kind
+
+pytestmark = pytest.mark.anyio
+
+
+async def chatty(guest: FakeGuest, op: GuestOp) -> None:
+    """Say a little, then run until it is killed."""
+    await guest.started(op)
+    await guest.output(op, 1, b"hello")
+    await guest.until_killed(op)
+
+
+async def test_its_output_is_taken_while_nobody_waits() -> None:
+    """What it says is there without any other operation; its number is the record's."""
+    async with staged({b"chatty": chatty}) as stage:
+        command = await stage.cell.start(["chatty"], max_output_bytes=3)
+        with anyio.fail_after(60):
+            while command.output().stdout != b"hel":
+                await anyio.lowlevel.checkpoint()
+        assert command.output().stdout_dropped_bytes == 2
+        assert command.running
+        assert stage.recorder.events[0].data["op"] == command.id
+        await command.kill()
+        assert stage.kinds() == [Kind.EXEC_STARTED, Kind.EXEC_SIGNAL, Kind.EXEC_COMPLETED]
+        assert (command.running, (await command.wait()).stdout_dropped_bytes) == (False, 2)
+
+
+async def test_it_ends_with_its_cell() -> None:
+    """Destroying the cell ends every command first, so that each end is on record before the cell's."""
+    async with staged({b"chatty": chatty}) as stage:
+        commands = [await stage.cell.start(["chatty"]) for _ in range(3)]
+        await stage.cell.destroy()
+        assert not any(command.running for command in commands)
+        assert stage.kinds().count(Kind.EXEC_COMPLETED) == 3
+        assert stage.guest.ops == {}
+
+
+async def test_a_cell_that_dies_is_told_to_who_waits() -> None:
+    """As for any other operation; what came before is still there."""
+    async with staged({b"chatty": chatty}) as stage:
+        stage.vm.cause = "the host killed it"
+        command = await stage.cell.start(["chatty"])
+        stage.guest.close()
+        with pytest.raises(CellError, match="the host killed it"):
+            await command.wait(timeout_s=60)
+        await command.signal(15)
+        with pytest.raises(CellError, match="the host killed it"):
+            await stage.cell.start(["chatty"])
+
+
+async def test_what_can_not_be_started_has_ended() -> None:
+    """A result, as `exec` gives it."""
+
+    async def absent(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.finish(op, g.NOT_STARTED, 2, stage=3)
+
+    async with staged({b"absent": absent}) as stage:
+        command = await stage.cell.start(["absent"])
+        assert (await command.wait(timeout_s=60)).returncode == 127
+        assert command.returncode == 127

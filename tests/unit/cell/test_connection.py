@@ -1,0 +1,138 @@
+"""Streams to servers in a cell: what may be named, what the guest's word means, what is on record."""
+
+from __future__ import annotations
+
+import errno
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes import guest as g
+from tests.fakes.guest import FakeGuest, GuestOp
+from tests.fakes.vm import staged
+
+from belljar.cell.connection import Target, connect_error, parse_target
+from belljar.errors import CellError
+from belljar.events import Kind
+
+pytestmark = pytest.mark.anyio
+
+
+@given(st.integers() | st.text() | st.booleans())
+def test_a_target_is_a_port_or_an_absolute_path(target: int | str) -> None:
+    """Anything else is refused before anything is asked of the cell."""
+    try:
+        parsed = parse_target(target)
+    except ValueError:
+        return
+    if parsed.kind == "tcp":
+        assert 1 <= int(parsed.name) <= 65535
+    else:
+        assert parsed.name == target
+        assert parsed.name.startswith("/")
+        assert "\0" not in parsed.name
+
+
+@given(st.integers(min_value=0, max_value=255))
+def test_every_first_byte_of_a_guest_means_something(code: int) -> None:
+    """Zero is a connection; every other byte an `OSError` with that number, never another kind."""
+    error = connect_error(code, Target("unix", "/x\x1b[31m"))
+    assert (error is None) == (code == 0)
+    if error is not None:
+        assert error.errno == code
+        assert "\x1b" not in str(error)
+
+
+def test_the_usual_errors_are_the_builtin_ones() -> None:
+    """Callers catch what they catch for a socket of their own host."""
+    port = Target("tcp", "80")
+    assert isinstance(connect_error(errno.ECONNREFUSED, port), ConnectionRefusedError)
+    assert isinstance(connect_error(errno.ENOENT, port), FileNotFoundError)
+    assert isinstance(connect_error(errno.EACCES, port), PermissionError)
+    assert isinstance(connect_error(errno.ETIMEDOUT, port), TimeoutError)
+
+
+async def relay(guest: FakeGuest, op: GuestOp) -> None:
+    """Connected; a greeting together with the first byte; then it ends when it is signalled."""
+    await guest.started(op)
+    await guest.output(op, 1, b"\0hello")
+    assert await guest.stdin(op) == b"you"
+    while not op.signals:
+        await op.news.wait()
+    await guest.output(op, 1, b"late")
+    await guest.finish(op, g.EXITED, 0)
+
+
+async def test_a_stream_is_on_record() -> None:
+    """Its target before, its bytes both ways afterwards, with what nobody received."""
+    async with staged({b"connect": relay}) as stage:
+        async with stage.cell.connect(8080) as stream:
+            assert await stream.receive(2) == b"he"
+            await stream.send(b"you")
+        assert stage.kinds() == [Kind.CONNECT_STARTED, Kind.CONNECT_COMPLETED]
+        assert stage.recorder.events[0].data["name"] == "8080"
+        ended = stage.last(Kind.CONNECT_COMPLETED)
+        assert {key: ended.data[key] for key in ("sent_bytes", "received_bytes", "unread_bytes")} == {
+            "sent_bytes": 3,
+            "received_bytes": 2,
+            "unread_bytes": 7,
+        }
+        assert {body.name: body.content for body in ended.bodies} == {"sent": b"you", "received": b"he"}
+
+
+async def refuse(guest: FakeGuest, op: GuestOp) -> None:
+    """Nothing listens."""
+    await guest.started(op)
+    await guest.output(op, 1, bytes([errno.ECONNREFUSED]))
+    await guest.finish(op, g.EXITED, 0)
+
+
+async def test_no_connection_is_on_record() -> None:
+    """With the reason's number; a relay that says nothing at all is an error too."""
+
+    async def mute(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.finish(op, g.SIGNALED, 9)
+
+    for script, kind in ((refuse, ConnectionRefusedError), (mute, OSError)):
+        async with staged({b"connect": script}) as stage:
+            with pytest.raises(kind):
+                async with stage.cell.connect(8080):
+                    pytest.fail("connected")
+            assert stage.kinds() == [Kind.CONNECT_STARTED, Kind.CONNECT_FAILED]
+            assert "errno" in stage.last(Kind.CONNECT_FAILED).data
+
+
+async def test_a_cell_that_dies_ends_the_stream() -> None:
+    """With the cause, for who waits for bytes; what went by is on record."""
+
+    async def greet(guest: FakeGuest, op: GuestOp) -> None:
+        await guest.started(op)
+        await guest.output(op, 1, b"\0hello")
+
+    async with staged({b"connect": greet}) as stage:
+        stage.vm.cause = "the host killed it"
+
+        async def listen() -> None:
+            async with stage.cell.connect("/run/s.sock") as stream:
+                assert await stream.receive() == b"hello"
+                stage.guest.close()
+                await stream.receive()
+
+        with pytest.raises(CellError, match="the host killed it"):
+            await listen()
+        assert set(stage.kinds()) == {Kind.CONNECT_STARTED, Kind.CONNECT_FAILED, Kind.CELL_FAILED}
+        assert stage.last(Kind.CONNECT_FAILED).bodies[0].content == b"hello"
+
+
+async def test_a_closed_stream_takes_and_gives_nothing() -> None:
+    """Nor is anything sent after our end."""
+    async with staged({b"connect": relay}) as stage, stage.cell.connect(1) as stream:
+        await stream.send(b"you")
+        await stream.send_eof()
+        with pytest.raises(anyio.ClosedResourceError):
+            await stream.send(b"more")
+        await stream.aclose()
+        with pytest.raises(anyio.ClosedResourceError):
+            await stream.receive()
