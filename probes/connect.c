@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-enum { BUFFER_BYTES = 64 << 10, RETRY_US = 20000 };
+enum { BUFFER_BYTES = 64 << 10, RETRY_US = 20000, LAST_READS = 64 };
 
 struct flow { int from, to; uint32_t at, n; bool ended; uint8_t bytes[BUFFER_BYTES]; };
 
@@ -106,12 +106,18 @@ static void carry(int fd)
     sigemptyset(&none);
     up.to = down.from = fd;
     while (!up_told || !down_told) {
-        struct pollfd both[] = {wanted(&up), wanted(&down)};
         if (closing)
-            down.ended = true, down.n = 0, both[1].fd = -1;
-        if ((!up.ended || !down.ended || up.n > 0 || down.n > 0) && ppoll(both, 2, NULL, &none) > 0) {
+            down.n = 0; /* read and dropped: closing a socket with unread bytes would reset it, and lose what was sent */
+        struct pollfd both[] = {wanted(&up), wanted(&down)};
+        if (ppoll(both, 2, NULL, &none) > 0) {
             step(&up, both[0].revents);
             step(&down, both[1].revents);
+        }
+        if (closing && up.ended && up.n == 0) {
+            shutdown(fd, SHUT_WR);
+            for (int i = 0; i < LAST_READS && read(fd, down.bytes, sizeof down.bytes) > 0; i++)
+                ;
+            return;
         }
         if (up.ended && up.n == 0 && !up_told)
             up_told = true, shutdown(fd, SHUT_WR), close(0);

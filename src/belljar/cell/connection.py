@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S: Final = 10.0
 KEEP_STREAM_BYTES: Final = 1 << 20
 """How much of each direction the ledger keeps: a cell may have many streams."""
-_CLOSE_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 10.0
 _MAX_PATH_BYTES: Final = 107  # sockaddr_un
 _ENDLESS: Final = 1 << 62  # a stream has no cap; what comes is bounded by the channel's window
 
@@ -84,7 +84,7 @@ class CellStream(ByteStream):
 
     Attributes:
         target: `port 8080`, or the socket's path.
-        unread_bytes: what the server had sent and nobody received; complete after `aclose`.
+        unread_bytes: what had come from the server and nobody received; known after `aclose`.
     """
 
     def __init__(self, running: RunningExec, target: Target, died: Callable[[BaseException], None]) -> None:
@@ -149,16 +149,20 @@ class CellStream(ByteStream):
                 raise
 
     async def aclose(self) -> None:
-        """Close both sides. What was sent before is delivered if the server takes it within 2 s."""
+        """Close both sides. What was sent is delivered if the server takes it within 10 s."""
         if self._closed:
             return
-        self._closed = True
-        self.unread_bytes += len(self._held)
-        self._held = b""
+        self.abort()
         with suppress(CellError), anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
             await self._running.close_stdin()
             await self._running.signal(SIGTERM)
             self.unread_bytes += (await self._running.wait()).stdout_dropped_bytes
+
+    def abort(self) -> None:
+        """Take and send no more; leaving the block then cuts the connection off."""
+        self._closed = True
+        self.unread_bytes += len(self._held)
+        self._held = b""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -213,8 +217,10 @@ class ConnectOperations:
                 stream = await self._connected(stack, where, who, timeout_s)
                 try:
                     yield stream
-                finally:
-                    await stream.aclose()
+                except BaseException:
+                    stream.abort()
+                    raise
+                await stream.aclose()
         except BaseException as error:
             if stream is None or isinstance(error, CellError):
                 bodies = [] if stream is None else _bodies(stream)
