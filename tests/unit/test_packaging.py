@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -120,3 +121,20 @@ def test_libraries_whose_private_parts_are_used_are_pinned(wheel: Path) -> None:
         assert [one.operator for one in needed[name].specifier] == ["=="]
     installed = importlib.metadata.version("inspect-ai")
     assert f"<={installed}" in str(needed["inspect-ai"].specifier)
+
+
+def test_the_lock_satisfies_what_is_required() -> None:
+    """Each required package is in it, by a version within its bounds and with hashes; no place to fetch it from is."""
+    text = (ROOT / "requirements.lock").read_text()
+    assert "://" not in text
+    entries = re.findall(
+        r"^([a-z0-9][^ \n\\]*(?: ;[^\\\n]*)?) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", text, re.M
+    )
+    locked = [Requirement(pinned) for pinned, _ in entries]
+    assert len(locked) == len([line for line in text.splitlines() if line and line[0] not in " #"])
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*said["dependencies"], *(one for extra in said["optional-dependencies"].values() for one in extra)]
+    for wanted in map(Requirement, needed):
+        versions = [next(iter(one.specifier)).version for one in locked if one.name == canonicalize_name(wanted.name)]
+        assert versions, wanted
+        assert all(version in wanted.specifier for version in versions), wanted

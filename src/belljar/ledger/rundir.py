@@ -18,6 +18,7 @@ from belljar.events import Actor, Event, JsonValue, Kind
 from belljar.ledger.chain import canonical, sha256_hex
 from belljar.ledger.files import sync_directory, write_file
 from belljar.ledger.keys import load_or_make_key
+from belljar.ledger.libraries import library_versions
 from belljar.ledger.manifest import MANIFEST, MANIFEST_PART, digests_of
 from belljar.ledger.schema import SCHEMA_VERSION
 from belljar.ledger.writer import CHECKPOINT_INTERVAL_S, LedgerWriter
@@ -170,6 +171,7 @@ class RunDirectory:
             "what": self._what,
             "key": self.recorder.key.fingerprint,
             "belljar": __version__,
+            "libraries": {**library_versions()},
         }
         self.recorder.record(Event(kind=Kind.RUN_STARTED, actor=Actor.OPERATOR, data=data))
 

@@ -204,7 +204,14 @@ _MANIFEST: Final[Shape] = {
 }
 
 _OP: Final[Shape] = {"op": count}
-_RUN_STARTED: Final[Shape] = {"run_id": _RUN_ID, "kind": text, "argv": texts, "key": _HEX64, "belljar": text}
+_RUN_STARTED: Final[Shape] = {
+    "run_id": _RUN_ID,
+    "kind": text,
+    "argv": texts,
+    "key": _HEX64,
+    "belljar": text,
+    "libraries": Optional(json_object),
+}
 _RUN_EVALUATED: Final[Shape] = {"interrupted": flag, "stopped": flag, "errors": texts}
 _RUN_FINISHED: Final[Shape] = {"outcome": one_of("completed", "failed", "interrupted"), "exit_code": maybe(whole)}
 _REASON: Final[Shape] = {"reason": text}
