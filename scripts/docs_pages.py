@@ -6,6 +6,7 @@ rewrites links: a link to a file that is a page leads to that page, any other on
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -29,6 +30,7 @@ from belljar.report.reasons import TEXT, ReasonCode
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+FENCE: Final = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HELP_WIDTH: Final = 88
 
 
@@ -137,7 +139,13 @@ def fields(schema: Mapping[str, Any]) -> str:
     def rows() -> Iterator[tuple[object, ...]]:
         for name, field in schema.get("properties", {}).items():
             default = field.get("default")
-            shown = "needed" if name in needed else f"`{default}`" if default not in (None, [], {}) else ""
+            shown = (
+                "needed"
+                if name in needed
+                else f"`{json.dumps(default)}`".replace('"', "")
+                if default not in (None, [], {})
+                else ""
+            )
             yield f"`{name}`", kind_of(field), shown, field.get("description", "")
 
     return table(("field", "takes", "default", "meaning"), rows())
@@ -166,10 +174,17 @@ def checked_as(check: Check) -> str:
     inside = getclosurevars(check).nonlocals
     if "allowed" in inside:
         return ", ".join(f"`{word}`" for word in sorted(inside["allowed"]))
+    if "compiled" in inside:
+        return "text of one form"
+    if "shape" in inside:
+        return "object"
+    if "number" in inside:
+        return f"`{inside['number']}`"
     if "check" in inside:
         inner = checked_as(inside["check"])
         return f"{inner} or null" if "null" in check.__name__ else f"list of {inner}"
     named: dict[object, str] = {
+        shapes.json_object: "object",
         shapes.flag: "boolean",
         shapes.whole: "integer",
         shapes.count: "integer",
@@ -260,10 +275,10 @@ def navigation() -> dict[str, list[tuple[str, str]]]:
 
 def purpose(text: str) -> str:
     """The first sentence below a page's title."""
-    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", text)]
+    paragraphs = [part.strip() for part in re.split(r"\n\s*\n", FENCE.sub("", text))]
     plain = (part for part in paragraphs if part and part[0] not in "#`|<!>")
     first = LINK.sub(lambda match: match[2], next(plain, "")).replace("\n", " ").strip("*")
-    return re.split(r"(?<=[.:])\s", first, maxsplit=1)[0].rstrip(":")
+    return re.split(r"(?<=[.])\s", first, maxsplit=1)[0].rstrip(":")
 
 
 def llms_txt(directory: Path) -> str:

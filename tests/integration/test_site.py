@@ -24,12 +24,15 @@ def site() -> Path:
 
 
 def test_the_built_pages_fetch_nothing_from_elsewhere(site: Path) -> None:
-    """No page or style sheet names a script, style, font or picture of another host."""
+    """No page or style sheet names a script, style, font or picture of another host. The theme would
+    fetch what draws diagrams, formulas and galleries, so no page has any."""
     pages, styles = list(site.rglob("*.html")), list(site.rglob("*.css"))
     assert len(pages) > 30
     assert styles
     canonical = re.compile(r'<link[^>]*rel="?(?:canonical|sitemap)[^>]*>')
     assert {p.name: found for p in pages if (found := ASSET.findall(canonical.sub("", p.read_text())))} == {}
+    fetching = re.compile(r'class="?[^">]*(?:mermaid|arithmatex|glightbox|playground)')
+    assert [page.name for page in pages if fetching.search(page.read_text())] == []
     assert [style.name for style in styles if FETCHED.search(style.read_text())] == []
 
 

@@ -15,13 +15,12 @@ from belljar.harness.compat import Refused, judge_for_sample
 from belljar.report.reasons import ReasonCode
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PAGES = [ROOT / name for name in docs_pages.site_pages()]
 
 
 def anchors(text: str) -> set[str]:
     """The anchors of a page's headings, as the site and repository hosts make them."""
-    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", docs_pages.FENCE.sub("", text), re.MULTILINE)
     plain = [docs_pages.LINK.sub(lambda match: match[2], heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
 
@@ -35,7 +34,7 @@ def text_of(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     """Each relative link of a page is a file of the repository or a generated page, with the anchor."""
-    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text()))
+    text = re.sub(r"`[^`\n]*`", "", docs_pages.FENCE.sub("", page.read_text()))
     for _, _, target in docs_pages.LINK.findall(text):
         path, _, anchor = target.partition("#")
         if "://" in target or target.startswith("mailto:"):
