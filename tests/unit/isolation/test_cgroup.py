@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,3 +115,23 @@ def test_version_1_does_not_swap(tmp_path: Path) -> None:
     (groups.paths["memory"] / "memory.swappiness").write_text("60")
     cgroup._limit(groups, "memory", LIMITS)
     assert (groups.paths["memory"] / "memory.swappiness").read_text() == "0"
+
+
+def test_processor_time_and_memory_of_either_version(tmp_path: Path) -> None:
+    """Version 2 by its own count, version 1 by cpuacct, else by the processes in the group; what
+    can't be read is no number."""
+    two, one, neither = (tmp_path / name for name in ("two", "one", "neither"))
+    for directory in (two, one, neither):
+        directory.mkdir()
+    (two / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
+    (two / "memory.current").write_text("4096\n")
+    (one / "cpuacct.usage").write_text("1500000000\n")
+    (one / "memory.usage_in_bytes").write_text("8192\n")
+    assert (cgroup.cpu_s(two), cgroup.memory_bytes(two)) == (2.5, 4096)
+    assert (cgroup.cpu_s(one), cgroup.memory_bytes(one)) == (1.5, 8192)
+    assert (cgroup.cpu_s(neither), cgroup.memory_bytes(neither)) == (None, None)
+    (neither / "cgroup.procs").write_text(f"{os.getpid()}\n")
+    spent_s = sum(os.times()[:4])
+    counted_s = cgroup.cpu_s(neither)
+    assert counted_s is not None
+    assert counted_s >= spent_s - 0.1  # whole ticks
