@@ -64,7 +64,7 @@ def target_policy(parent: LoadedPolicy, stand_in: StandInPlan) -> LoadedPolicy:
         raise PolicyError(
             f"the target cell can't be meant: {printable(str(error), max_chars=600)}",
             where=f"network.stand_ins.{stand_in.id}",
-            hint="hint the stand-in's fields",
+            hint="correct the fields of the stand-in",
         ) from error
     data = parent.data.of(stand_in.id) if parent.data is not None else None
     return replace(parent, policy=made, data=data)

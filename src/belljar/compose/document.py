@@ -127,4 +127,4 @@ def _tag(build: object) -> str:
 
 
 def _refused(what: str, where: str) -> PolicyError:
-    return PolicyError(what, where=where, hint="hint the compose file")
+    return PolicyError(what, where=where, hint="correct the compose file")

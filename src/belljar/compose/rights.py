@@ -18,15 +18,17 @@ from belljar.policy.granted import DEBUGGER_CALLS, GRANTABLE, USUAL_CAPABILITIES
 if TYPE_CHECKING:
     from belljar.compose.service import Converted
 
-_REFUSED_OPTION: Final = "it would open a cell's own walls"
+_REFUSED_OPTION: Final = "it would weaken the isolation of the cell"
 _PROFILES: Final = frozenset({"label", "apparmor", "seccomp"})
 _GRANTED: Final = frozenset(name for most in GRANTABLE.values() for name in most.capabilities)
-_GRANTING: Final = "granted by a cell with a kernel of its own, refused in a container"
-_NO_TIER: Final = "no tier grants it: it reaches past what a cell's program may touch"
-_DEBUGGERS: Final = f"the calls by which debuggers work ({', '.join(DEBUGGER_CALLS)}) are {_GRANTING}"
+_CAPABLE: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.capabilities)
+_CALLING: Final = " or ".join(str(tier) for tier, most in GRANTABLE.items() if most.calls)
+_NO_TIER: Final = "no tier grants this capability; what can be granted: " + ", ".join(sorted(_GRANTED))
+_DEBUGGERS: Final = f"the calls by which debuggers work ({', '.join(DEBUGGER_CALLS)}) are granted in tier {_CALLING}, not in a container"
 _PRIVILEGED: Final = (
     f"all rights on Belljar's list (CAP_{', CAP_'.join(sorted(_GRANTED))}; {', '.join(DEBUGGER_CALLS)}) "
-    f"are {_GRANTING}; devices, mounts, namespaces and modules stay closed"
+    f"are granted in tier {_CALLING} (capabilities: {_CAPABLE}), not in a container; devices, mounts,"
+    " namespaces and modules stay closed"
 )
 
 
@@ -66,7 +68,7 @@ def read_cap_add(value: Any, converted: Converted) -> bool:  # noqa: ANN401 - YA
     if "MKNOD" in names:
         converted.dropped("cap_add", "MKNOD: a cell has the usual six devices, and makes no others")
     for name in more:
-        converted.granted("cap_add", f"{name}: {_GRANTING}", capabilities=more)
+        converted.granted("cap_add", f"{name}: granted in tier {_CAPABLE}", capabilities=more)
     return True
 
 

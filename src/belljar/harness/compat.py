@@ -57,10 +57,18 @@ class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
 
 
 Judgement = Honoured | Refused
-_MEND_COMPOSE: Final = (
-    "put what it needs into an image (`belljar image import`), name that image in a policy, and use"
-    " that instead of the task's sandbox: --policy FILE --override"
+_OWN_POLICY: Final = (
+    "write a policy with the image that the task needs, and run it with"
+    " `belljar run --policy FILE --override` or `inspect eval --sandbox belljar:FILE`"
 )
+
+
+def _hint(differences: Iterable[Difference]) -> str:
+    """What can be removed for the rest to run: a compose file's keys, each once."""
+    keys = dict.fromkeys(f"`{fact.key}`" for fact in differences if fact.kind is Kind.REFUSED and fact.key)
+    if not keys:
+        return _OWN_POLICY
+    return f"remove {', '.join(keys)} from the compose file if the task works without, or {_OWN_POLICY}"
 
 
 def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> Judgement:
@@ -71,17 +79,19 @@ def judge(kind: str, *, has_config: bool, compose: Mapping[str, Any] | None) -> 
     """
     if kind == "local":
         return Honoured(
-            differences=_replaced("the task asks for this host itself: it gets a cell with the default image")
+            differences=_replaced("the task asks to run on this host: using a cell with the image `default`")
         )
     if compose is not None:
         return judge_compose(compose)
     if kind == "docker" or not has_config:
         return Honoured(
-            differences=_replaced(f"sandbox {kind} has no configuration: it gets a cell with the policy's image")
+            differences=_replaced(
+                f"the task asks for plain {printable(kind)}: using the policy's image (`default` if it names none)"
+            )
         )
     return Refused(
-        reason=f"its sandbox {printable(kind)} has a configuration that a cell can't honour",
-        hint="use a policy's image instead: --policy FILE --override",
+        reason=f"the configuration of its sandbox {printable(kind)} can't be converted to a cell",
+        hint=_OWN_POLICY,
     )
 
 
@@ -128,11 +138,11 @@ def shaping_variables(compose: Mapping[str, Any], variables: Mapping[str, str]) 
 def _refused(error: Exception, others: Iterable[Difference] = ()) -> Refused:
     """`others`: what else of the file differs."""
     if not isinstance(error, CannotKeepError):
-        return Refused(reason=printable(str(error), max_chars=1000), hint=_MEND_COMPOSE)
+        return Refused(reason=printable(str(error), max_chars=1000), hint=_OWN_POLICY)
     error.add(others)
     return Refused(
         reason=printable(str(error), max_chars=1000),
-        hint=error.hint or _MEND_COMPOSE,
+        hint=error.hint or _hint(error.differences),
         differences=error.differences,
     )
 

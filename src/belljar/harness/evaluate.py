@@ -140,9 +140,12 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     """What differs from the tasks, in a few lines. Raises the first sample's error, if one has any,
     and `HostError` that names every image that is missing.
     """
-    for each in previews:
-        if each.error is not None:
-            raise each.error
+    refused = [each.error for each in previews if each.error is not None]
+    if refused:
+        first, *more = refused
+        if more:
+            first.hint += f"{'; ' if first.hint else ''}{len(more)} more samples are refused: `belljar check` lists all"
+        raise first
     policies = {each.policy: None for each in previews if each.policy is not None}
     session.source.build_images(
         {each.builds: None for each in previews},

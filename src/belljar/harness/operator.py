@@ -76,7 +76,7 @@ def _absolute(policy: str) -> str:
     if not policy or policy in PRESETS or policy.startswith(("/", "~")):
         return policy
     raise PolicyError(
-        f"{printable(policy)} is no preset, and no absolute path",
+        f"{printable(policy)} is neither a preset nor an absolute path",
         where=f"${POLICY_VARIABLE}",
         hint=f"{POLICY_VARIABLE}={printable(str(Path.cwd() / policy))}, if that is the file",
     )
@@ -95,9 +95,9 @@ def permitted(loaded: LoadedPolicy, operator: Operator, *, is_named: bool) -> Lo
     is_allowed = operator.allows_upstreams or operator.settings.upstreams is Upstreams.ALLOW
     if upstreams and not is_named and not is_allowed:
         raise PolicyError(
-            f"the task's own policy reaches something real: {', '.join(announcements(made))}",
+            f"the task's own policy reaches real hosts: {', '.join(announcements(made))}",
             where=printable(loaded.source),
-            hint="`belljar run --allow-upstreams` permits it, and so does starting `inspect eval`"
-            f" with {ALLOW_VARIABLE}=1; or name a policy with --policy",
+            hint=f"allow it with `belljar run --allow-upstreams` or {ALLOW_VARIABLE}=1 for `inspect eval`; or use"
+            " your own policy: `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
         )
     return made

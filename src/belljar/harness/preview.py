@@ -173,7 +173,19 @@ def missing_images(policies: Iterable[LoadedPolicy], home: Path) -> tuple[Missin
     from belljar.image import Store
     from belljar.image.missing import missing_images as missing_in
 
-    return missing_in(Store(home), (name for policy in policies for name in policy.policy.images))
+    known = list(policies)
+    users = {
+        **{policy.policy.image: "the sample's own cell" for policy in known},
+        **{
+            each.image: f"service `{name}`"
+            for policy in known
+            if policy.policy.network is not None
+            for name, each in policy.policy.network.stand_ins.items()
+            if isinstance(each, CellStandIn)
+        },
+    }
+    missing = missing_in(Store(home), (name for policy in known for name in policy.policy.images))
+    return tuple(replace(each, used_by=users.get(each.image, "")) for each in missing)
 
 
 def check_images(policies: Iterable[LoadedPolicy], home: Path) -> None:

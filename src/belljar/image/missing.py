@@ -16,6 +16,13 @@ class MissingImage:
     image: str
     why: HostError
     command: str
+    used_by: str = ""
+    """The service or cell that needs it; "" where that is not known."""
+
+    @property
+    def sentence(self) -> str:
+        """What is missing, and what for."""
+        return f"{self.used_by} needs it: {self.why.what}" if self.used_by else self.why.what
 
 
 def missing_images(store: Store, images: Iterable[str]) -> tuple[MissingImage, ...]:
@@ -32,12 +39,16 @@ def find_images(store: Store, images: Iterable[str]) -> dict[str, Image]:
 
 def refuse_missing(missing: tuple[MissingImage, ...]) -> None:
     """Raise one `HostError` that names every one of them; do nothing when there is none."""
+    if not missing:
+        return
+    all_at_once = "`belljar image import --from-compose FILE` or `--from-task TASK`"
     if len(missing) == 1:
-        raise missing[0].why
-    if missing:
-        listed = "".join(f"\n  {each.why.what}: `{each.command}`" for each in missing)
-        hint = "run these commands; `belljar image import --from-compose` or `--from-task` runs them all"
-        raise HostError(f"{len(missing)} images are missing{listed}", where=missing[0].why.where, hint=hint)
+        (one,) = missing
+        hint = f"{one.why.hint}; {all_at_once} also asks the local Docker daemon" if one.used_by else one.why.hint
+        raise HostError(one.sentence, where=one.why.where, hint=hint)
+    listed = "".join(f"\n  {each.sentence}: `{each.command}`" for each in missing)
+    hint = f"run these commands; {all_at_once} runs them all, and asks the local Docker daemon first"
+    raise HostError(f"{len(missing)} images are missing{listed}", where=missing[0].why.where, hint=hint)
 
 
 def _looked_up(store: Store, images: Iterable[str]) -> tuple[dict[str, Image], tuple[MissingImage, ...]]:

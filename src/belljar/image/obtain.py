@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -61,7 +60,11 @@ def obtain(
 
     Raises nothing of ours.
     """
-    asks_daemon = any(daemon_answers(host) for host in _hosts(environ))
+    daemon: HostError | bool
+    try:
+        daemon = any(daemon_answers(host) for host in daemon_hosts(environ))
+    except HostError as error:
+        daemon = error
     seen = set[Wanted]()
 
     def each(one: Wanted) -> Iterator[Obtained]:
@@ -73,7 +76,7 @@ def obtain(
             report(f"{one.image}: {line}")
 
         try:
-            yield _fetched(home, one, limits, report_of, asks_daemon=asks_daemon)
+            yield _fetched(home, one, limits, report_of, daemon=daemon)
             return
         except BelljarError as error:
             if not one.build:
@@ -91,15 +94,11 @@ def obtain(
         yield from each(one)
 
 
-def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return daemon_hosts(environ)
-    except HostError:
-        return ()
+def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, daemon: HostError | bool) -> Obtained:
+    """From the store, a daemon, or its registry, unless it is built.
 
-
-def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *, asks_daemon: bool) -> Obtained:
-    """From the store, a daemon, or its registry, unless it is built."""
+    `daemon`: whether one answers, or why none can be asked; its error is in that of the registry.
+    """
     if wanted.why:
         raise HostError(f"its image is not known: {wanted.why}", where=wanted.image)
     try:
@@ -108,13 +107,26 @@ def _fetched(home: Path, wanted: Wanted, limits: ImportLimits, report: Report, *
         missing = error
     if wanted.image in MADE_HERE:
         raise missing
-    if asks_daemon:
-        with suppress(BelljarError):
+    unasked: BelljarError | None = daemon if isinstance(daemon, HostError) else None
+    if daemon is True:
+        try:
             made = import_image(home, f"docker-daemon:{wanted.image}", limits=limits, keep_setuid=True, report=report)
             return Obtained(wanted=wanted, image=made)
+        except BelljarError as error:
+            unasked = error
+    if unasked is not None:
+        report(f"not from a daemon: {unasked.what}")
     if wanted.build:
         raise missing
     if IMAGE_ID.fullmatch(wanted.image):
-        raise HostError("no registry knows an image by its id", where=wanted.image, hint=missing.hint)
-    made = import_image(home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report)
+        what = "a registry can't give an image by its id"
+        raise HostError(what + _also(unasked), where=wanted.image, hint=missing.hint) from unasked
+    try:
+        made = import_image(home, f"docker://{wanted.image}", limits=limits, keep_setuid=True, report=report)
+    except BelljarError as error:
+        raise HostError(error.what + _also(unasked), where=error.where, hint=error.hint) from error
     return Obtained(wanted=wanted, image=made)
+
+
+def _also(unasked: BelljarError | None) -> str:
+    return f"; the daemon: {unasked.where}: {unasked.what}" if unasked is not None else ""

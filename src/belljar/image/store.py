@@ -299,13 +299,13 @@ class Store:
     def _missing(self, ref: str, names: Mapping[str, str]) -> HostError:
         import difflib
 
-        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(ref, names, n=3, cutoff=0.75)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
-        what = f"there is no image {printable(ref)!r}"
+        what = f"image `{printable(ref)}` isn't in the store"
         if (reference := _parsed(ref)) is not None and reference.digest:
             is_named = _name_in(names, replace(reference, digest="", tag=reference.tag or DEFAULT_TAG)) is not None
-            here = f", and the store's {printable(reference.familiar_name)!r} is another one" if is_named else ""
-            what, hint = f"no image was imported by the digest of {printable(ref)!r}{here}", ""
+            here = f"; its `{printable(reference.familiar_name)}` has another digest" if is_named else ""
+            what, hint = f"image `{printable(ref)}` isn't in the store{here}", ""
         return HostError(what, where=str(self._images), hint=f"run `{command_for(ref)}`{hint}")
 
     def _damaged(self, path: Path) -> HostError:

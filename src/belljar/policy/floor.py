@@ -124,10 +124,9 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
         network = network.model_copy(update={"record": record})
     if ours.files and base != loaded.base:
         raise PolicyError(
-            "it has `files`, and the operator's policy has the network of their place: a cell takes"
-            " files from the directory of one policy",
+            "both it and the operator's policy need files, and a cell takes files from the directory of one policy only",
             where=printable(loaded.source),
-            hint="name one policy for both with --policy",
+            hint="put both into one policy: `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
         )
     changes = {
         "risk": risk,

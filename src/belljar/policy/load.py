@@ -117,7 +117,8 @@ def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPoli
         raise PolicyError(
             f"the policy can't be changed as asked: {printable('; '.join(wrong), max_chars=600)}",
             where=printable(loaded.source),
-            hint="change the task's sandbox, or give --policy",
+            hint="change the task's sandbox, or use your own policy:"
+            " `belljar run --policy FILE` or `inspect eval --sandbox belljar:FILE`",
         ) from error
     return replace(loaded, policy=changed)
 

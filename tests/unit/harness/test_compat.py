@@ -314,3 +314,12 @@ def test_set_user_id_programs_are_as_in_docker() -> None:
     refusing = judge_compose(service(image="x", security_opt=["no-new-privileges:true"]))
     assert isinstance(refusing, Honoured)
     assert json.loads(refusing.changes["rights"]) == {"setuid_programs": "off"}
+
+
+def test_a_refusal_names_the_keys_to_remove_and_both_ways_to_give_a_policy() -> None:
+    """Under `belljar run` and under `inspect eval`; a capability that no tier grants says which are granted."""
+    refused = judge_compose(service(image="x", cap_add=["SYS_MODULE"], gpus="all"))
+    assert isinstance(refused, Refused)
+    for words in ("`cap_add`", "`gpus`", "--policy FILE", "--sandbox belljar:FILE"):
+        assert words in refused.hint
+    assert "SYS_PTRACE" in refused.reason

@@ -83,7 +83,8 @@ def differs() -> Task:
 
 @task
 def refused() -> Task:
-    return Task(dataset=[Sample(id="b", input="x")], sandbox=("docker", "refused-compose.yaml"))
+    samples = [Sample(id=name, input="x") for name in "bc"]
+    return Task(dataset=samples, sandbox=("docker", "refused-compose.yaml"))
 """
 
 
@@ -173,8 +174,10 @@ def test_a_task_file_that_is_no_python_is_told_with_its_line(tmp_path: Path) -> 
 def test_refusals_come_before_anything_runs(task_file: str, tmp_path: Path) -> None:
     """What can't be run, or mustn't, ends with the right error, and no cell."""
     cells = RecordedCells()
-    with pytest.raises(PolicyError, match="gpus"):
+    with pytest.raises(PolicyError, match="gpus") as refused:
         run([f"{task_file}@refused"], tmp_path, cells)
+    assert "1 more" in refused.value.hint
+    assert "`belljar check`" in refused.value.hint
     with pytest.raises(PolicyError, match="can't be loaded"):
         run([f"{task_file}@missing"], tmp_path, cells)
     with pytest.raises(PolicyError):

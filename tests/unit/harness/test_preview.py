@@ -98,6 +98,8 @@ def test_all_missing_images_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(HostError) as raised:
         check_images(policies, tmp_path / "home")
     assert all(each.image in raised.value.what and each.command in raised.value.what for each in missing)
+    assert "service `web`" in raised.value.what
+    assert "--from-compose" in raised.value.hint
 
 
 def test_what_becomes_of_an_images_configuration_is_among_it(tmp_path: Path) -> None:

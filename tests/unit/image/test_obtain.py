@@ -28,6 +28,29 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return refs
 
 
+@pytest.mark.parametrize("host", ["ssh://elsewhere", "unix:///x"])
+def test_what_the_daemon_said_is_in_the_error(
+    host: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DOCKER_HOST that can't be used, or a daemon's own error, is not hidden by that of the registry."""
+    monkeypatch.setattr("belljar.image.obtain.daemon_answers", lambda _host: True)
+    reported: list[str] = []
+    (result,) = obtain(
+        tmp_path,
+        [Wanted(image="python:3.12")],
+        limits=ImportLimits(),
+        build=lambda *_: None,
+        report=reported.append,
+        environ={"DOCKER_HOST": host},
+    )
+    said = "DOCKER_HOST" if host.startswith("ssh") else "docker-daemon:python:3.12"
+    assert result.error is not None
+    assert said in result.error.what
+    assert "not at docker://python:3.12" in result.error.what
+    assert asked[-1] == "docker://python:3.12"
+    assert reported
+
+
 @pytest.mark.parametrize("has_daemon", [False, True])
 def test_a_daemon_is_asked_before_a_registry(
     has_daemon: bool, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
