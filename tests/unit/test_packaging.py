@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -138,3 +139,47 @@ def test_the_lock_satisfies_what_is_required() -> None:
         versions = [next(iter(one.specifier)).version for one in locked if one.name == canonicalize_name(wanted.name)]
         assert versions, wanted
         assert all(version in wanted.specifier for version in versions), wanted
+
+
+_HIDING = """\
+import sys
+from importlib.machinery import PathFinder
+
+class Hiding(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        hidden = ("dulwich", "h2", "hpack", "hyperframe", "hypercorn", "jsonschema", "priority", "referencing", "wsproto")
+        return None if name.partition(".")[0] in hidden else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
+"""
+_RANGE = """\
+belljar: 1
+risk: low
+network:
+  stand_ins:
+    code: {kind: git, names: [code.example], repositories: git}
+    api: {kind: openapi, names: [api.example], document: own/api.yaml}
+"""
+
+
+@pytest.mark.parametrize("command", ["plan policy.yaml", "policy check policy.yaml"])
+def test_a_range_without_the_extra_names_what_installs_it(tmp_path: Path, command: str) -> None:
+    """Also where a stand-in's settings need a library to be read: a message and a hint, no traceback."""
+    (tmp_path / "sitecustomize.py").write_text(_HIDING)
+    (tmp_path / "policy.yaml").write_text(_RANGE)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/api.yaml").write_text("openapi: 3.1.0\ninfo: {title: a, version: a}\npaths: {}\n")
+    (tmp_path / "git/a").mkdir(parents=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "belljar", *command.split()],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "BELLJAR_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ran.returncode == 3, ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "pip install 'belljar-sandbox[network]'" in ran.stderr
