@@ -27,7 +27,7 @@ def reach(network: NetworkPlan) -> tuple[str, ...]:
 def _reach(network: NetworkPlan) -> Iterator[str]:
     yield (
         "a network of the range's own, of which no packet gets out: no internet, no LAN, no address of this host, no other range; "
-        f"what is for nothing named here is refused and counted{_but(network)}"
+        f"packets to anything else are refused and counted{_but(network)}"
     )
     yield from (_stand_in(item) for item in network.stand_ins)
     if network.default == "simulate":
@@ -102,7 +102,7 @@ def bounds(network: NetworkPlan) -> tuple[Bound, ...]:
         *_group_bounds(network),
         Bound(
             what="packet record on this host's disk",
-            most=f"{format_size(most.packet_record_bytes)}; what is thrown away beyond it makes the sample void, unless events hold it whole",
+            most=f"{format_size(most.packet_record_bytes)}; packets dropped beyond it make the sample void, unless events hold them whole",
             enforced_by=("the range supervisor",),
         ),
         Bound(

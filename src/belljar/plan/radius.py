@@ -128,7 +128,7 @@ def blast_radius(
 _HOST_TOOLS = "through tools of an evaluation that act outside of it (MCP servers, web search, hosted code)"
 _NOTHING_SHARED = "nothing of this host: no directory, file, device or process is shared with it"
 _HOST_SEEN = {
-    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel tells anybody: version, processors, memory, load, uptime",
+    Tier.CONTAINER: "of this host, no directory, file or process; but what its kernel shows to any process: version, processors, memory, load, uptime",
     Tier.GVISOR: "of this host, no directory, file, device or process; the number of its processors",
     Tier.MICROVM: _NOTHING_SHARED,
 }

@@ -144,7 +144,9 @@ def _up(amount: int, step: int) -> int:
 
 
 def _vm_layers(*, emulated: bool, is_root: bool, has_port: bool) -> tuple[Layer, ...]:
-    uid = "a uid that is nobody's" if is_root else "this user's own uid on the host (only root can give it another)"
+    uid = (
+        "a uid that no other user has" if is_root else "this user's own uid on the host (only root can give it another)"
+    )
     device = "one network device, which leads into its range and nowhere else" if has_port else "no network device"
     vm = Layer(
         name="microvm",
@@ -221,7 +223,11 @@ def _oci_layers(tier: Tier, runtime: OciRuntime, *, is_root: bool, has_port: boo
     gvisor = tier is Tier.GVISOR
     stack = "a network stack of its own on one link, no raw sockets" if has_port else "no network"
     namespaces = "all others but the jail's network, over which it has no right" if has_port else "all others"
-    ids = "a range of ids that is nobody's" if is_root else "this user's subordinate ids, which all his cells share"
+    ids = (
+        "a range of ids that no other user has"
+        if is_root
+        else "this user's subordinate ids, shared by all of this user's cells"
+    )
     program = printable(f"{runtime.name} {runtime.version}".strip())
     jail = Layer(
         name="jail",
@@ -278,5 +284,5 @@ def _cores(tier: Tier, facts: HostFacts) -> tuple[str, ...]:
 
 
 _SHARED_KERNEL: Final = "shared kernel: the workload's system calls are answered by this host's kernel, so a flaw in what they reach is a way out of every layer"
-_SHARED_IDS: Final = "all cells of this user share one range of ids: who broke out of one could act on the processes of another; as root each has its own"
+_SHARED_IDS: Final = "all cells of this user share one range of ids: code that escapes from one can act on the processes of another; run as root, each cell has its own"
 _GROUPS_V1: Final = "control groups are version 1 here: each limit is in a group of its own, and none ends a cell as a whole; its process 1 does"
