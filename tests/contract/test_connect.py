@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import pytest
@@ -189,3 +189,28 @@ async def test_a_signal_in_every_spelling(cell: Cell, number: int | str) -> None
     async with cell.open_exec(["sleep", "1000"]) as running:
         await running.signal(number)
         assert (await running.wait()).returncode == 143
+
+
+HOSTILE = {
+    "8001": "while True: peer.sendall(b'z' * 65536)",
+    "8002": "__import__('time').sleep(1000)",
+    "8003": "pass",
+    "8004": "peer.setsockopt(1, 13, bytes([1, 0, 0, 0, 0, 0, 0, 0]))",
+}
+
+
+@pytest.mark.parametrize("port", HOSTILE)
+async def test_a_hostile_server_costs_its_own_stream(cell: Cell, port: str) -> None:
+    """One that floods, never reads, closes at once or resets: our side is held up or told, and the
+    cell's other operations go on.
+    """
+    async with serving(cell, port, HOSTILE[port]):
+        with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
+            async with cell.connect(int(port)) as stream:
+                for _ in range(100):
+                    await stream.send(b"x" * 65536)
+        for _ in range(10):
+            with suppress(anyio.BrokenResourceError):
+                async with cell.connect(int(port)) as stream:
+                    stream.abort()
+        assert (await cell.exec(["echo", "fine"])).stdout == b"fine\n"

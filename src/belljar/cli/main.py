@@ -45,6 +45,7 @@ COMMANDS: Final[dict[str, _Late]] = {
     "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),
     "probe": _Late("belljar.cli.probe", "probe", "Try to get out of a fresh cell, and let the host judge."),
     "attach": _Late("belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."),
+    "forward": _Late("belljar.cli.forward", "forward", "Lead a port of this host's loopback to a server in a cell."),
     "ps": _Late("belljar.cli.cells", "ps", "List cells and who owns them."),
     "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
     "prune": _Late("belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."),

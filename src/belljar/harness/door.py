@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,16 @@ import anyio
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from belljar.errors import BelljarError
-from belljar.harness.door_wire import FrameKind, FrameReader, Opening, frame, frames, read_opening, read_size
+from belljar.harness.door_wire import (
+    FrameKind,
+    FrameReader,
+    Opening,
+    frame,
+    frames,
+    read_opening,
+    read_size,
+    read_target,
+)
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -31,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 DOORS: Final = "doors"
 MAX_GUESTS: Final = 8
+MAX_STREAMS: Final = 32
+"""Half of the operations that run in a cell at once: its commands go on."""
 _RECEIVE_BYTES: Final = 1 << 16
 _OPENING_S: Final = 10.0
 _NOTHING: Final = (FrameKind.INPUT_END, b"")
@@ -52,6 +63,14 @@ def short_path(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{directory}/{path.name}"
     finally:
         os.close(directory)
+
+
+class _Limits:
+    """How many clients of each kind are served at once."""
+
+    def __init__(self) -> None:
+        self.terminals = anyio.CapacityLimiter(MAX_GUESTS)
+        self.streams = anyio.CapacityLimiter(MAX_STREAMS)
 
 
 class Door:
@@ -115,19 +134,19 @@ class Door:
             self._ended.set()
 
     async def _let_in(self, cell: Cell) -> None:
-        limit = anyio.CapacityLimiter(MAX_GUESTS)
+        limits = _Limits()
 
         async def visit(stream: SocketStream) -> None:
-            async with stream, limit:
+            async with stream:
                 try:
-                    await self._visit(stream, cell)
+                    await self._visit(stream, cell, limits)
                 except Exception as error:  # noqa: BLE001 - a visit that goes wrong must never end the sample it visits
                     logger.info("a visit to cell %s ended: %s", cell.id, printable(str(error)))
 
         async with await SocketListener.from_socket(self._listening.dup()) as listener:
             await listener.serve(visit)
 
-    async def _visit(self, stream: SocketStream, cell: Cell) -> None:
+    async def _visit(self, stream: SocketStream, cell: Cell, limits: _Limits) -> None:
         if not may_enter(stream.extra(SocketAttribute.raw_socket)):  # noqa: S610 - anyio's typed attributes, not Django's
             return
         async with contextlib.aclosing(_incoming(stream)) as incoming:
@@ -137,7 +156,11 @@ class Door:
                 self.released = True
                 await stream.send(frame(FrameKind.EXIT, b"0"))
             elif kind is FrameKind.OPEN:
-                await _terminal(stream, incoming, cell, read_opening(payload))
+                async with limits.terminals:
+                    await _terminal(stream, incoming, cell, read_opening(payload))
+            elif kind is FrameKind.CONNECT:
+                async with limits.streams:
+                    await _connection(stream, incoming, cell, read_target(payload))
 
 
 async def _terminal(
@@ -184,6 +207,50 @@ async def _relay(
         status = f"{output.returncode} {printable(output.why_not_started)}".strip()
         tasks.cancel_scope.cancel()
     return status
+
+
+async def _connection(
+    stream: SocketStream,
+    incoming: AsyncIterator[tuple[FrameKind, bytes]],
+    cell: Cell,
+    target: int | str,
+) -> None:
+    """A client of `belljar forward`: both ways until both sides have ended, or the client leaves."""
+    status = "0"
+    try:
+        async with cell.connect(target) as server, anyio.create_task_group() as tasks:
+
+            async def listen() -> None:
+                async for kind, payload in incoming:
+                    if kind is FrameKind.INPUT:
+                        await server.send(payload)
+                    elif kind is FrameKind.INPUT_END:
+                        await server.send_eof()
+                        both_ended.append(FrameKind.INPUT_END)
+                        if len(both_ended) == 2:
+                            break
+                tasks.cancel_scope.cancel()
+
+            both_ended: list[FrameKind] = []
+            tasks.start_soon(_until_gone, listen)
+            async for chunk in server:
+                for piece in frames(FrameKind.OUTPUT, chunk):
+                    await stream.send(piece)
+            await stream.send(frame(FrameKind.OUTPUT_END))
+            both_ended.append(FrameKind.OUTPUT_END)
+            if len(both_ended) == 2:
+                tasks.cancel_scope.cancel()
+    except (OSError, ValueError) as error:
+        status = f"1 {printable(str(error))}"
+    except BelljarError as error:
+        status = f"1 {printable(error.what)}"
+    await stream.send(frame(FrameKind.EXIT, status.encode()))
+
+
+async def _until_gone(task: Callable[[], Awaitable[None]]) -> None:
+    """The server in the cell has gone: what is sent to it is nobody's any more."""
+    with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        await task()
 
 
 async def _incoming(stream: SocketStream) -> AsyncGenerator[tuple[FrameKind, bytes], None]:

@@ -26,6 +26,8 @@ class FrameKind(Enum):
     INPUT_END = b"E"
     RESIZE = b"W"
     RELEASE = b"K"
+    CONNECT = b"C"
+    OUTPUT_END = b"F"
     OUTPUT = b"D"
     EXIT = b"X"
 
@@ -62,6 +64,15 @@ def read_opening(payload: bytes) -> Opening:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise DoorError("not an opening") from error
+
+
+def read_target(payload: bytes) -> int | str:
+    """What a `CONNECT` names: a port, or a path. Raises `DoorError`."""
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError as error:
+        raise DoorError("not a target") from error
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else text
 
 
 def frame(kind: FrameKind, payload: bytes = b"") -> bytes:
