@@ -109,8 +109,8 @@ async def _forward(cell_id: str, host: str, port: int, remote: int | str, *, as_
             ended, others = group.split(HostError)
             if ended is None or others is not None:
                 raise
-            error = ended.exceptions[0]
-        raise error
+            raise ended.exceptions[0] from None
+    return 0
 
 
 async def _knock(cell_id: str) -> socket.socket:
