@@ -1,7 +1,8 @@
 """Belljar runs high-risk AI model evaluations in sealed, ephemeral, recorded cells.
 
-The public Python interface is small: `open_cell`, `open_pool` and the types they take and give. It is imported late, so that
-`import belljar` costs nothing; see `belljar.cell` for the contracts.
+The public interface: `open_cell`, `open_pool` and `open_range` with the types they take and give, the
+errors, and `belljar.sync`, the same for code without `async`. All of it is imported when it is first
+used, so that `import belljar` costs nothing. See docs/python.md.
 """
 
 from __future__ import annotations
@@ -11,38 +12,157 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from belljar.cell import Cell, ExecOutput, Pool, open_cell, open_pool
-    from belljar.policy import Policy, load_policy, load_preset
+    from belljar import sync as sync
+    from belljar.cell import (
+        BackgroundCommand,
+        Cell,
+        CellStream,
+        CommandError,
+        ExecOutput,
+        FileInfo,
+        Health,
+        Metrics,
+        OutputSoFar,
+        Pool,
+        PtySize,
+        Range,
+        RunningCommand,
+        Stream,
+        Transfer,
+        open_cell,
+        open_pool,
+        open_range,
+        start_run,
+    )
+    from belljar.channel import FileTooLarge
+    from belljar.errors import (
+        BelljarError,
+        CellError,
+        ContainmentBreach,
+        HostError,
+        LedgerError,
+        PolicyError,
+        ProtocolViolation,
+    )
+    from belljar.isolation import Destruction
+    from belljar.ledger import RunDirectory
+    from belljar.plan import Plan
+    from belljar.policy import (
+        LoadedPolicy,
+        Policy,
+        Risk,
+        Tier,
+        load_policy,
+        load_preset,
+        parse_policy,
+    )
+    from belljar.probe.model import Verdict
+    from belljar.report.reasons import Reason, ReasonCode
 
 __all__ = [
+    "BackgroundCommand",
+    "BelljarError",
     "Cell",
+    "CellError",
+    "CellStream",
+    "CommandError",
+    "ContainmentBreach",
+    "Destruction",
     "ExecOutput",
+    "FileInfo",
+    "FileTooLarge",
+    "Health",
+    "HostError",
+    "LedgerError",
+    "LoadedPolicy",
+    "Metrics",
+    "OutputSoFar",
+    "Plan",
     "Policy",
+    "PolicyError",
     "Pool",
+    "ProtocolViolation",
+    "PtySize",
+    "Range",
+    "Reason",
+    "ReasonCode",
+    "Risk",
+    "RunDirectory",
+    "RunningCommand",
+    "Stream",
+    "Tier",
+    "Transfer",
+    "Verdict",
     "__version__",
     "load_policy",
     "load_preset",
     "open_cell",
     "open_pool",
+    "open_range",
+    "parse_policy",
+    "start_run",
+    "sync",
 ]
 
-_HOMES = {
-    "Cell": "belljar.cell",
-    "ExecOutput": "belljar.cell",
-    "open_cell": "belljar.cell",
-    "Pool": "belljar.cell",
-    "open_pool": "belljar.cell",
-    "Policy": "belljar.policy",
-    "load_policy": "belljar.policy",
-    "load_preset": "belljar.policy",
+_NAMES = {
+    "belljar.cell": (
+        "Cell",
+        "CellStream",
+        "BackgroundCommand",
+        "CommandError",
+        "ExecOutput",
+        "FileInfo",
+        "Health",
+        "Metrics",
+        "OutputSoFar",
+        "Pool",
+        "PtySize",
+        "Range",
+        "RunningCommand",
+        "Stream",
+        "Transfer",
+        "open_cell",
+        "open_pool",
+        "open_range",
+        "start_run",
+    ),
+    "belljar.channel": ("FileTooLarge",),
+    "belljar.errors": (
+        "BelljarError",
+        "CellError",
+        "ContainmentBreach",
+        "HostError",
+        "LedgerError",
+        "PolicyError",
+        "ProtocolViolation",
+    ),
+    "belljar.isolation": ("Destruction",),
+    "belljar.ledger": ("RunDirectory",),
+    "belljar.plan": ("Plan",),
+    "belljar.policy": (
+        "LoadedPolicy",
+        "Policy",
+        "Risk",
+        "Tier",
+        "load_policy",
+        "load_preset",
+        "parse_policy",
+    ),
+    "belljar.probe.model": ("Verdict",),
+    "belljar.report.reasons": (
+        "Reason",
+        "ReasonCode",
+    ),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - module attribute protocol (PEP 562)
     """Import a public name when it is first used (PEP 562)."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'belljar' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(home), name)
+    if name == "sync":
+        return import_module("belljar.sync")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'belljar' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

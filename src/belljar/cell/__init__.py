@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from belljar.cell.cell import Cell
     from belljar.cell.connection import CellStream
     from belljar.cell.files import FileInfo
+    from belljar.cell.health import Health
     from belljar.cell.local_tree import Transfer
     from belljar.cell.metrics import Metrics
     from belljar.cell.open import open_cell, prepare
-    from belljar.cell.output import ExecOutput
+    from belljar.cell.output import CommandError, ExecOutput
     from belljar.cell.parts import Parts
     from belljar.cell.pool import Pool, open_pool
+    from belljar.cell.ranges import Range, open_range
     from belljar.cell.runs import start_run
     from belljar.cell.stream import RunningCommand
     from belljar.channel import PtySize, Stream
@@ -29,18 +31,22 @@ __all__ = [
     "BackgroundCommand",
     "Cell",
     "CellStream",
+    "CommandError",
     "ExecOutput",
     "FileInfo",
+    "Health",
     "Metrics",
     "OutputSoFar",
     "Parts",
     "Pool",
     "PtySize",
+    "Range",
     "RunningCommand",
     "Stream",
     "Transfer",
     "open_cell",
     "open_pool",
+    "open_range",
     "prepare",
     "start_run",
 ]
@@ -52,10 +58,12 @@ __getattr__ = lazy_names(
         "Cell": "belljar.cell.cell",
         "CellStream": "belljar.cell.connection",
         **dict.fromkeys(("open_cell", "prepare"), "belljar.cell.open"),
-        "ExecOutput": "belljar.cell.output",
         "FileInfo": "belljar.cell.files",
         "Metrics": "belljar.cell.metrics",
         "Transfer": "belljar.cell.local_tree",
+        **dict.fromkeys(("CommandError", "ExecOutput"), "belljar.cell.output"),
+        "Health": "belljar.cell.health",
+        **dict.fromkeys(("Range", "open_range"), "belljar.cell.ranges"),
         "Parts": "belljar.cell.parts",
         **dict.fromkeys(("Pool", "open_pool"), "belljar.cell.pool"),
         "start_run": "belljar.cell.runs",

@@ -6,9 +6,12 @@ Pure: bytes in, a `Body` out.
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from collections.abc import AsyncIterator
+from typing import Final, TypeAlias
 
 from belljar.events import Body
+
+Pieces: TypeAlias = bytes | AsyncIterator[bytes] | None
 
 KEEP_BODY_BYTES: Final = 4 << 20
 """How much of one stream or file the ledger keeps. What is beyond it is hashed and counted, not stored."""
@@ -44,3 +47,19 @@ def body_of(name: str, content: bytes, *, keep_bytes: int = KEEP_BODY_BYTES) -> 
     capture = Capture(name, keep_bytes=keep_bytes)
     capture.feed(content)
     return capture.body()
+
+
+def fed(source: Pieces, capture: Capture) -> Pieces:
+    """The input, seen by the record as it goes by."""
+    if source is None:
+        return None
+    if isinstance(source, bytes):
+        capture.feed(source)
+        return source
+    return _watched(source, capture)
+
+
+async def _watched(source: AsyncIterator[bytes], capture: Capture) -> AsyncIterator[bytes]:
+    async for chunk in source:
+        capture.feed(chunk)
+        yield chunk

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
 
 from belljar.cell import record
 from belljar.cell.background import BackgroundCommand, BackgroundOperations
-from belljar.cell.capture import KEEP_BODY_BYTES, Capture, body_of
+from belljar.cell.capture import KEEP_BODY_BYTES, Capture, body_of, fed
 from belljar.cell.connection import ConnectOperations
 from belljar.cell.files import FileOperations
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
@@ -33,7 +34,7 @@ from belljar.plan import Plan
 if TYPE_CHECKING:
     from belljar.probe.routed import Router
 
-Input = bytes | AsyncIterator[bytes] | None
+Input: TypeAlias = bytes | str | AsyncIterator[bytes] | None
 
 
 class Cell(BackgroundOperations, ConnectOperations, FileOperations):
@@ -94,6 +95,15 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         return self._live.emulated
 
     @property
+    def env(self) -> Mapping[str, str]:
+        """What a command gets by default: the image's variables with the policy's on top. Read only.
+
+        Besides, the guest sets HOME, USER, LOGNAME and SHELL of the command's user where they are
+        not given.
+        """
+        return MappingProxyType(self.plan.env)
+
+    @property
     def timings_ms(self) -> Mapping[str, float]:
         """Milliseconds by phase of making this cell."""
         return self._live.timings_ms
@@ -118,9 +128,9 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         """Run a command in the cell and wait for it.
 
         Args:
-            argv: the program, looked up in the guest's PATH, and its arguments; at most 4 MiB together.
-            input: its standard input; `None`: empty.
-            env: on top of the image's and the policy's environment.
+            argv: the program, looked up in the guest's PATH, and its arguments; at most 4 MiB together. A list: no shell reads it.
+            input: its standard input; text is sent as UTF-8; `None`: empty.
+            env: on top of `Cell.env`: a name in both has the value given here. None is removed.
             cwd: relative to the work directory of the policy or image; default that directory.
             user: name, uid or `uid:gid`; default the policy's or image's user.
             timeout_s: then the whole tree of the command is killed and `timed_out` is set; default the policy's `exec_timeout`.
@@ -129,7 +139,10 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
 
         Raises:
             CellError: the cell died or broke the protocol. A command that fails, or can't be started, is a result.
+            TypeError: `argv` is a string, or holds something else than text.
         """
+        if isinstance(input, str):
+            input = input.encode()  # noqa: A001 - as above
         operation, request = self._begin(
             argv, env=env, cwd=cwd, user=user, timeout_s=timeout_s, stdin=input is not None
         )
@@ -146,7 +159,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
 
         try:
             outcome = await self._live.client.exec(
-                request, input=_fed(input, stdin), keep=keep, keep_bytes=max_output_bytes, on_output=see
+                request, input=fed(input, stdin), keep=keep, keep_bytes=max_output_bytes, on_output=see
             )
         except BaseException as error:
             bodies = [c.body() for c in (stdin, *captures.values()) if c.total_bytes]
@@ -199,7 +212,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
     async def write_file(
         self,
         path: str,
-        contents: bytes,
+        contents: bytes | str,
         *,
         user: str | None = None,
         mode: int | None = None,
@@ -207,12 +220,13 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         timeout_s: float | None = None,
         is_secret: bool = False,
     ) -> None:
-        """Write a file in the cell: parents are made, an existing file is replaced at once or not at all.
+        """Write a file in the cell: parents are made, an existing file is replaced at once or not at all. Text is written as UTF-8.
 
         `is_secret`: the contents are not kept on record, only their size and digest.
         Relative paths resolve against the work directory. Raises `PermissionError`, `IsADirectoryError`, another `OSError` of the
         guest's with `path` in it, `TimeoutError`, `CellError`.
         """
+        contents = contents.encode() if isinstance(contents, str) else contents
         operation, user = self._operation(), self._user(user)
         body = body_of("content", contents, keep_bytes=0 if is_secret else KEEP_BODY_BYTES)
         self._recorder.record(record.write_started(operation, path, user=user, mode=mode, body=body))
@@ -398,6 +412,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         stdin: bool,
         pty: PtySize | None = None,
     ) -> tuple[record.Operation, ExecRequest]:
+        _check_argv(argv)
         limits = self.plan.limits
         request = ExecRequest(
             argv=list(argv),
@@ -466,17 +481,9 @@ def _by_number(user: str) -> str:
     return "0:0" if user in {"", "0", "root"} else user
 
 
-def _fed(source: Input, capture: Capture) -> Input:
-    """The input, seen by the record as it goes by."""
-    if source is None:
-        return None
-    if isinstance(source, bytes):
-        capture.feed(source)
-        return source
-    return _watched(source, capture)
-
-
-async def _watched(source: AsyncIterator[bytes], capture: Capture) -> AsyncIterator[bytes]:
-    async for chunk in source:
-        capture.feed(chunk)
-        yield chunk
+def _check_argv(argv: Sequence[str]) -> None:
+    if isinstance(argv, str | bytes):
+        raise TypeError('argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]')
+    for word in argv:
+        if not isinstance(word, str | bytes):
+            raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")

@@ -18,7 +18,7 @@ from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
-from belljar.host.settings import resolve_here
+from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image import image_health
 from belljar.isolation.live import Live
 from belljar.isolation.reap import reap, reaped_event
@@ -65,7 +65,7 @@ NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 
 @asynccontextmanager
 async def open_cell(
-    policy: LoadedPolicy | str | Path | None = None,
+    policy: PolicyLike = None,
     *,
     run: RunDirectory | None = None,
     home: Path | None = None,
@@ -78,7 +78,8 @@ async def open_cell(
     With a network in its policy it is the range's own cell: its stand-ins, target cells and network are made with it and end with it (see `open_range`).
 
     Args:
-        policy: a loaded policy, a policy file, or a preset's name; default the preset `high`.
+        policy: a preset's name (default `high`), a policy file's path, a `Policy`, a dict with a policy
+            file's fields, or a loaded policy.
         run: the run directory that records it; default one of its own, closed with the cell.
         home: Belljar's store; default `belljar_home()`.
         actor: who works in it, for the record.

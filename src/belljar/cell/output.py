@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from belljar.channel import ExecOutcome, ExecStatus
+from belljar.units import printable
 
+MAX_SHOWN_CHARS: Final = 500
+"""Of a failed command's standard error, in the message."""
 _CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
 
 
@@ -49,6 +52,22 @@ class ExecOutput:
         return self.returncode == 0 and not self.timed_out
 
     @property
+    def stdout_text(self) -> str:
+        """`stdout` as UTF-8; what isn't is replaced by U+FFFD. The guest's word."""
+        return self.stdout.decode("utf-8", "replace")
+
+    @property
+    def stderr_text(self) -> str:
+        """`stderr`, likewise."""
+        return self.stderr.decode("utf-8", "replace")
+
+    def check(self) -> ExecOutput:
+        """This output, if the command succeeded. Raises `CommandError` otherwise."""
+        if not self.success:
+            raise CommandError(self)
+        return self
+
+    @property
     def limits_hit(self) -> tuple[str, ...]:
         """The names of the limits that fired: `exec_timeout`, `memory`, `output`, `processes`, `disk`.
 
@@ -69,6 +88,24 @@ class ExecOutput:
         if self.not_started_errno is None:
             return ""
         return reason_not_started(self.not_started_errno, self.stage, self.detail, user=self.user)
+
+
+class CommandError(Exception):
+    """A command did not succeed, raised by `ExecOutput.check` alone. `output` has what it gave back."""
+
+    def __init__(self, output: ExecOutput) -> None:
+        super().__init__(output)
+        self.output = output
+
+    def __str__(self) -> str:
+        output = self.output
+        ended = f"the command ended with status {output.returncode}"
+        if output.timed_out:
+            ended = "the command timed out"
+        elif output.not_started_errno is not None:
+            ended = "the command did not start"
+        last = output.why_not_started or output.stderr_text[-MAX_SHOWN_CHARS:].strip()
+        return f"{ended}: {printable(last, max_chars=MAX_SHOWN_CHARS)}" if last else ended
 
 
 def reason_not_started(code: int, stage: str, detail: str, *, user: str) -> str:

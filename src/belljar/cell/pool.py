@@ -34,9 +34,8 @@ from belljar.cell.workshop import Workshop, async_workshop, promised
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
-from belljar.host.settings import resolve_here
+from belljar.host.settings import PolicyLike, resolve_here
 from belljar.ledger import RunDirectory
-from belljar.policy import LoadedPolicy
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
 
@@ -374,7 +373,7 @@ class Pool:
 
 @asynccontextmanager
 async def open_pool(
-    policy: LoadedPolicy | str | Path | None = None,
+    policy: PolicyLike = None,
     *,
     size: int = DEFAULT_SIZE,
     run: RunDirectory | None = None,

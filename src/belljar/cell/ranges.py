@@ -31,7 +31,7 @@ from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
-from belljar.host.settings import resolve_here
+from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
 from belljar.network.processes import started_zygote
@@ -131,7 +131,7 @@ class RangeRouter:
 
 @asynccontextmanager
 async def open_range(
-    policy: LoadedPolicy | str | Path | None = None,
+    policy: PolicyLike = None,
     *,
     run: RunDirectory | None = None,
     home: Path | None = None,

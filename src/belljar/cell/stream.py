@@ -37,8 +37,9 @@ class RunningCommand:
         self._watch.look()
         return stream, chunk
 
-    async def send_stdin(self, chunk: bytes) -> None:
-        """Send bytes to its standard input; waits while its window is full."""
+    async def send_stdin(self, chunk: bytes | str) -> None:
+        """Send bytes, or text as UTF-8, to its standard input; waits while its window is full."""
+        chunk = chunk.encode() if isinstance(chunk, str) else chunk
         self.stdin.feed(chunk)
         await self._running.send_stdin(chunk)
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from belljar.errors import HostError, PolicyError
 from belljar.policy import LoadedPolicy, Risk
@@ -21,6 +21,7 @@ from belljar.units import printable
 
 if TYPE_CHECKING:
     from belljar.host.settings_file import SettingsFile
+    from belljar.policy import Policy
 
 HOST_FILE: Final = Path("/etc/belljar/settings.yaml")
 MAX_BYTES: Final = 64 << 10
@@ -112,15 +113,25 @@ def within_settings(loaded: LoadedPolicy, settings: Settings) -> LoadedPolicy:
     return with_least_risk(loaded, settings.least_risk, where=settings.least_risk_from)
 
 
-def resolve_here(policy: LoadedPolicy | str | os.PathLike[str] | None) -> LoadedPolicy:
+PolicyLike: TypeAlias = "LoadedPolicy | Policy | Mapping[str, Any] | str | os.PathLike[str] | None"
+"""A preset's name or a file's path, a dict or a `Policy`, or what `load_policy` gave."""
+
+
+def resolve_here(policy: PolicyLike) -> LoadedPolicy:
     """As `belljar.policy.resolve_policy`, under the settings of this host. Raises as that, and
     `within_settings`, and `HostError`.
     """
-    if not isinstance(policy, LoadedPolicy):
+    if isinstance(policy, LoadedPolicy):
+        loaded = policy
+    elif policy is None or isinstance(policy, str | os.PathLike):
         from belljar.policy import resolve_policy
 
-        policy = resolve_policy(policy)
-    return within_settings(policy, read_settings())
+        loaded = resolve_policy(policy)
+    else:
+        from belljar.policy import policy_of
+
+        loaded = policy_of(policy)
+    return within_settings(loaded, read_settings())
 
 
 def _read(path: Path) -> SettingsFile | None:

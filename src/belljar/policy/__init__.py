@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from belljar.policy.network import Network
     from belljar.policy.outside_tools import HostTools
     from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, needs_hardware
+    from belljar.policy.values import policy_of
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -35,6 +36,7 @@ __all__ = [
     "load_preset",
     "needs_hardware",
     "parse_policy",
+    "policy_of",
     "policy_schema",
     "resolve_policy",
     "with_tier",
@@ -42,6 +44,7 @@ __all__ = [
 _MODULES: Final = {
     "HostTools": "outside_tools",
     **dict.fromkeys(("FileCopy", "Policy", "policy_schema"), "model"),
+    "policy_of": "values",
     "Network": "network",
     "Resources": "limits",
     **dict.fromkeys(("DEFAULT_PRESET", "PRESETS", "LoadedPolicy", "with_tier"), "loaded"),

@@ -91,16 +91,18 @@ def load_preset(name: str) -> LoadedPolicy:
 
 
 def resolve_policy(ref: str | os.PathLike[str] | None) -> LoadedPolicy:
-    """A preset's name or a file's path; None is the preset `high`. A preset's name wins: write `./high` for a file of that name.
+    """A preset's name or a file's path; None is the preset `high`. Of a string a preset's name wins: write `./high`, or
+    `Path("high")`, for a file of that name.
 
     Raises:
         PolicyError: as `load_policy` and `load_preset`.
     """
     if ref is None:
         return load_preset(DEFAULT_PRESET)
-    text = os.fspath(ref)
-    looks_like_path = "\0" not in text and ("/" in text or "." in text or os.path.lexists(text))
-    return load_policy(text) if text not in PRESETS and looks_like_path else load_preset(text)
+    if isinstance(ref, os.PathLike):
+        return load_policy(ref)
+    looks_like_path = "\0" not in ref and ("/" in ref or "." in ref or os.path.lexists(ref))
+    return load_policy(ref) if ref not in PRESETS and looks_like_path else load_preset(ref)
 
 
 def with_changes(loaded: LoadedPolicy, changes: Mapping[str, Any]) -> LoadedPolicy:

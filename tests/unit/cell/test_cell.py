@@ -249,3 +249,33 @@ async def test_destroy_says_what_was_found() -> None:
         assert destruction.clean
         assert stage.cell.destruction is destruction
         assert (stage.cell.emulated, stage.cell.tier, stage.cell.timings_ms) == (True, "microvm", {"total": 1.0})
+
+
+@pytest.mark.parametrize("argv", ["echo hi", b"echo hi", ["sleep", 1]])
+async def test_argv_is_a_list_of_text(argv: list[str]) -> None:
+    """A line of shell is refused with what to write instead, before anything is on record."""
+    async with staged() as stage:
+        with pytest.raises(TypeError, match=r"sh.*-c|int"):
+            await stage.cell.exec(argv)
+        with pytest.raises(TypeError):
+            async with stage.cell.open_exec(argv):
+                pass
+        assert stage.kinds() == []
+
+
+async def test_the_default_environment_is_shown() -> None:
+    """`env` is what a command gets, and nobody changes it."""
+    async with staged() as stage:
+        assert stage.cell.env == stage.cell.plan.env
+        with pytest.raises(TypeError):
+            stage.cell.env["A"] = "b"  # type: ignore[index]
+        await stage.cell.exec(["cat"])
+        assert set(stage.cell.env) == set(stage.recorder.events[0].data["env_names"])  # type: ignore[arg-type]
+
+
+async def test_text_is_sent_as_utf8() -> None:
+    """As input and as a file's contents."""
+    async with staged() as stage:
+        assert (await stage.cell.exec(["cat"], input="é")).stdout == "é".encode()
+        await stage.cell.write_file("/a", "é")
+        assert await stage.cell.read_file("/a", max_bytes=10) == "é".encode()

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from belljar.cell.output import ExecOutput, output_of, reason_not_started
+from belljar.cell.output import CommandError, ExecOutput, output_of, reason_not_started
 from belljar.channel import ExecOutcome, ExecStatus, Stage
 
 
@@ -80,3 +80,28 @@ def test_why_it_did_not_start() -> None:
 def test_what_is_missing_is_named(stage: str, code: int, detail: str, named: str) -> None:
     """A user, a group and a directory by name; users and groups by the host's own words."""
     assert named in reason_not_started(code, stage, detail, user="ann:staff")
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"),
+    [
+        (ExecOutput(returncode=3, code=3, stderr=b"why\x1b[2J\n"), r"status 3: why\\x1b"),
+        (ExecOutput(returncode=137, code=9, timed_out=True), "timed out"),
+        (
+            ExecOutput(returncode=127, code=2, not_started_errno=errno.ENOENT, stage="exec"),
+            "did not start",
+        ),
+    ],
+)
+def test_check_raises_what_failed(output: ExecOutput, shown: str) -> None:
+    """Only a success passes; the error holds the output, and shows the guest's words escaped."""
+    with pytest.raises(CommandError, match=shown) as raised:
+        output.check()
+    assert raised.value.output is output
+
+
+def test_a_success_is_checked_and_read_as_text() -> None:
+    """`check` gives the output itself; text that isn't UTF-8 never raises."""
+    output = ExecOutput(returncode=0, code=0, stdout=b"\xffa", stderr="é".encode())
+    assert output.check() is output
+    assert (output.stdout_text, output.stderr_text) == ("\ufffda", "é")

@@ -1,0 +1,41 @@
+"""Belljar without `async`: the same names, which wait.
+
+`open_cell`, `open_pool` and `open_range` are plain context managers; the cells in them have the
+methods of `belljar.Cell` with the same arguments, results and errors, whose contracts stand there.
+For scripts, threads and notebooks. Code that runs in an event loop uses `belljar.open_cell`.
+
+Each opened cell, pool or range has a thread of its own with an event loop, which ends with it: there
+is nothing global to start or stop, nothing to inherit by a fork, and no cell waits for another's.
+
+Must not: decide anything; each method calls its counterpart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from belljar.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from belljar.sync.cells import BackgroundCommand, Cell, CellStream, RunningCommand
+    from belljar.sync.opening import Pool, Range, open_cell, open_pool, open_range
+
+__all__ = [
+    "BackgroundCommand",
+    "Cell",
+    "CellStream",
+    "Pool",
+    "Range",
+    "RunningCommand",
+    "open_cell",
+    "open_pool",
+    "open_range",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        **dict.fromkeys(("BackgroundCommand", "Cell", "CellStream", "RunningCommand"), "belljar.sync.cells"),
+        **dict.fromkeys(("Pool", "Range", "open_cell", "open_pool", "open_range"), "belljar.sync.opening"),
+    },
+)

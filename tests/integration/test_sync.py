@@ -1,0 +1,86 @@
+"""Belljar as a script uses it: without an event loop, in a container and in a microVM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.conftest import Belljar
+
+SCRIPT = """
+import sys, threading
+import belljar
+
+policy = {"belljar": 1, "risk": "low", "tier": sys.argv[1],
+          "resources": {"memory": "256MiB", "disk": "64MiB"}, "env": {"GREETING": "hello"}}
+with belljar.sync.open_cell(policy) as cell:
+    assert cell.tier == sys.argv[1] and cell.env["GREETING"] == "hello"
+    assert cell.exec(["sh", "-c", "echo $GREETING; cat"], input="text").check().stdout == b"hello\\ntext"
+    try:
+        cell.exec(["sh", "-c", "echo why >&2; exit 3"]).check()
+    except belljar.CommandError as failed:
+        assert failed.output.returncode == 3 and "why" in str(failed)
+    cell.write_file("/tmp/notes", "some text")
+    assert cell.read_file("/tmp/notes", max_bytes=100) == b"some text"
+    assert [entry.size_bytes for entry in cell.list_dir("/tmp") if entry.name == "notes"] == [9]
+    with cell.open_exec(["cat"]) as running:
+        running.send_stdin("one line\\n")
+        assert next(running) == (belljar.Stream.STDOUT, b"one line\\n")
+        running.signal(15)
+        assert list(running) == [] and running.wait().code == 15
+    found = []
+    words = [threading.Thread(target=lambda n=n: found.append(cell.exec(["echo", n]).stdout))
+             for n in "abc"]
+    [word.start() for word in words], [word.join() for word in words]
+    assert sorted(found) == [b"a\\n", b"b\\n", b"c\\n"]
+assert cell.destruction.clean
+try:
+    cell.exec(["true"])
+except belljar.CellError:
+    print("done")
+"""
+WAITING = """
+import belljar
+with belljar.sync.open_cell("low") as cell:
+    print(cell.id, flush=True)
+    cell.exec(["sleep", "1000"])
+"""
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_a_script_without_async(tier: str, belljar: Belljar, tmp_path: Path) -> None:
+    """A dict as policy, text in and out, files, a running command, threads, a proven end."""
+    argv = [sys.executable, "-c", SCRIPT, tier]
+    environment = belljar.environment()
+    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    assert belljar.leftovers() == []
+
+
+def test_ctrl_c_destroys_the_cell(belljar: Belljar) -> None:
+    """An interrupt of the terminal reaches the whole process group: the command ends, the cell is
+    destroyed with proof, the record is whole, and then the script ends as interrupted."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING],
+        env=belljar.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    belljar.started.append(process)
+    assert process.stdout is not None
+    cell = process.stdout.readline().decode().strip()
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGINT, said
+    assert b"KeyboardInterrupt" in said
+    assert belljar.leftovers() == []
+    run = belljar.runs()[-1]
+    destroyed = [each for each in belljar.events(run) if each["kind"] == "cell.destroyed"]
+    assert [(each["cell"], each["data"]["clean"]) for each in destroyed] == [(cell, True)]
+    assert belljar("ledger", "verify", str(run)).returncode == 0

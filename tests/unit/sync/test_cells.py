@@ -1,0 +1,137 @@
+"""The facade has what the async classes have, and its calls reach a cell."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.fakes.vm import staged
+
+import belljar
+from belljar import sync
+from belljar.errors import CellError
+from belljar.sync.loop import own_loop
+
+PAIRS = [
+    (belljar.Cell, sync.Cell),
+    (belljar.RunningCommand, sync.RunningCommand),
+    (belljar.BackgroundCommand, sync.BackgroundCommand),
+    (belljar.CellStream, sync.CellStream),
+    (belljar.Pool, sync.Pool),
+    (belljar.Range, sync.Range),
+]
+OPENERS = [
+    (belljar.open_cell, sync.open_cell),
+    (belljar.open_pool, sync.open_pool),
+    (belljar.open_range, sync.open_range),
+]
+NOT_OFFERED = {
+    # for pools, ranges and the harness, which hand a cell from one event loop to another, and probe it
+    ("Cell", "change_loop"),
+    ("Cell", "hang_up"),
+    ("Cell", "condemn"),
+    ("Cell", "run_probe_program"),
+    ("Cell", "last_op"),
+    ("RunningCommand", "bodies"),
+    ("BackgroundCommand", "run"),
+    ("BackgroundCommand", "started"),
+    ("BackgroundCommand", "end"),
+    # leaving its block closes a stream
+    ("CellStream", "aclose"),
+    ("CellStream", "abort"),
+    # of anyio's streams
+    ("CellStream", "extra"),
+    ("CellStream", "extra_attributes"),
+    ("open_cell", "ahead"),
+    ("open_cell", "welcome"),
+    ("open_range", "ahead"),
+    ("open_range", "welcome"),
+}
+
+
+def public(kind: type) -> set[str]:
+    """Methods and properties."""
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def parameters(function: Callable[..., Any], owner: str = "") -> list[tuple[Any, ...]]:
+    """Name, kind, default and type of each, as callers know them."""
+    waits = {"AsyncIterator": "Iterator", "Iterable": "Iterator", "Policylike": "PolicyLike"}
+    found = []
+    for item in inspect.signature(function).parameters.values():
+        if (owner, item.name) in NOT_OFFERED:
+            continue
+        kind = str(item.annotation)
+        for word, other in waits.items():
+            kind = kind.replace(word, other)
+        found.append((item.name, item.kind, item.default, kind))
+    return found
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda kind: kind.__module__)
+def test_every_public_method_has_its_counterpart(ours: type, theirs: type) -> None:
+    """Same names, same parameters with the same defaults and types; what is missing is listed."""
+    wanted = {name for name in public(ours) if (ours.__name__, name) not in NOT_OFFERED}
+    assert wanted - public(theirs) - set(getattr(ours, "__dataclass_fields__", ())) == set()
+    for name in wanted:
+        method = getattr(ours, name, None)
+        if inspect.isfunction(method):
+            assert parameters(method) == parameters(getattr(theirs, name)), name
+
+
+@pytest.mark.parametrize(("ours", "theirs"), OPENERS, ids=lambda function: function.__module__)
+def test_every_opener_has_its_counterpart(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
+    """As for methods."""
+    assert parameters(ours, ours.__name__) == parameters(theirs)
+
+
+def test_every_counterpart_is_documented() -> None:
+    """Each says where its contract stands, or what it is."""
+    kinds = [kind for _, kind in PAIRS]
+    undocumented = [
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        for name in public(kind)
+        if not (getattr(kind, name).__doc__ or "").strip()
+    ]
+    assert undocumented == []
+
+
+def test_operations_reach_the_cell() -> None:
+    """A command, text for it, a running command and its iteration; the cell's facts are the same."""
+    with own_loop() as loop, loop.entered(staged()) as stage:
+        cell = sync.Cell(stage.cell, loop)
+        assert (cell.id, cell.tier, cell.env) == (stage.cell.id, stage.cell.tier, stage.cell.env)
+        assert cell.exec(["cat"], input="text é").stdout_text == "text é"
+        assert cell.exec(["cat"], input=iter([b"a", b"b"])).stdout == b"ab"
+        with cell.open_exec(["cat"]) as running:
+            running.send_stdin("one")
+            running.close_stdin()
+            assert b"".join(chunk for _, chunk in running) == b"one"
+            assert running.wait().success
+        assert running.output is not None
+        assert cell.ping() > 0
+
+
+def test_a_running_command_takes_a_signal_by_number_or_name() -> None:
+    """15 and SIGTERM are one signal; a number that is none is an error of the caller's."""
+    with own_loop() as loop, loop.entered(staged()) as stage:
+        cell = sync.Cell(stage.cell, loop)
+        with cell.open_exec(["hang"]) as running:
+            running.signal(15)
+            running.signal(signal.SIGTERM)
+            with pytest.raises(ValueError, match="signal"):
+                running.signal(1000)
+        named = [event.data["signal"] for event in stage.recorder.events if "signal" in event.data]
+        assert named == ["SIGTERM", "SIGTERM"]
+
+
+def test_a_cell_whose_block_was_left() -> None:
+    """Its operations are errors at once."""
+    with own_loop() as loop, loop.entered(staged()) as stage:
+        cell = sync.Cell(stage.cell, loop)
+    with pytest.raises(CellError):
+        cell.exec(["true"])

@@ -1,0 +1,260 @@
+"""Calls into an event loop of another thread: results, errors, interrupts and misuse."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from belljar.errors import BelljarError, CellError, ContainmentBreach
+from belljar.sync.loop import Loop, own_loop
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """SIGINT raises `KeyboardInterrupt`, as it does in a program of a terminal."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def interrupt() -> None:
+    """As Ctrl-C does, from the loop's thread."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+class Steps:
+    """An async context manager that writes down what happens to it."""
+
+    def __init__(self, *, at_end: BelljarError | None = None, at_start: bool = False) -> None:
+        self.seen: list[str] = []
+        self._at_end = at_end
+        self._at_start = at_start
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[str]:
+        """Interrupts the caller at its start or its end, as asked."""
+        try:
+            if self._at_start:
+                interrupt()
+                await anyio.sleep_forever()
+            yield "value"
+            self.seen.append("left")
+        except BaseException as error:
+            self.seen.append(type(error).__name__)
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.lowlevel.checkpoint()
+                self.seen.append("ended")
+            if self._at_end is not None:
+                raise self._at_end
+
+
+async def fail() -> None:
+    """Raises."""
+    raise LookupError("mine")
+
+
+def test_a_call_gives_its_result_or_its_error() -> None:
+    """What the coroutine returns or raises, the caller gets; the thread ends with the block."""
+    with own_loop() as loop:
+        assert loop.call(anyio.sleep, 0) is None
+        with pytest.raises(LookupError, match="mine"):
+            loop.call(fail)
+    assert not [thread for thread in threading.enumerate() if thread.name == "belljar-sync"]
+
+
+def test_a_context_is_entered_and_left_in_order() -> None:
+    """Its value reaches the block, its end is waited for."""
+    steps = Steps()
+    with own_loop() as loop, loop.entered(steps.opened()) as value:
+        assert (value, steps.seen) == ("value", [])
+    assert steps.seen == ["left", "ended"]
+
+
+def test_what_the_block_raises_is_raised_within() -> None:
+    """The context sees the block's error, and the caller gets that very error."""
+    steps, error = Steps(), LookupError("mine")
+    with pytest.raises(LookupError) as raised, own_loop() as loop, loop.entered(steps.opened()):
+        raise error
+    assert raised.value is error
+    assert steps.seen == ["LookupError", "ended"]
+
+
+def leave(steps: Steps, cause: BaseException | None) -> None:
+    """Enter, and leave by `cause`."""
+    with own_loop() as loop, loop.entered(steps.opened()):
+        if cause is not None:
+            raise cause
+
+
+def interrupted(steps: Steps) -> None:
+    """Enter, and be interrupted, if it has not happened yet."""
+    with own_loop() as loop, loop.entered(steps.opened()):
+        interrupt()
+        threading.Event().wait(60)
+
+
+def test_an_error_of_the_end_is_raised() -> None:
+    """A breach found at the end reaches the caller, also when the block was interrupted."""
+    for cause in (None, LookupError(), KeyboardInterrupt()):
+        steps = Steps(at_end=ContainmentBreach("left something"))
+        with pytest.raises(ContainmentBreach):
+            leave(steps, cause)
+        assert steps.seen[-1] == "ended"
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_ctrl_c_ends_what_is_open(*, at_start: bool) -> None:
+    """Whether it comes while the context is entered or in its block: it unwinds before the interrupt
+    is raised."""
+    steps = Steps(at_start=at_start)
+    with interrupting(), pytest.raises(KeyboardInterrupt):
+        interrupted(steps)
+    assert steps.seen[1:] == ["ended"]
+
+
+def test_ctrl_c_cancels_a_call() -> None:
+    """A call that waits is cancelled and has unwound when the interrupt is raised; others go on."""
+    seen: list[str] = []
+
+    async def wait() -> None:
+        interrupt()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            seen.append("unwound")
+
+    with interrupting(), own_loop() as loop:
+        with pytest.raises(KeyboardInterrupt):
+            loop.call(wait)
+        assert seen == ["unwound"]
+        loop.call(anyio.sleep, 0)
+
+
+def test_a_second_ctrl_c_does_not_cut_the_end_short() -> None:
+    """More interrupts while it unwinds change nothing."""
+
+    async def wait() -> None:
+        interrupt()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                interrupt()
+                await anyio.sleep(0.05)
+                seen.append("unwound")
+
+    seen: list[str] = []
+    with interrupting(), own_loop() as loop, pytest.raises(KeyboardInterrupt):
+        loop.call(wait)
+    assert seen == ["unwound"]
+
+
+def test_a_closed_loop_says_so() -> None:
+    """After its block a call is a `CellError`, not a hang."""
+    kept: list[Loop] = []
+    with own_loop() as loop:
+        kept.append(loop)
+    with pytest.raises(CellError):
+        kept[0].call(anyio.sleep, 0)
+
+
+def test_a_call_from_a_callback_is_refused() -> None:
+    """Code that runs in the loop can't wait for the loop: an error, not a deadlock."""
+
+    async def callback(loop: Loop) -> None:
+        loop.call(anyio.sleep, 0)
+
+    with own_loop() as loop, pytest.raises(RuntimeError):
+        loop.call(callback, loop)
+
+
+@pytest.mark.anyio
+async def test_it_is_refused_in_an_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coroutine must not block its loop; a notebook, which runs in one, may, and so may a worker
+    thread."""
+    monkeypatch.delattr(sys, "ps1", raising=False)
+    with pytest.raises(RuntimeError, match="async with"), own_loop():
+        pass
+
+    def use() -> None:
+        with own_loop() as loop:
+            loop.call(anyio.sleep, 0)
+
+    await anyio.to_thread.run_sync(use)
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    use()
+
+
+def test_pieces_come_from_the_callers_iterable() -> None:
+    """A blocking iterable feeds the loop piece by piece, and its error is the call's."""
+
+    def source() -> Iterator[bytes]:
+        yield b"a"
+        yield b"b"
+        raise LookupError("mine")
+
+    async def collect(pieces: AsyncIterator[bytes]) -> None:
+        async for piece in pieces:
+            seen.append(piece)
+
+    seen: list[bytes] = []
+    with own_loop() as loop, pytest.raises(LookupError, match="mine"):
+        loop.call(collect, loop.pieces(source()))
+    assert seen == [b"a", b"b"]
+
+
+OPEN_AT_EXIT = """
+import contextlib
+from belljar.sync.loop import own_loop
+
+@contextlib.asynccontextmanager
+async def opened():
+    try:
+        yield
+    finally:
+        print("ended", flush=True)
+
+stack = contextlib.ExitStack()
+loop = stack.enter_context(own_loop())
+stack.enter_context(loop.entered(opened()))
+"""
+
+
+def test_what_nobody_leaves_ends_with_the_interpreter() -> None:
+    """A notebook's stack that is never closed: its contexts end when the interpreter does."""
+    argv = [sys.executable, "-c", OPEN_AT_EXIT]
+    ran = subprocess.run(argv, capture_output=True, check=True, timeout=120)
+    assert ran.stdout == b"ended\n"
+
+
+def test_blocks_of_several_threads() -> None:
+    """Each thread's loop is its own, and one loop serves several threads."""
+    found: list[int] = []
+
+    async def number() -> int:
+        await anyio.lowlevel.checkpoint()
+        return threading.get_ident()
+
+    with own_loop() as loop, ExitStack() as stack:
+        other = stack.enter_context(own_loop())
+        callers = [threading.Thread(target=lambda: found.append(loop.call(number))) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        assert {*found} == {loop.call(number)}
+        assert other.call(number) not in found
