@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from belljar.errors import PolicyError
-from belljar.policy.load import HINT_EXAMPLE, LoadedPolicy, examine, with_changes
+from belljar.policy.load import HINT_EXAMPLE, examine, with_changes
+from belljar.policy.loaded import LoadedPolicy
 from belljar.policy.model import Policy
 from belljar.units import printable
 
