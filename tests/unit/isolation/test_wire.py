@@ -96,7 +96,7 @@ def test_only_a_guest_with_a_device_has_its_driver(kernel: Kernel) -> None:
 
 
 def test_a_kernel_that_was_fetched_without_the_driver(kernel: Kernel) -> None:
-    """It still carries cells without a network; one with says how to hint it, before anything is made."""
+    """It still carries cells without a network; one with says how to fix it, before anything is made."""
     kernel = replace(kernel, wanted=REQUIRED_MODULES[:-1])
     assert read_guest_parts(kernel).modules
     with pytest.raises(HostError, match="network driver") as caught:

@@ -85,7 +85,7 @@ def test_an_error_names_line_column_and_field_and_says_what_is_allowed(
 
 
 def test_all_that_is_wrong_is_told_at_once_in_the_order_of_the_text(tmp_path: Path) -> None:
-    """One run of the check is enough to hint a file."""
+    """One run of the check is enough to fix a file."""
     file = tmp_path / "p.yaml"
     file.write_text("belljar: 9\nnmae: x\nrisk: no\nresources: {cpus: 0, disk: 1MiB}\n")
     with pytest.raises(PolicyError) as refused:
