@@ -19,6 +19,8 @@ class BelljarError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    code: ClassVar[str] = "error"
+    """What programs tell errors apart by (`--json`); stable, as the exit code is."""
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)
@@ -28,40 +30,47 @@ class BelljarError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  → {self.hint}" if self.hint else text
+        return f"{text}\n  hint: {self.hint}" if self.hint else text
 
 
 class PolicyError(BelljarError):
     """The author's: the policy (or another input file) says something that can't be meant or isn't allowed."""
 
     exit_code = 4
+    code = "policy_error"
 
 
 class HostError(BelljarError):
     """This machine's: it can't do what the policy demands. Nothing was weakened to make it fit."""
 
     exit_code = 3
+    code = "host_error"
 
 
 class CellError(BelljarError):
     """Ours: a cell could not be made, or died, or its guest broke the protocol. Not a failing guest command."""
 
     exit_code = 5
+    code = "cell_error"
 
 
 class ProtocolViolation(CellError):  # noqa: N818 - the design's word
     """The guest sent something that the channel's protocol forbids. The cell is ended: its word is worth nothing now."""
+
+    code = "protocol_violation"
 
 
 class LedgerError(BelljarError):
     """The record can't be written or doesn't verify. Without a record nothing may run."""
 
     exit_code = 5
+    code = "ledger_error"
 
 
 class ContainmentBreach(BelljarError):  # noqa: N818 - the design's word
     """Stop everything: evidence that something got out, or that a cell's destruction left a survivor."""
 
     exit_code = 2
+    code = "containment_breach"
     cause: str = ""
     """The reason code of a verdict that is about this, "" for none of its own."""

@@ -72,7 +72,7 @@ def refused(
 def told_and_gone(host: Host, said: str, runs_before: int) -> None:
     """No traceback, a hint, and of the run only its record."""
     assert "Traceback" not in said
-    assert "\n  → " in said
+    assert "\n  hint: " in said
     (run,) = host.belljar.runs()[runs_before:]
     host.check(run)
 
@@ -218,7 +218,7 @@ def test_too_many_network_namespaces(tmp_path: Path) -> None:
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert "the kernel gives the range no net namespace of its own: No space left on device" in ran.stdout, ran.stderr
     assert "\n3 range r-" in ran.stdout
-    assert "→ as root: raise user.max_net_namespaces" in ran.stdout
+    assert "hint: as root: raise user.max_net_namespaces" in ran.stdout
     assert [line for line in ran.stdout.splitlines() if line.startswith("range.")] == [
         "range.opening", "range.failed", "range.destroying", "range.destroyed",
     ]  # fmt: skip

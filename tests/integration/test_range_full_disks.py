@@ -44,7 +44,7 @@ def test_a_disk_that_is_full_at_the_start(
     assert ran.returncode in (3, 5), said
     assert "Traceback" not in said
     assert "No space left on device" in said
-    assert "\n  → " in said
+    assert "\n  hint: " in said
     assert (host.belljar.leftovers(), list(below(os.getpid()))) == ([], [])
     verified = host.belljar("ledger", "verify", str(host.belljar.runs()[-1]))
     assert verified.returncode == 0, verified.stdout + verified.stderr

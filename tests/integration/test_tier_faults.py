@@ -88,7 +88,7 @@ class Host:
         said = ran.stderr.decode()
         assert (ran.returncode, ran.stdout) == (code, b""), said
         assert "Traceback" not in said
-        assert "\n  → " in said
+        assert "\n  hint: " in said
         (run,) = self.belljar.runs()[before:]
         kinds = {event["kind"] for event in self.belljar.events(run)}
         assert kinds & {"policy.refused", "cell.failed"}, kinds

@@ -43,7 +43,7 @@ def user_refused(
     ran = subprocess.run(words, env=user.environment(), cwd="/", capture_output=True, timeout=120, check=False)
     said = ran.stderr.decode()
     assert ran.returncode == 3, said
-    assert "\n  → " in said
+    assert "\n  hint: " in said
     assert {"policy.refused", "cell.failed"} & {event["kind"] for event in user.events(user.runs()[-1])}
     wait_for(lambda: not user.processes(), f"the end of {user.processes()}")
     assert user.left() == []

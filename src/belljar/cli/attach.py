@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -40,7 +41,7 @@ def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
     from belljar.harness.release import knock
 
     if "/" in cell_id or cell_id in {"", ".", ".."}:
-        raise click.BadParameter("not a cell's id", param_hint="CELL")
+        raise Misuse(f"{cell_id!r} is not the id of a cell", param="CELL", hint="`belljar ps` lists the cells")
     rows, cols = _size()
     opening = Opening(argv=command, user=user, rows=rows, cols=cols, term=os.environ.get("TERM", "xterm"))
     try:

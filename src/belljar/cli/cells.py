@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.units import format_duration, printable
 
 
@@ -50,8 +51,9 @@ def reap(cell: str | None, as_json: bool) -> int:  # noqa: FBT001 - click passes
 
     known = {one.cell_id: one.state for one in list_cells()}
     if cell is not None and known.get(cell) != "orphaned":
-        why = "its owner lives" if cell in known else "no such cell; `belljar ps` lists them"
-        raise click.UsageError(f"{printable(cell)} can't be reaped: {why}")
+        if cell in known:
+            raise Misuse(f"{cell} is in use", param="CELL", hint="end the process that owns it (`belljar ps`)")
+        raise Misuse(f"there is no cell {cell} here", param="CELL", hint="`belljar ps` lists the cells")
     reaped = run_async(reap_cells, None, cell_id=cell)
     sweep_doors()
     sweep_watches()

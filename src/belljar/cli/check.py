@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.exec import TIERS
+from belljar.cli.failures import Misuse
 from belljar.differences import Kind, samples_named, sentences
 from belljar.units import format_duration, format_size, printable
 
@@ -80,7 +81,7 @@ def check(
     from belljar.host import belljar_home
 
     if override and not policy:
-        raise click.UsageError("--override needs --policy")
+        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
     options: OperatorOptions = {
         "walls": policy,
         "override": override,
@@ -117,7 +118,7 @@ def _previews(kind: str, target: str, options: OperatorOptions, arguments: Seque
 
     if kind == "policy":
         if options["walls"]:
-            raise click.UsageError("a policy is checked by itself: leave --policy out")
+            raise Misuse("--policy goes with a task or a compose file, not with a policy", hint="leave it out")
         return check_policy(target, options)
     return check_compose(target, options) if kind == "compose" else check_tasks(arguments, options)
 

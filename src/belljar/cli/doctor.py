@@ -225,7 +225,7 @@ def _cores(facts: HostFacts) -> Check:
     from belljar.plan.cores import CORES_HINT, cores_warning
     from belljar.policy import Tier
 
-    warning = cores_warning(Tier.CONTAINER, facts.cores).partition(" → ")
+    warning = cores_warning(Tier.CONTAINER, facts.cores).partition("; hint: ")
     if not warning[0]:
         return Check(what="core dumps", state="ok", detail="none is made of a cell: its limit forbids the file")
     return Check(what="core dumps", state="note", detail=warning[0], hint=warning[2] or CORES_HINT)
@@ -314,7 +314,7 @@ def _show(found: list[Check], said: str) -> None:
     for check in found:
         detail = Text(printable(check.detail))
         if check.hint:
-            detail.append(f"\n→ {printable(check.hint)}", style="bold")
+            detail.append(f"\nhint: {printable(check.hint)}", style="bold")
         table.add_row(Text(printable(check.what)), Text(check.state, style=colours[check.state]), detail)
     console = Console(highlight=False)
     console.print(table)

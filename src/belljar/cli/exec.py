@@ -8,13 +8,16 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from belljar.policy import LoadedPolicy
 
 TIERS = ("container", "gvisor", "microvm")
+PRESETS = ("low", "medium", "high", "critical")
+_POLICY_ENDS = (".yaml", ".yml", ".json")
 COMMAND_KEY = "belljar.command"
 TIMED_OUT_CODE = 124
 
@@ -32,11 +37,50 @@ class CommandAfterDashes(click.Command):
     """A click command that keeps everything after the first `--` untouched, for the guest."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Split at the first `--` before click sees the arguments."""
+        """Split at the first `--` before click sees the arguments. Raises `Misuse` for a command
+        without the dashes, and says where they belong."""
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[COMMAND_KEY] = args[:at], args[at + 1 :]
+            return super().parse_args(ctx, args)
+        begins = command_begins(args, self.params)
+        if begins is not None:
+            raise _without_dashes(ctx, args, begins)
         return super().parse_args(ctx, args)
+
+
+def _without_dashes(ctx: click.Context, args: Sequence[str], begins: int) -> Misuse:
+    from difflib import get_close_matches
+
+    near = [f"did you mean `{name}`?" for name in get_close_matches(args[begins], PRESETS, 1)]
+    whole = shlex.join([*args[:begins], "--", *args[begins:]])
+    near.append(f"put `--` before the command: `belljar exec {whole}`")
+    return Misuse(f"`{args[begins]}` is neither a preset nor a policy file", hint="\n".join(near), ctx=ctx)
+
+
+def command_begins(args: Sequence[str], params: Sequence[click.Parameter]) -> int | None:
+    """Where a command begins whose `--` was forgotten; None if nothing looks like one. A word that
+    looks like a policy (a preset, a path, something that is there) stands before it at most once.
+    """
+    takes_value: dict[str, bool] = {
+        name: not param.is_flag for param in params if isinstance(param, click.Option) for name in param.opts
+    }
+    at, has_policy = 0, False
+    while at < len(args):
+        word = args[at]
+        if word.startswith("-") and len(word) > 1:
+            at += 2 if takes_value.get(word) else 1
+        elif has_policy or not _looks_like_a_policy(word):
+            return at
+        else:
+            at, has_policy = at + 1, True
+    return None
+
+
+def _looks_like_a_policy(word: str) -> bool:
+    if word in PRESETS or word.endswith(_POLICY_ENDS):
+        return True
+    return ("/" in word or Path(word).exists()) and not os.access(word, os.X_OK)
 
 
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
@@ -74,7 +118,7 @@ def exec_command(
     """
     argv: list[str] = ctx.meta.get(COMMAND_KEY, [])
     if not argv and (policy is None or COMMAND_KEY in ctx.meta):
-        raise click.UsageError("no command: put it after two dashes, as in: belljar exec high -- uname -a", ctx)
+        raise Misuse("there is no command to run", hint="put it after `--`: `belljar exec -- uname -a`")
     from belljar.cli._async import run_async
     from belljar.units import parse_duration
 
@@ -109,14 +153,14 @@ async def _exec(
             argv = argv or _of_the_image(cell)
             output = await cell.exec(argv, input=_stdin(), on_output=None if as_json else passing_on(), **options)
             timings_ms = dict(cell.timings_ms) | {"command": round(output.duration_s * 1000, 3)}
-        if as_json:
-            timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
-            click.echo(json.dumps(_as_object(cell, output, timings_ms, str(run.path)), indent=2))
-        else:
+        if not as_json:
             _explain(output)
         code = TIMED_OUT_CODE if output.timed_out else output.returncode
         run.finish("completed", exit_code=code)
-        return code
+    if as_json:  # when the record is sealed: what fails until then is the one object
+        timings_ms["destroy"] = cell.destruction.duration_ms if cell.destruction else 0.0
+        click.echo(json.dumps(_as_object(cell, output, timings_ms, str(run.path)), indent=2))
+    return code
 
 
 def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True) -> LoadedPolicy:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.errors import PolicyError
 from belljar.units import format_size, parse_size, printable
 
@@ -83,7 +84,10 @@ def import_(
     limits = ImportLimits(max_bytes=max_size)
     if is_compose or is_task:
         if name or keep_setuid or (is_compose and is_task):
-            raise click.UsageError("--from-compose and --from-task stand alone, without --name and --keep-setuid")
+            raise Misuse(
+                "--from-compose, --from-task, --name and --keep-setuid don't go together",
+                hint="give only one of --from-compose and --from-task, without the other two",
+            )
         from belljar.cli.image_obtain import obtain_all, wanted_by_files, wanted_by_tasks
 
         words = [word for argument in task_args for word in ("-T", argument)]
@@ -91,7 +95,7 @@ def import_(
         obtain_all(_store(), wanted, limits, as_json=as_json)
         return
     if len(sources) > 1:
-        raise click.UsageError("one image at a time; several with --from-compose or --from-task")
+        raise Misuse("one image is imported at a time", hint="run it once for each SOURCE")
     store = _store()
     with progress(f"Importing {sources[0]}", quiet=as_json) as report:
         made = import_image(store.home, sources[0], name=name, limits=limits, keep_setuid=keep_setuid, report=report)

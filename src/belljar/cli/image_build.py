@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ def build(
     from belljar.cli.image import print_image
 
     if (apt or pip) and (context or dockerfile or target):
-        raise click.UsageError("--apt and --pip take no context and no Dockerfile")
+        raise Misuse(
+            "--apt and --pip take no CONTEXT, --file or --target",
+            hint="add packages to an image with --base IMAGE, or put them into the Dockerfile",
+        )
     if apt or pip:
         made = _packages(name, base, apt, pip, has_network=network, quiet=as_json)
     elif not (dockerfile or name or context) or context in {"default", "debian-dev"}:
@@ -143,9 +147,9 @@ def _packages(
     from belljar.interrupts import termination_as_interrupt
 
     if not name:
-        raise click.UsageError("--apt and --pip need a name: -t NAME")
+        raise Misuse("the image needs a name", hint="add -t NAME")
     if not has_network:
-        raise click.UsageError("--apt and --pip fetch packages while they build: add --network")
+        raise Misuse("--apt and --pip fetch packages, which needs a network", hint="add --network")
     with termination_as_interrupt():
         return build_packages(
             belljar_home(), name, base=base, apt=apt, pip=pip, report=lambda line: say(line, quiet=quiet)

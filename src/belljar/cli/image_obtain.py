@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from belljar.cli.failures import of_error
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -97,7 +98,7 @@ def wanted_by_tasks(inspect_args: Sequence[str]) -> list[Wanted]:
 
 def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, as_json: bool) -> None:
     """Get them, a line for each. Raises `HostError` that names each that could not be got, when the
-    others are there; before anything is got, `PolicyError` for different builds of one name."""
+    others are there (with `as_json` its object has the list, too); before anything is got, `PolicyError` for different builds of one name."""
     from belljar.cli.image import progress
     from belljar.harness.builds import running_builds
     from belljar.image.obtain import obtain
@@ -111,11 +112,16 @@ def obtain_all(store: Store, wanted: Iterable[Wanted], limits: ImportLimits, *, 
             if not as_json:
                 click.echo(printable(_line(result), max_chars=1000))
     failed = [result for result in results if result.error is not None]
-    if as_json:
-        click.echo(json.dumps([_as_json(result) for result in results], indent=2))
+    error = None
     if failed:
         listed = "".join(f"\n  {printable(result.wanted.image)}: {_why(result)}" for result in failed)
-        raise HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
+        error = HostError(f"{len(failed)} of {len(results)} images could not be got{listed}")
+    if as_json:
+        images = [_as_json(result) for result in results]
+        click.echo(json.dumps(images if error is None else {**of_error(error).as_object(), "images": images}, indent=2))
+        click.get_current_context().exit(0 if error is None else error.exit_code)
+    if error is not None:
+        raise error
 
 
 def _build(home: Path, wanted: Wanted, report: Callable[[str], None]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.units import parse_duration, printable
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def export(run: str, output: Path | None) -> None:
         with output.open("xb") as file:
             _export(path, file, escape=False)
     except FileExistsError as error:
-        raise click.BadParameter(printable(f"{output} exists; name a new file"), param_hint="-o") from error
+        raise Misuse(f"{output} exists", param="-o", hint="name a new file") from error
 
 
 def _export(path: Path, target: BinaryIO, *, escape: bool) -> None:
@@ -159,14 +160,17 @@ def is_path(ref: str) -> bool:
 
 
 def run_path(ref: str) -> Path:
-    """The run directory that is meant. Raises `click.BadParameter`."""
+    """The run directory that is meant. Raises `Misuse`."""
     from belljar.host.home import belljar_home
     from belljar.ledger.listing import find_run
 
     try:
         return find_run(belljar_home(), ref)
     except OSError as error:
-        raise click.BadParameter(f"{printable(str(error))}; `belljar runs` lists them", param_hint="RUN") from error
+        where = belljar_home() / "runs"
+        if not is_path(ref) and not (where.is_dir() and any(where.iterdir())):
+            raise Misuse("there are no runs yet", hint="try `belljar exec -- uname -a`") from error
+        raise Misuse(str(error), param="RUN", hint="`belljar runs --all` lists them") from error
 
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
@@ -300,5 +304,5 @@ def _print_verification(result: Verification, path: Path, origin: str) -> None:
         click.echo(f"  {known}")
     if result.problem and origin == "this host's key" and "expected" in result.problem.what:
         click.echo(
-            "  → if it was made elsewhere, get that host's fingerprint by a way you trust and pass it with --key"
+            "  hint: if it was made elsewhere, get that host's fingerprint by a way you trust and pass it with --key"
         )

@@ -19,10 +19,10 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 
 from belljar import __version__
+from belljar.cli import failures
 from belljar.descriptors import exhaustion, raise_soft_limit
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.interrupts import hold_ignored_interrupt
-from belljar.units import printable
 
 
 class _Late(NamedTuple):
@@ -80,12 +80,19 @@ class _LateGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, but an unknown name is answered with the nearest."""
+        """As click's, but `help` works as a command, and an unknown name is answered with the
+        nearest."""
+        if args[:1] == ["help"]:
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = "".join(f"; did you mean `{name}`?" for name in get_close_matches(args[0], COMMANDS, 1))
-            ctx.fail(f"there is no command `{printable(args[0])}`{near}")
+            near = get_close_matches(args[0], COMMANDS, 1)
+            hint = f"did you mean `{near[0]}`?" if near else "`belljar --help` lists the commands"
+            raise failures.Misuse(f"there is no command `{args[0]}`", hint=hint)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - as above
@@ -104,15 +111,6 @@ def root() -> None:
                 3 this host can't · 4 the policy (or input file) is wrong · 5 a cell or its record failed · 130 interrupted
     `belljar exec` ends with the exit code of the command it ran.
     """
-
-
-def show_error(error: BelljarError) -> None:
-    """One clear message on standard error: what, where, and what to do next; everything escaped."""
-    where = f"{printable(error.where)}: " if error.where else ""
-    lines = "\n".join(printable(line) for line in error.what.splitlines())
-    click.echo(f"belljar: {where}{lines}", err=True)
-    for line in error.hint.splitlines():
-        click.echo(f"  → {printable(line)}", err=True)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -159,36 +157,57 @@ def _open_standard_streams() -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """Run a command line and return its exit code (for tests and embedding)."""
+    words = sys.argv[1:] if argv is None else argv
+    json_wanted = failures.wants_json(words)
+    # Click colours a terminal whatever NO_COLOR says; elsewhere it never does.
+    colour = False if os.environ.get("NO_COLOR") else None
     try:
-        result: Any = root.main(args=argv, prog_name="belljar", standalone_mode=False)
+        result: Any = root.main(args=words, prog_name="belljar", standalone_mode=False, color=colour)
     except click.exceptions.Exit as leave:
         return leave.exit_code
-    except (click.Abort, KeyboardInterrupt) as interrupt:
-        return _interrupted(interrupt)
-    except click.ClickException as usage:
-        usage.show()
-        return usage.exit_code
     except SystemExit as leave:
         if _is_unread(leave):
             return _reader_gone()
         raise
-    except BelljarError as error:
-        return _show_failure(error)
-    except OSError as error:
-        if _is_unread(error):
-            return _reader_gone()
-        return _show_failure(exhaustion(error) or _output_error(error) or _store_error(error))
-    except BaseExceptionGroup as group:
-        return _from_group(group)
+    except BaseException as error:  # noqa: BLE001 - what is a defect of ours is raised again
+        try:
+            return _fail(error, json_wanted=json_wanted)
+        except BrokenPipeError as unread:
+            if _is_unread(unread):
+                return _reader_gone()
+            raise
     return result if isinstance(result, int) else 0
 
 
-def _show_failure(error: BelljarError) -> int:
-    """Show the error and return its exit code; one that comes from too many open files is shown as that."""
-    if not isinstance(error, ContainmentBreach):
-        error = exhaustion(error) or error
-    show_error(error)
-    return error.exit_code
+def _fail(error: BaseException, *, json_wanted: bool) -> int:
+    """Say what went wrong and return the exit code. Raises what is a defect of ours."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not json_wanted:
+        error.show()
+        return error.exit_code
+    if isinstance(error, OSError) and _is_unread(error):
+        return _reader_gone()
+    leaf = _leaf(error)
+    if isinstance(leaf, SystemExit | OSError) and _is_unread(leaf):
+        return _reader_gone()
+    if isinstance(leaf, click.Abort | KeyboardInterrupt):
+        failures.show(failures.of_interrupt(_cause(leaf) or _cause(error)), json_wanted=json_wanted)
+        return 130
+    if isinstance(leaf, click.ClickException):
+        failures.show(failures.of_usage(leaf), json_wanted=json_wanted)
+        return leaf.exit_code
+    found: BelljarError | None = leaf if isinstance(leaf, ContainmentBreach) else exhaustion(leaf)
+    if found is None and isinstance(leaf, BelljarError):
+        found = leaf
+    if found is None and isinstance(error, OSError):
+        found = _output_error(error) or _store_error(error)
+    if found is None:
+        if json_wanted:
+            what = f"{type(error).__name__}: {error}"
+            hint = "the traceback is on standard error; please report it"
+            failures.show(failures.Failure(failures.DEFECT_CODE, what, "", hint), json_wanted=True)
+        raise error
+    failures.show(failures.of_error(found), json_wanted=json_wanted)
+    return found.exit_code
 
 
 def _is_unread(error: BaseException) -> bool:
@@ -210,15 +229,12 @@ def _reader_gone() -> int:
     return 141
 
 
-def _interrupted(interrupt: BaseException) -> int:
-    """Tell it, after what failed on the way out: an interruption must not hide that something may be left."""
+def _cause(interrupt: BaseException) -> BelljarError | None:
+    """What failed on the way out: an interruption must not hide that something may be left."""
     failed = interrupt.__cause__
     while failed is not None and not isinstance(failed, BelljarError):
         failed = failed.__cause__
-    if failed is not None:
-        show_error(failed)
-    click.echo(f"belljar: interrupted{'' if failed else '; nothing was left running'}", err=True)
-    return 130
+    return failed
 
 
 def _output_error(error: OSError) -> HostError | None:
@@ -229,13 +245,14 @@ def _output_error(error: OSError) -> HostError | None:
     return HostError(f"standard output can't be written: {error.strerror}", hint="send it where there is room")
 
 
-def _store_error(error: OSError) -> HostError:
-    """What the system refuses beneath the store is this host's (another user's store, a full or read-only disk); anything else is raised again."""
+def _store_error(error: OSError) -> HostError | None:
+    """What the system refuses beneath the store is this host's (another user's store, a full or
+    read-only disk); None for anything else."""
     from belljar.host.home import belljar_home
 
     where = str(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""
     if not where or not Path(where).is_relative_to(belljar_home()):
-        raise error
+        return None
     return HostError(
         f"the store can't be used: {error.strerror}",
         where=where,
@@ -243,22 +260,17 @@ def _store_error(error: OSError) -> HostError:
     )
 
 
-def _from_group(group: BaseExceptionGroup[BaseException]) -> int:
+def _leaf(error: BaseException) -> BaseException:
     """Task groups wrap what they raise: find the error that a person should see."""
-    if group.subgroup(KeyboardInterrupt) is not None:
-        return _interrupted(group)
-    kinds: tuple[type[BaseException], ...] = (ContainmentBreach, BelljarError, OSError, SystemExit)
+    kinds: tuple[type[BaseException], ...] = (
+        KeyboardInterrupt,
+        ContainmentBreach,
+        BelljarError,
+        click.ClickException,
+        OSError,
+        SystemExit,
+    )
     for kind in kinds:
-        if (wanted := group.subgroup(kind)) is not None:
-            break
-    else:
-        raise group
-    leaf: BaseException = wanted
-    while isinstance(leaf, BaseExceptionGroup):
-        leaf = leaf.exceptions[0]
-    if _is_unread(leaf):
-        return _reader_gone()
-    found = leaf if isinstance(leaf, BelljarError) else exhaustion(leaf)
-    if found is None:
-        raise group
-    return _show_failure(found)
+        while isinstance(error, BaseExceptionGroup) and (wanted := error.subgroup(kind)) is not None:
+            error = wanted.exceptions[0]
+    return error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from belljar.cli.exec import TIERS, typed_policy
+from belljar.cli.failures import Misuse
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def _wanted(*, every: bool, groups: tuple[str, ...]) -> str | list[str]:
     try:
         chosen(PROBES, wanted)
     except ValueError as error:
-        raise click.UsageError(f"{error}; `belljar probe --list` has them") from None
+        raise Misuse(str(error), param="--group", hint="`belljar probe --list` lists them") from None
     return wanted
 
 
@@ -106,11 +107,11 @@ async def _probe(
     with start_run("probe", policy or "high", sys.argv[1:]) as run:
         result = await _tried(typed_policy(policy, tier), run, wanted, user)
         verdict = result.verdict.value
-        if as_json:
-            click.echo(json.dumps({**_as_object(result), "run_dir": str(run.path)}, indent=2))
-        else:
+        if not as_json:
             _show(result)
         run.finish("completed" if verdict == "contained" else "failed", exit_code=_CODES[verdict])
+    if as_json:
+        click.echo(json.dumps({**_as_object(result), "run_dir": str(run.path)}, indent=2))
     return _CODES[verdict]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from belljar.cli.exec import TIERS
+from belljar.cli.failures import Misuse
 from belljar.cli.network_report import network_lines
 from belljar.units import format_duration, format_size, printable
 
@@ -105,25 +106,35 @@ def run(
     from belljar.harness.evaluate import RunRequest, run_evaluation
 
     if override and not policy:
-        raise click.UsageError("--override needs --policy")
-    outcome = run_evaluation(
-        RunRequest(
-            inspect_args=inspect_args,
-            policy=policy,
-            override=override,
-            allow_upstreams=allow_upstreams,
-            tier=tier or "",
-            require_contained=require_contained,
-            warm=warm,
-            quiet=as_json,
-        )
+        raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")
+    request = RunRequest(
+        inspect_args=inspect_args,
+        policy=policy,
+        override=override,
+        allow_upstreams=allow_upstreams,
+        tier=tier or "",
+        require_contained=require_contained,
+        warm=warm,
+        quiet=as_json,
     )
+    try:
+        outcome = run_evaluation(request)
+    except click.NoSuchOption as error:
+        raise _with_own_options(error) from error
     if as_json:
         found = findings_json(outcome.findings, outcome.path)
         click.echo(json.dumps({**found, "not_in_metrics": list(outcome.dropped)}, indent=2))
     else:
         show_findings(outcome.findings, outcome.path, dropped(outcome))
     return outcome.exit_code
+
+
+def _with_own_options(error: click.NoSuchOption) -> click.NoSuchOption:
+    """The error of Inspect's parser, with the nearest of Belljar's and of Inspect's options."""
+    context = click.get_current_context()
+    commands = [context.command, *([error.ctx.command] if error.ctx is not None else [])]
+    known = [name for command in commands for param in command.params for name in param.opts]
+    return click.NoSuchOption(error.option_name, possibilities=known, ctx=context)
 
 
 def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:

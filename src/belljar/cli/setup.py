@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from belljar.cli.failures import Misuse
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -93,7 +94,9 @@ def _remaining(home: Path, wanted: Wanted) -> SetupPlan:
 
 def _ask() -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to ask: say --yes, or --dry-run to only look")
+        raise Misuse(
+            "it needs a confirmation, and standard input is not a terminal", hint="add --yes, or --dry-run to only look"
+        )
     click.confirm("Go on?", default=True, abort=True)
 
 
@@ -208,7 +211,7 @@ def _conclude(left: SetupPlan, *, acted: bool) -> None:
     for problem in left.problems:
         click.echo(f"belljar: {printable(problem.what)}", err=True)
         for line in problem.hint.splitlines():
-            click.echo(f"  → {printable(line)}", err=True)
+            click.echo(f"  hint: {printable(line)}", err=True)
     if not left.problems and not left.steps:
         click.echo(
             "This host is ready. `belljar doctor` says what it can do; `belljar exec -- uname -a` runs a command in a cell."

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from belljar.cli.exec import TIERS, report_skipped_tiers, typed_policy
+from belljar.cli.failures import Misuse
 from belljar.units import printable
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def shell(policy: str | None, tier: str | None, user: str | None) -> int:
     terminal you would trust with hostile output.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError(
-            "a shell needs a terminal on standard input and output; for pipes use: belljar exec -- sh"
+        raise Misuse(
+            "a shell needs a terminal on standard input and output",
+            hint="for pipes use `belljar exec -- sh`",
         )
     from belljar.cli._async import run_async
 

@@ -51,6 +51,8 @@ class TaskRefused(PolicyError):  # noqa: N818 - as `Refused`
     """No cell can stand in for a task's sandbox. `differences`: each thing that is refused, and
     what else differs, as far as it was read."""
 
+    code = "task_refused"
+
     def __init__(self, what: str, *, where: str, hint: str, differences: tuple[Difference, ...]) -> None:
         super().__init__(what, where=where, hint=hint)
         self.differences = differences

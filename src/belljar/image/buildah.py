@@ -50,6 +50,8 @@ Report = Callable[[str], None]
 class StepError(PolicyError):
     """A step of a Dockerfile failed."""
 
+    code = "build_failed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:

@@ -20,14 +20,14 @@ def cores_warning(tier: Tier, cores: CoreFact) -> str:
         return ""
     if cores.state is CoreState.SERVER:
         said = f"a crash in a cell is handed to a server of this host ({shown}), and no limit keeps the kernel from it"
-        return f"{said} → {CORES_HINT}" if tier is Tier.CONTAINER else ""
+        return f"{said}; hint: {CORES_HINT}" if tier is Tier.CONTAINER else ""
     if not cores.can_limit:
         whose = "a crash in a cell" if tier is Tier.CONTAINER else "a crash of what holds the cell"
         said = f"{whose} starts a program of this host as its root ({shown}): a hard limit of core dumps of 0 can't be made 1, at which the kernel starts none"
-        return f"{said} → start Belljar with `ulimit -Hc` of 1 or more; or {CORES_HINT}"
+        return f"{said}; hint: start Belljar with `ulimit -Hc` of 1 or more; or {CORES_HINT}"
     if tier is not Tier.CONTAINER:
         return ""
     return (
         f"this host's kernel starts a program as its root when something crashes ({shown}); only a cell's limit of core dumps of 1 keeps it from that, "
-        f"and only its system call profile keeps that limit → {CORES_HINT}"
+        f"and only its system call profile keeps that limit; hint: {CORES_HINT}"
     )

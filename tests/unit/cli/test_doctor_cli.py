@@ -49,7 +49,7 @@ def test_before_setup_cells_can_not_run_and_the_mend_says_so(
     assert run(["doctor", "--no-prove"]) == 3
     text = capsys.readouterr().out
     assert "guest kernel" in text
-    assert "→ run `belljar setup`" in text
+    assert "hint: run `belljar setup`" in text
 
 
 def test_without_a_kernel_nothing_can_be_proven_and_that_is_no_crash(

@@ -91,7 +91,7 @@ def test_errors_have_their_exit_codes(
     assert failing(kind("it\x1b[2J broke", where="a\rb", hint="do this\nthen that")) == code
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err == "belljar: a\\rb: it\\x1b[2J broke\n  → do this\n  → then that\n"
+    assert said.err == "belljar: a\\rb: it\\x1b[2J broke\n  hint: do this\n  hint: then that\n"
 
 
 @pytest.mark.parametrize(("kind", "code"), ERRORS)

@@ -50,7 +50,7 @@ def test_what_this_host_can_not_do_exits_3(tmp_path: Path, capsys: pytest.Captur
     told = capsys.readouterr()
     assert told.out == ""
     assert "resources.memory" in told.err
-    assert "→ lower `memory`" in told.err
+    assert "hint: lower `memory`" in told.err
 
 
 def test_a_tier_is_raised_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def test_whatever_a_daemon_answers_is_an_image_or_one_error(answer: bytes, tmp_p
     """Bytes that are no HTTP, no JSON, or no image: a `HostError` that can be shown."""
     error = answered(tmp_path / "d.sock", answer)
     assert error is not None
-    assert str(error).isprintable() or "\n  → " in str(error)
+    assert str(error).isprintable() or "\n  hint: " in str(error)
 
 
 def test_an_id_is_all_that_is_needed(tmp_path: Path) -> None:

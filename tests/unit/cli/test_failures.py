@@ -1,0 +1,217 @@
+"""How commands fail: one message for a person, one JSON object for a program, whatever failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from belljar.cli import failures
+from belljar.cli.exec import command_begins, exec_command
+from belljar.cli.main import root, run
+from belljar.errors import (
+    BelljarError,
+    CellError,
+    ContainmentBreach,
+    HostError,
+    LedgerError,
+    PolicyError,
+    ProtocolViolation,
+)
+
+FAILING = {
+    "setup": "setup --json --with no-such-part",
+    "doctor": "doctor --json extra",
+    "policy check": "policy check --json",
+    "plan": "plan no-such-preset --json",
+    "image build": "image build --apt jq --json",
+    "image import": "image import docker-archive:/nonexistent.tar --json",
+    "image inspect": "image inspect no-such-image --json",
+    "image list": "image list --json extra",
+    "image remove": "image remove no-such-image --json",
+    "image tag": "image tag no-such-image name --json",
+    "check": "check no-such-file.yaml --json",
+    "run": "run no-such-file.py --json",
+    "exec": "exec no-such-file.yaml --json -- id",
+    "probe": "probe no-such-preset --json",
+    "ps": "ps --json extra",
+    "reap": "reap c-000000000000 --json",
+    "prune": "prune --unused-for never --json",
+    "runs": "runs --limit 0 --json",
+    "verdict": "verdict no-such-run --json",
+    "ledger show": "ledger show no-such-run --json",
+    "ledger verify": "ledger verify no-such-run --json",
+}
+"""A way to make each command fail that has `--json`."""
+
+CODES = {
+    PolicyError: "policy_error",
+    HostError: "host_error",
+    CellError: "cell_error",
+    ProtocolViolation: "protocol_violation",
+    LedgerError: "ledger_error",
+    ContainmentBreach: "containment_breach",
+}
+
+
+@pytest.fixture(autouse=True)
+def _empty_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command with its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield " ".join((*path, name)), command
+
+
+def test_a_failing_call_is_known_for_each_command_with_json() -> None:
+    """A new command can't forget its errors: it needs a line above."""
+    assert sorted(FAILING) == sorted(
+        name for name, command in commands(root) if any("--json" in param.opts for param in command.params)
+    )
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_with_json_a_failure_is_one_object_on_standard_output(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code, message, where and hint, all text; nothing of it on standard error."""
+    assert run(FAILING[name].split()) != 0
+    said = capsys.readouterr()
+    error = json.loads(said.out)["error"]
+    assert sorted(error) == ["code", "hint", "message", "where"]
+    assert all(isinstance(value, str) for value in error.values())
+    assert error["code"]
+    assert error["message"]
+    assert "hint:" not in said.err
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_without_json_the_same_failure_is_on_standard_error(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same exit code, and nothing on standard output."""
+    words = FAILING[name].split()
+    code = run(words)
+    capsys.readouterr()
+    assert run([word for word in words if word != "--json"]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[-1].startswith(("belljar: ", "  hint: "))
+
+
+@pytest.mark.parametrize("kind", CODES)
+def test_each_kind_of_error_has_its_code(
+    kind: type[BelljarError], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is the kind's, as without `--json`; task groups don't hide it."""
+    error = kind("it\x1b broke", where="a", hint="do this")
+
+    def fail() -> None:
+        raise ExceptionGroup("outer", [OSError("other"), error])
+
+    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    assert run(["ps", "--json"]) == kind.exit_code
+    assert json.loads(capsys.readouterr().out) == {
+        "error": {"code": CODES[kind], "message": "it\x1b broke", "where": "a", "hint": "do this"}
+    }
+
+
+def test_an_interrupt_is_an_object_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """130, and what failed on the way out is in it."""
+
+    def fail() -> None:
+        raise KeyboardInterrupt from CellError("the jail ended", where="cell c-0")
+
+    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    assert run(["ps", "--json"]) == 130
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["where"]) == ("interrupted", "cell c-0")
+
+
+def test_a_defect_is_an_object_and_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A program never meets an empty standard output."""
+
+    def fail() -> None:
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr("belljar.isolation.list_cells", fail)
+    with pytest.raises(ZeroDivisionError):
+        run(["ps", "--json"])
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "internal_error"
+
+
+def test_json_of_the_guest_is_not_ours() -> None:
+    """What stands after the dashes is the command's."""
+    assert failures.wants_json(["exec", "--json", "--", "id"])
+    assert not failures.wants_json(["exec", "--", "tool", "--json"])
+
+
+def test_what_is_shown_is_escaped() -> None:
+    """Every part, on its own line."""
+    shown = failures.as_text(failures.Failure("x", "a\x1b[2J", "b\r", "c\x07"))
+    assert shown == "belljar: b\\r: a\\x1b[2J\n  hint: c\\x07"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("id", "-- id"),
+        ("low id", "low -- id"),
+        ("ls -la", "-- ls -la"),
+        ("--tier gvisor --json id -u", "--tier gvisor --json -- id -u"),
+        ("--tier=gvisor policy.yaml id", "--tier=gvisor policy.yaml -- id"),
+        ("/bin/sh -c id", "-- /bin/sh -c id"),
+        ("low", None),
+        ("./policy", None),
+        ("--json low", None),
+        ("--nope", None),
+        ("", None),
+    ],
+)
+def test_forgotten_dashes_are_put_where_the_command_begins(typed: str, meant: str | None) -> None:
+    """After the options and at most one policy."""
+    words = typed.split()
+    begins = command_begins(words, exec_command.params)
+    assert (None if begins is None else " ".join([*words[:begins], "--", *words[begins:]])) == meant
+
+
+def test_a_command_without_dashes_is_offered_with_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a line that can be pasted; a preset that was mistyped, too."""
+    assert run(["exec", "low", "echo", "a b"]) == 2
+    assert "`belljar exec low -- echo 'a b'`" in capsys.readouterr().err
+    assert run(["exec", "hihg"]) == 2
+    assert "`high`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("--polcy", "--policy"), ("--modle", "--model"), ("--wram", "--warm")])
+def test_options_of_run_are_suggested_from_both_parsers(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Belljar's own and Inspect's."""
+    assert run(["run", "task.py", typed, "x"]) == 2
+    assert f"`{meant}`" in capsys.readouterr().err
+
+
+def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the words of a command it is that command's."""
+    for words, option in ((["help"], ["--help"]), (["help", "ledger", "show"], ["ledger", "show", "--help"])):
+        assert run(words) == 0
+        said = capsys.readouterr().out
+        assert run(option) == 0
+        assert said == capsys.readouterr().out
+
+
+def test_without_runs_a_first_one_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    """`last` before anything ran is the first thing that people type."""
+    assert run(["ledger", "show", "last"]) == 2
+    assert "`belljar exec -- uname -a`" in capsys.readouterr().err
