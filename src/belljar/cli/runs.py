@@ -44,7 +44,7 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
     elif found:
         _print(found)
     else:
-        click.echo(f"no runs under {printable(str(home))}")
+        click.echo("no runs yet; try `belljar exec -- uname -a`")
 
 
 def _print(found: list[RunSummary]) -> None:

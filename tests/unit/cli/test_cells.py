@@ -85,7 +85,7 @@ def test_reap_of_one_cell(store: Path, capsys: pytest.CaptureFixture[str]) -> No
     """Only the one that was named; as JSON, what was found and what is left of it."""
     orphan(store)
     assert run(["reap", "c-nothing"]) == 2
-    assert "no such cell" in capsys.readouterr().err
+    assert "there is no cell c-nothing" in capsys.readouterr().err
     assert run(["reap", DEAD, "--json"]) == 0
     (reaped,) = json.loads(capsys.readouterr().out)
     assert (reaped["cell_id"], reaped["remaining"]) == (DEAD, [])

@@ -18,7 +18,7 @@ from belljar.cli.main import run
         (["--timeout", "", "--", "true"], "an empty duration"),
         (["--timeout", "5", "--", "true"], "is not a duration"),
         (["--env", "NAME", "--", "true"], "write NAME=VALUE"),
-        (["high", "--"], "put it after two dashes"),
+        (["high", "--"], "no command to run"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
