@@ -95,7 +95,7 @@ def test_the_plan_says_what_holds_instead_of_control_groups(user: UsersBelljar) 
     assert plan["memory_by_rlimit"] is True
     assert plan["jail"]["cpu_quota_percent"] is None
     assert "RLIMIT_AS" in bounds["this host's memory"]["enforced_by"]
-    assert "if the VMM itself is taken over" in bounds["this host's memory"]["most"]
+    assert "if the VMM itself is compromised" in bounds["this host's memory"]["most"]
     assert "RLIMIT_NPROC; no control group" in bounds["threads on this host"]["enforced_by"]
     assert "no control group" in bounds["processors"]["enforced_by"][0]
     assert any("control groups can be used" in warning for warning in plan["warnings"])
