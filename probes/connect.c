@@ -6,12 +6,14 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
-enum { BUFFER_BYTES = 64 << 10, RETRY_US = 20000, LAST_READS = 64 };
+enum { BUFFER_BYTES = 64 << 10, RETRY_US = 20000, LINGER_STEP_MS = 100, LINGER_MS = 2000 };
 
 struct flow { int from, to; uint32_t at, n; bool ended; uint8_t bytes[BUFFER_BYTES]; };
 
@@ -98,6 +100,23 @@ static void step(struct flow *f, short seen)
         give(f);
 }
 
+/* Reads and drops what still comes until the server has ended its side, or has taken all that was sent and then been silent for a while:
+ * a socket that is closed before that answers the server's next byte with a reset, and what it has not read by then is lost. */
+static void linger(int fd, uint8_t *scratch, size_t n)
+{
+    shutdown(fd, SHUT_WR);
+    for (int silent_ms = 0; silent_ms < LINGER_MS;) {
+        struct pollfd one = {.fd = fd, .events = POLLIN};
+        int unsent = 0;
+        if (poll(&one, 1, LINGER_STEP_MS) > 0) {
+            ssize_t got = read(fd, scratch, n);
+            if (got == 0 || failed_for_good(got))
+                return;
+        } else if (ioctl(fd, SIOCOUTQ, &unsent) != 0 || unsent == 0)
+            silent_ms += LINGER_STEP_MS;
+    }
+}
+
 static void carry(int fd)
 {
     static struct flow up = {.from = 0}, down = {.to = 1};
@@ -114,9 +133,7 @@ static void carry(int fd)
             step(&down, both[1].revents);
         }
         if (closing && up.ended && up.n == 0) {
-            shutdown(fd, SHUT_WR);
-            for (int i = 0; i < LAST_READS && read(fd, down.bytes, sizeof down.bytes) > 0; i++)
-                ;
+            linger(fd, down.bytes, sizeof down.bytes);
             return;
         }
         if (up.ended && up.n == 0 && !up_told)
