@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 import click
 
 from belljar.cli.failures import Misuse
+from belljar.errors import LedgerError
 from belljar.units import parse_duration, printable
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from belljar.ledger import Line, Verification
+    from belljar.ledger.schema import BodyRef
 
 _T = TypeVar("_T")
 
@@ -85,6 +87,7 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 @click.option("--since", metavar="TIME", help="Only from a time on: 2026-11-20T21:53:46Z, or so long ago: 10m.")
 @click.option("--grep", metavar="TEXT", help="Only events whose line holds this text; case doesn't matter.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many events.")
+@click.option("--output", "with_output", is_flag=True, help="Also what was read, written or printed, escaped.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, beyond ASCII escaped.")
 def show(
     run: str,
@@ -94,9 +97,18 @@ def show(
     grep: str | None,
     limit: int | None,
     *,
+    with_output: bool,
     as_json: bool,
 ) -> None:
-    """Print the events of RUN. Does not verify them."""
+    """Print the events of RUN. Does not verify them.
+
+    With --output each body follows its event, at most 64 KiB of it, line by line and escaped; with
+    --json it is the body's `content_base64`. `belljar ledger verify` tells whether it is the original.
+
+    \b
+    Example:
+      belljar ledger show last --kind exec --output
+    """
     from itertools import islice
 
     from belljar.ledger.listing import read_lines
@@ -111,9 +123,49 @@ def show(
         if isinstance(event, ValueError):
             click.echo(f"line {number}: not an event: {printable(str(event))}", err=True)
         elif as_json:
-            click.echo(json.dumps(_dump(event)))
+            value = _dump(event)
+            if with_output:
+                _add_contents(value, event, path)
+            click.echo(json.dumps(value))
         else:
             click.echo(_row(event))
+            for line in _body_lines(event, path) if with_output else ():
+                click.echo(line)
+
+
+MAX_SHOWN_BYTES: Final = 64 << 10
+"""Of one body; a longer one is cut, and its whole is a file of the run directory."""
+
+
+def _add_contents(value: dict[str, Any], event: Line, path: Path) -> None:
+    import base64
+
+    for shown, body in zip(value["bodies"], event.bodies, strict=True):
+        content, problem = _content(body, path)
+        shown["content_base64"] = base64.b64encode(content).decode()
+        if problem:
+            shown["problem"] = problem
+
+
+def _body_lines(event: Line, path: Path) -> Iterator[str]:
+    for body in event.bodies:
+        content, problem = _content(body, path)
+        for line in content.decode("utf-8", "backslashreplace").splitlines():
+            yield f"        {body.name} | {printable(line)}"
+        if problem:
+            yield f"        {body.name}: {printable(problem)}"
+
+
+def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
+    """What is shown of a body, and what is wrong with it or left out."""
+    from belljar.ledger.listing import read_body
+
+    try:
+        content = read_body(path, body, max_bytes=MAX_SHOWN_BYTES)
+    except (OSError, LedgerError) as error:
+        return b"", str(error)
+    left_out = body.kept_bytes - len(content)
+    return content, f"{left_out} more bytes were kept" if left_out > 0 else ""
 
 
 @ledger.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -10,11 +11,12 @@ from typing import Any, Final
 
 from belljar.errors import LedgerError
 from belljar.events import Kind
+from belljar.ledger.bodies import body_path
 from belljar.ledger.checker import parse_line, spilled_data
 from belljar.ledger.files import open_beneath, raw_lines, walk_files
 from belljar.ledger.manifest import MANIFEST, MANIFEST_PART
 from belljar.ledger.rundir import RUNS
-from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, Line
+from belljar.ledger.schema import MAX_LINE_BYTES, SPILLED, BodyRef, Line
 from belljar.ledger.writer import LEDGER, is_being_written
 
 _TAIL_BYTES: Final = 256 << 10
@@ -162,6 +164,28 @@ def read_events(run_dir: Path) -> Iterator[Line]:
                 yield _event(root, raw, f"{run_dir / LEDGER}:{number}")
     finally:
         os.close(root)
+
+
+def read_body(run_dir: Path, body: BodyRef, *, max_bytes: int) -> bytes:
+    """The bytes that were kept of a body, at most the first `max_bytes`.
+
+    Raises:
+        LedgerError: they are missing, or, if all were read, not those that the ledger names.
+        OSError: they can't be read.
+    """
+    if body.stored is None:
+        return b""
+    root = _open_dir(run_dir)
+    try:
+        with open_beneath(root, body_path(body.stored)) as file:
+            content = file.read(max_bytes)
+    except FileNotFoundError as error:
+        raise LedgerError("its bytes are missing", where=body_path(body.stored)) from error
+    finally:
+        os.close(root)
+    if len(content) < max_bytes and hashlib.sha256(content).hexdigest() != body.stored:
+        raise LedgerError("its bytes were changed", where=body_path(body.stored))
+    return content
 
 
 def _event(root: int, raw: bytes, where: str) -> Line:

@@ -12,7 +12,8 @@ import pytest
 from belljar.errors import LedgerError
 from belljar.events import Event
 from belljar.ledger import Line, create_run, listing
-from belljar.ledger.listing import RunSummary, find_run, list_runs, read_events, read_lines, summarise
+from belljar.ledger.bodies import body_path
+from belljar.ledger.listing import RunSummary, find_run, list_runs, read_body, read_events, read_lines, summarise
 
 from .conftest import exec_events, make_run
 
@@ -102,6 +103,22 @@ def test_reading_tells_what_is_no_event(finished: Path) -> None:
     assert len(events) == 12
     with pytest.raises(LedgerError, match="not an event"):
         list(read_events(finished))
+
+
+def test_a_body_is_read_within_a_bound(finished: Path) -> None:
+    """Its first bytes; none of a symlink in its place."""
+    body = next(body for event in read_events(finished) for body in event.bodies if body.kept_bytes > 1)
+    whole = read_body(finished, body, max_bytes=1 << 20)
+    assert len(whole) == body.kept_bytes
+    assert read_body(finished, body, max_bytes=1) == whole[:1]
+    assert body.stored is not None
+    stored = finished / body_path(body.stored)
+    stored.rename(finished / "elsewhere")
+    with pytest.raises(LedgerError):
+        read_body(finished, body, max_bytes=1)
+    stored.symlink_to(finished / "elsewhere")
+    with pytest.raises(LedgerError):
+        read_body(finished, body, max_bytes=1)
 
 
 def test_events_are_whole(home: Path) -> None:
