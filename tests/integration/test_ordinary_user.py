@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -393,12 +394,18 @@ def test_a_terminal_in_a_cell(user: UsersBelljar) -> None:
 
 
 def test_a_shell_on_a_terminal_without_a_size(user: UsersBelljar) -> None:
-    """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's user; its exit code is the shell's."""
+    """`belljar shell` on a terminal that says 0 × 0, as a fresh one does: a login of the image's user; its exit code is the
+    shell's. Meanwhile its cell can be attached to."""
     ours, theirs = os.openpty()
     process = user.start_on(user.argv("shell"), theirs)
     os.close(theirs)
     try:
-        read_until(ours, b"$ ")  # before its prompt, the terminal's change to raw mode would throw away what is typed
+        begun = read_until(
+            ours, b"$ "
+        )  # before its prompt, the terminal's change to raw mode would throw away what is typed
+        (cell,) = re.findall(rb"cell (c-[0-9a-f]+) ", begun)
+        attached = user("attach", cell.decode(), "--", "sh", "-c", "id -un; exit 5")
+        assert (attached.returncode, attached.stdout.split()) == (5, [b"user"]), attached.stderr
         os.write(ours, b"stty size; id -un; exit 3\n")
         seen = read_until(ours, b"recorded in")
         assert process.wait(timeout=60) == 3, seen

@@ -30,10 +30,10 @@ _CHUNK_BYTES: Final = 1 << 14
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:
-    """Open a terminal in a cell of a running evaluation.
+    """Open a terminal in a cell of a running evaluation or of `belljar shell`.
 
     CELL is a cell's id, as `belljar ps` and Inspect's sandbox connections show it. What is done in it is recorded in
-    that evaluation's ledger, and the cell ends with its sample all the same. What the guest writes goes to your
+    that run's ledger, and the cell ends with its sample or shell all the same. What the guest writes goes to your
     terminal as it is: use a terminal you would trust with hostile output.
     """
     from belljar.harness.door import doors_directory

@@ -7,8 +7,8 @@ import signal
 import sys
 import termios
 import tty
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +20,7 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from anyio import CancelScope
 
-    from belljar.cell import RunningCommand
+    from belljar.cell import Cell, RunningCommand
 
 LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 
@@ -57,11 +57,30 @@ async def _shell(policy: str | None, tier: str | None, user: str | None) -> int:
             )
             rows, cols = _size()
             env = {"TERM": os.environ.get("TERM", "xterm")}
-            async with cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=PtySize(rows=rows, cols=cols)) as running:
+            pty = PtySize(rows=rows, cols=cols)
+            async with _attachable(cell), cell.open_exec(LOGIN_SHELL, user=user, env=env, pty=pty) as running:
                 code = await converse(running)
         run.finish("completed", exit_code=code)
         click.echo(f"cell destroyed; recorded in {run.path}", err=True)
         return code
+
+
+@asynccontextmanager
+async def _attachable(cell: Cell) -> AsyncIterator[None]:
+    """Let `belljar attach` and `forward` reach the cell while the block lasts."""
+    import anyio
+
+    from belljar.harness.door import Door
+
+    door = Door.for_cell(cell, home=None)
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(door.serve, cell, name="attach socket")
+            yield
+            tasks.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await door.close()
 
 
 def _size() -> tuple[int, int]:
