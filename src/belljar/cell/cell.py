@@ -381,13 +381,14 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """End the cell now and say what was left of it. Leaving `open_cell` does this; calling it twice gives the first answer."""
-        await self._end_background()
         try:
+            await self._end_background()
             if self.destruction is None and self._dead is None:
                 self._record_death_limit()
         finally:
-            self.destruction = await self._live.destroy(reason=reason)
-        return self.destruction
+            with anyio.CancelScope(shield=True):
+                destruction = self.destruction = await self._live.destroy(reason=reason)
+        return destruction
 
     def _together(self) -> tuple[Cell, ...]:
         return (self, *self.others.values())

@@ -134,7 +134,7 @@ class FileOperations:
             )
         except BaseException as error:
             await self._clean_up(posixpath.join(directory, staging), who, error)
-            self._files_failed(operation, "upload", error)
+            self._files_failed(operation, "upload", error, manifest)
             raise
         transfer = manifest.transfer()
         self._files_completed(operation, "upload", began, transfer=transfer, content=manifest.content())
@@ -195,7 +195,7 @@ class FileOperations:
                 )
                 await anyio.to_thread.run_sync(destination.place)
             except BaseException as error:
-                self._files_failed(operation, "download", error)
+                self._files_failed(operation, "download", error, destination.manifest)
                 raise
         finally:
             with anyio.CancelScope(shield=True):
@@ -358,8 +358,13 @@ class FileOperations:
         self._recorder.record(operation.event(Kind.FILES_STARTED, data))
         return operation
 
-    def _files_failed(self, operation: record.Operation, action: str, error: BaseException) -> None:
-        failed = record.failed(operation, Kind.FILES_FAILED, error, action=action)
+    def _files_failed(
+        self, operation: record.Operation, action: str, error: BaseException, manifest: Manifest | None = None
+    ) -> None:
+        """What had passed of a copy may have been read meanwhile, so it is on the list."""
+        content = b"" if manifest is None else manifest.content()
+        bodies = [body_of("entries", content)] if content else []
+        failed = record.failed(operation, Kind.FILES_FAILED, error, action=action, bodies=bodies)
         self._recorder.record(failed)
         if isinstance(error, FileTooLarge):
             data = {"limit": "max_bytes", "value": None}

@@ -67,10 +67,17 @@ class Manifest:
         self.skipped: list[str] = []
         self.total_bytes = 0
 
+    def begin(self, record: Record) -> None:
+        """A file whose contents are on their way: on the list without a digest if they don't come whole."""
+        self._line(record, "")
+
     def add(self, record: Record, sha256: str = "") -> None:
         """One entry more; `sha256` is of a file's contents."""
         self._counts[record.kind] += 1
         self.total_bytes += record.size_bytes
+        self._line(record, sha256)
+
+    def _line(self, record: Record, sha256: str) -> None:
         line: dict[str, object] = {
             "path": record.path,
             "kind": _NAMES[record.kind],
@@ -168,6 +175,7 @@ def root_mode(source: Source) -> int:
 
 def _file_records(source: Source, entry: Entry, path: str, manifest: Manifest) -> Iterator[bytes]:
     record = Record(path=path, kind=RecordKind.FILE, mode=entry.mode, size_bytes=entry.size_bytes)
+    manifest.begin(record)
     yield encode(record)
     digest, left = hashlib.sha256(), entry.size_bytes
     name = posixpath.join(source.tree.source, entry.path) if entry.path else source.tree.source

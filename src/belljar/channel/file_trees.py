@@ -116,7 +116,10 @@ async def remove(
     raw = await _answer(client, OpKind.REMOVE, body, _COUNT_BYTES, path, timeout_s)
     if len(raw) != _COUNT_BYTES:
         payloads.violated(f"a count of {len(raw)} bytes", FrameType.DATA, 0)
-    return int.from_bytes(raw, "little")
+    removed = int.from_bytes(raw, "little")
+    if removed > trees.MAX_COUNT:
+        payloads.violated("a count that can't be", FrameType.DATA, 0)
+    return removed
 
 
 async def usage(client: GuestClient, *, timeout_s: float | None = None) -> Usage:

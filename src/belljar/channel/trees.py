@@ -27,6 +27,10 @@ _MAX_NAME_BYTES: Final = 255
 _MAX_LINK_BYTES: Final = 4_095
 _MAX_MODE: Final = 0o7777
 _MAX_SIZE: Final = (1 << 63) - 1
+MAX_COUNT: Final = (1 << 53) - 1
+"""What a number in the ledger may be."""
+_MAX_PATHS: Final = 8 << 20
+"""Characters of all paths and links of one walk: on this host each may take many bytes."""
 _NS: Final = 1_000_000_000
 
 
@@ -85,7 +89,8 @@ class TreeReader:
     in each other.
 
     Raises `ProtocolViolation` for what no honest guest can send: a name with a slash or a NUL, `..`,
-    more than was asked for, or anything after the end.
+    more than was asked for, or anything after the end. `OSError` with `E2BIG` when all paths and
+    links together are too long.
     """
 
     def __init__(self, *, contents: bool, depth: int, max_entries: int, max_bytes: int) -> None:
@@ -93,6 +98,7 @@ class TreeReader:
         self._depth = depth
         self._entries_left = max_entries
         self._bytes_left = max_bytes
+        self._paths_left = _MAX_PATHS
         self._pending = bytearray()
         self._file_left = 0
         self._directories: list[str] = []
@@ -145,6 +151,9 @@ class TreeReader:
             link=os.fsdecode(link),
         )
         self._follow(record)
+        self._paths_left -= len(record.path) + len(record.link)
+        if self._paths_left < 0:
+            raise OSError(errno.E2BIG, f"names and links of more than {_MAX_PATHS:,} characters in all")
         return record
 
     def _path(self, kind: RecordKind, name: bytes) -> str:
@@ -208,7 +217,7 @@ def read_usage(raw: bytes) -> Usage:
     if len(raw) != USAGE_BYTES:
         _violated(f"a usage of {len(raw)} bytes")
     values = struct.unpack("<8Q", raw)
-    if max(values) > _MAX_SIZE:
+    if max(values) > MAX_COUNT:
         _violated("a usage that can't be")
     return Usage(**dict(zip(Usage.__dataclass_fields__, values, strict=True)))
 

@@ -92,8 +92,15 @@ async def _forward(cell_id: str, host: str, port: int, remote: int | str, *, as_
     clients = anyio.CapacityLimiter(MAX_CLIENTS)
 
     async def serve(client: SocketStream) -> None:
-        async with client, clients:
-            why = await _lead(client, cell_id, remote)
+        async with client:
+            try:
+                clients.acquire_nowait()
+            except anyio.WouldBlock:
+                return  # closed at once: sockets that wait would use up this process's descriptors
+            try:
+                why = await _lead(client, cell_id, remote)
+            finally:
+                clients.release()
         if why:
             click.echo(f"belljar: {printable(why)}", err=True)
 

@@ -8,8 +8,8 @@ from tests.fakes import guest as g
 from tests.fakes.guest import FakeGuest, GuestOp
 from tests.fakes.vm import staged
 
-from belljar.errors import CellError
-from belljar.events import Kind
+from belljar.errors import CellError, LedgerError
+from belljar.events import Event, Kind
 
 pytestmark = pytest.mark.anyio
 
@@ -44,6 +44,22 @@ async def test_it_ends_with_its_cell() -> None:
         assert not any(command.running for command in commands)
         assert stage.kinds().count(Kind.EXEC_COMPLETED) == 3
         assert stage.guest.ops == {}
+
+
+async def test_a_cell_is_destroyed_though_its_commands_can_not_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A full disk keeps no cell alive: the error comes when the cell has gone."""
+
+    def full(event: Event) -> None:
+        raise LedgerError(f"no space for {event.kind.value}")
+
+    async with staged({b"chatty": chatty}) as stage:
+        await stage.cell.start(["chatty"])
+        monkeypatch.setattr(stage.cell._recorder, "record", full)
+        with pytest.raises(LedgerError):
+            await stage.cell.destroy()
+        assert stage.cell.destruction is not None
 
 
 async def test_a_cell_that_dies_is_told_to_who_waits() -> None:

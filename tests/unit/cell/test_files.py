@@ -64,6 +64,8 @@ async def test_a_failed_upload_is_cleaned_up_and_on_record(tmp_path: Path) -> No
         with pytest.raises(OSError, match="space"):
             await stage.cell.upload(tmp_path / "f", "/srv/f")
         assert stage.last(Kind.FILES_FAILED).data["action"] == "upload"
+        (body,) = stage.last(Kind.FILES_FAILED).bodies  # what had passed may have been read
+        assert [json.loads(line)["path"] for line in body.content.splitlines()] == ["f"]
         assert stage.last(Kind.LIMIT_HIT).data["limit"] == "disk"
         assert len(stage.guest.started_order) == 2
 

@@ -44,5 +44,7 @@ async def test_a_guest_that_lies() -> None:
         guest.answers[REMOVE] = b"123"
         with pytest.raises(ProtocolViolation):
             await file_trees.walk(client, "/x", take, user="", cwd="/", depth=0, max_entries=1)
-        with pytest.raises(ProtocolViolation):
-            await file_trees.remove(client, "/x", user="", cwd="/", recursive=False)
+        for answer in (b"123", b"\xff" * 8):
+            guest.answers[REMOVE] = answer
+            with pytest.raises(ProtocolViolation):
+                await file_trees.remove(client, "/x", user="", cwd="/", recursive=False)

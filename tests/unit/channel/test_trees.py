@@ -148,10 +148,18 @@ def test_a_path_that_is_too_long_is_an_error_of_the_tree() -> None:
         list(taking.feed(raw(5) + raw(5, b"d" * 255) * 17))
 
 
+def test_all_names_together_are_bounded() -> None:
+    """Each of their bytes takes many on this host."""
+    taking = reader(max_entries=10_000)
+    entries = (raw(RecordKind.LINK, b"%d" % n, link=b"x" * 4000) for n in range(3_000))
+    with pytest.raises(OSError, match="characters"):
+        list(taking.feed(raw(5) + b"".join(entries)))
+
+
 @given(st.binary(max_size=80))
 def test_usage(answer: bytes) -> None:
-    """64 bytes that fit a signed number, or a violation."""
-    if len(answer) == USAGE_BYTES and max(struct.unpack("<8Q", answer)) < 1 << 63:
+    """64 bytes of numbers that the ledger can hold, or a violation."""
+    if len(answer) == USAGE_BYTES and max(struct.unpack("<8Q", answer)) < 1 << 53:
         assert read_usage(answer).processes_limit == int.from_bytes(answer[-8:], "little")
     else:
         with pytest.raises(ProtocolViolation):
