@@ -176,7 +176,8 @@ def test_runsc_missing_or_failing(host: Host, runtimes: Callable[[str], str], tm
     assert "ended with status 3, and said nothing" in said
     planned = host.run("plan", "medium", "--no-prove", mounts=[missing])
     assert planned.returncode == 0
-    assert b"runs in microvm, which is stronger than gvisor: runsc is missing" in planned.stdout
+    assert b"microvm" in planned.stdout
+    assert b"runsc is missing" in planned.stdout
 
 
 def test_a_runtime_below_tmp_works(host: Host) -> None:

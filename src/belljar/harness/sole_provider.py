@@ -149,16 +149,20 @@ def sole_provider(session: Session) -> Iterator[SoleProvider]:
 
 
 def _hold_registry(hold: SoleProvider, stack: ExitStack) -> None:
+    from inspect_ai._util.registry import RegistryInfo
     from inspect_ai.util._sandbox import registry
 
     find = getattr(registry, "registry_find", None)
     if not callable(find):
         raise unknown_inspect("its registry of sandbox providers is not where it was")
 
+    # Not what is registered under our name: a task may have registered another there.
+    own = RegistryInfo(type="sandboxenv", name=f"{PROVIDER}/{PROVIDER}")
+
     def held(predicate: Any) -> list[Any]:  # noqa: ANN401 - as Inspect's
-        found = find(predicate)
-        ours = [each for each in found if each is BelljarSandboxEnvironment]
-        return ours or [_closed(each, hold) for each in found]
+        if predicate(own):
+            return [BelljarSandboxEnvironment]
+        return [_closed(each, hold) for each in find(predicate)]
 
     registry.__dict__["registry_find"] = held
     stack.callback(registry.__dict__.__setitem__, "registry_find", find)

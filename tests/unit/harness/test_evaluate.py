@@ -317,6 +317,5 @@ def test_an_overridden_sandbox_runs(task_file: str, tmp_path: Path) -> None:
             source=cells,
         )
     )
-    (cell,) = cells.opened
-    assert cell.policy.policy.image == "mine"
+    assert {cell.policy.policy.image for cell in cells.opened} == {"mine"}
     assert [fact.kind for fact in outcome.findings.rows[0].differences] == [Kind.OVERRIDDEN]

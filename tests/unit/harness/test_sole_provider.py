@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
+from inspect_ai._util import registry as inspect_registry
 from inspect_ai.util import LimitExceededError, SandboxEnvironment, SandboxEnvironmentSpec, sandboxenv
 from inspect_ai.util._sandbox import registry
 from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
@@ -166,8 +167,9 @@ def test_a_sample_that_can_not_be_looked_at_does_not_begin(error: Exception, mon
     assert isinstance(session.stopped, ContainmentBreach)
 
 
-def test_the_name_belljar_means_ours() -> None:
+def test_the_name_belljar_means_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider of that name that a task registers is not found."""
+    monkeypatch.setattr(inspect_registry, "_registry", dict(inspect_registry._registry))
 
     @sandboxenv(name="belljar")
     class Impostor(LocalSandboxEnvironment):
