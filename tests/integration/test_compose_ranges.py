@@ -335,9 +335,9 @@ def test_what_would_widen_the_blast_radius_is_refused(line: str, named: str, hom
     """Before anything runs, by the field's name and the service's."""
     (tasks / "compose.yaml").write_text(COMPOSE.replace("    hostname: front\n", f"    hostname: front\n    {line}\n"))
     before = set((home / "runs").glob("*"))
-    code, _, errors = belljar_run(tasks, "shop")
+    code, said, errors = belljar_run(tasks, "shop")
     assert code == 4, errors
-    assert f"service web: `{named}` is refused" in errors
+    assert f"service web: `{named}` is refused" in said["error"]["message"]
     assert set((home / "runs").glob("*")) == before
 
 

@@ -121,9 +121,9 @@ def test_no_source_moves_the_commands_to_the_host(home: Path, tasks: Path, sourc
     else:
         (tasks / "run.yaml").write_text("sandbox: local\n")
         arguments += ["--run-config", "run.yaml"]
-    code, _, errors = belljar_run(tasks, *arguments, **variables)
+    code, said, _ = belljar_run(tasks, *arguments, **variables)
     assert code == 4
-    assert "sandbox" in errors
+    assert "sandbox" in said["error"]["message"]
     assert not (tasks / "on_the_host").exists()
     assert not (tasks / "loaded").exists()
 

@@ -175,4 +175,4 @@ def test_a_path_of_each_samples_metadata(home: Path, tmp_path: Path) -> None:
     (tmp_path / "task.py").write_text(TASK.replace('["first", "second"]', '["first", "../../.."]'))
     done = subprocess.run([*argv, "task.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
-    assert "volumes" in done.stderr
+    assert "volumes" in json.loads(done.stdout)["error"]["message"]
