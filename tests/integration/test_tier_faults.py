@@ -241,7 +241,8 @@ def test_a_store_that_can_not_be_written(host: Host) -> None:
     for tier in ("container", "gvisor"):
         ran = host.run("exec", "low", "--tier", tier, "--", "true", mounts=mounts)
         assert ran.returncode == 3
-        assert b"the run directory can't be made: Read-only file system\n  \xe2\x86\x92 set BELLJAR_HOME" in ran.stderr
+        assert b"Read-only file system" in ran.stderr
+        assert b"\n  hint: set BELLJAR_HOME" in ran.stderr
     assert host.belljar.runs() == runs
     doctor = host.run("doctor", "--no-prove", mounts=mounts)
     assert doctor.returncode == 3
@@ -308,7 +309,7 @@ def test_a_disk_that_is_full(small: Host) -> None:
     fill(store.parent, but_bytes=160 << 10)
     ran = small.run("exec", "low", "--tier", "container", "--", "head", "-c", "3000000", "/dev/urandom")
     assert ran.returncode == 5, ran.stderr
-    assert b"can't be recorded: No space left on device\n  \xe2\x86\x92 free disk space" in ran.stderr
+    assert b"can't be recorded: No space left on device\n  hint: free disk space" in ran.stderr
     assert (small.belljar.leftovers(), list(store.glob("cells/*"))) == ([], [])
     verified = small.belljar("ledger", "verify", str(small.belljar.runs()[-1]))
     assert (verified.returncode, b"unfinished" in verified.stdout) == (0, True)
