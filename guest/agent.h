@@ -32,7 +32,7 @@ enum {
 };
 
 enum frame_type {
-    F_READY = 0x01, F_HELLO, F_WELCOME, F_CONFIG, F_CONFIGURED, F_RENEW, F_RENEWED, F_PING, F_PONG, F_FATAL,
+    F_READY = 0x01, F_HELLO, F_WELCOME, F_CONFIG, F_CONFIGURED, F_RENEW, F_RENEWED, F_PING, F_PONG, F_FATAL, F_WATCH, F_WATCHED, F_TOUCHED,
     F_PART = 0x10, F_START, F_DATA, F_EOF, F_CREDIT, F_SIGNAL, F_RESIZE, F_STARTED, F_RESULT,
 };
 
@@ -82,7 +82,7 @@ void send_text(uint8_t type, uint32_t op, const void *head, uint32_t head_n, con
 void channel_drop(void);
 
 /* ---- loop (main.c) ---- */
-enum watch_kind { W_CHANNEL, W_SIGNAL, W_OUTPUTS, W_STATUS, W_STDIN, W_STDOUT, W_STDERR, W_DRAIN, W_LEADER };
+enum watch_kind { W_CHANNEL, W_SIGNAL, W_OUTPUTS, W_STATUS, W_STDIN, W_STDOUT, W_STDERR, W_DRAIN, W_LEADER, W_TOUCH };
 int watch_add(enum watch_kind kind, uint32_t id, int fd, uint32_t events);
 void watch_del(enum watch_kind kind, int fd);
 
@@ -146,6 +146,13 @@ enum { USAGE_BYTES = 64 };
 void limits_usage(uint8_t usage[USAGE_BYTES]); /* as `design/0002-channel.md` has it */
 int limits_wait(void);     /* milliseconds until somebody ought to look again */
 
+/* ---- touch.c ---- */
+void touches_watch(struct reader *r); /* a WATCH */
+void touches_ready(void);
+void touches_drain(void); /* before a child is waited for: its name goes with it */
+int touches_wait(void);   /* milliseconds until something is to be sent, -1: there is nothing */
+int touches_tick(void);   /* the same, after it was */
+
 /* ---- tree.c, leader.c: contained mode ---- */
 typedef bool tree_filter(pid_t pid);
 int tree_signal(int proc_dir, pid_t top, int signo, tree_filter *leave_out); /* all below `top`, it not; how many there were */
@@ -197,7 +204,7 @@ struct request {
     char **argv, **env; /* env has ENV_SPARE empty places at its end */
     uint32_t envc;
 };
-enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
+enum { ENV_SPARE = 8, EXEC_STDIN = 1, EXEC_PTY = 2, EXEC_PROBE = 4, EXEC_ALONE = 8, WRITE_APPEND = 1, WRITE_NO_PARENTS = 2, WALK_FOLLOW = 1, WALK_CONTENTS = 2, PUT_REPLACE = 1, PUT_TIMES = 2, REMOVE_TREE = 1, MAX_PUT_DEPTH = 64, MODE_KEEP = 0xFFFFFFFF };
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out);
 void request_free(struct request *request);
 
@@ -254,6 +261,7 @@ struct op {
 };
 struct op *op_find(uint32_t id);
 void op_frame(uint8_t type, uint32_t id, uint8_t *payload, uint32_t n);
+bool ops_reads(pid_t pid); /* it is the child of an operation on files: the host's own */
 bool ops_reap(void); /* true: this process has no child left, so in a container of its own there is nobody else */
 void op_status_ready(struct op *op);
 bool open_pairs(struct pairs *p, const struct op *op, bool in);

@@ -81,6 +81,8 @@ static void connection_frame(uint8_t type, uint8_t *p, uint32_t n)
         on_config(p, n);
     else if (type == F_RENEW)
         renew(&r);
+    else if (type == F_WATCH)
+        touches_watch(&r);
     else if (type == F_PING)
         send_frame(F_PONG, 0, p, n);
     else
@@ -111,6 +113,7 @@ static void on_signals(void)
     struct signalfd_siginfo info[16];
     while (read(signal_fd, info, sizeof info) == sizeof info)
         ;
+    touches_drain();
     ops_reap();
 }
 
@@ -147,6 +150,8 @@ static void dispatch(const struct epoll_event *e)
         on_signals();
     else if (kind == W_OUTPUTS)
         on_outputs();
+    else if (kind == W_TOUCH)
+        touches_ready();
     else if (kind == W_LEADER)
         leader_ready(id);
     else if (kind == W_DRAIN)
@@ -186,6 +191,9 @@ static int sweep_and_tick(void)
     }
     if (in_machine() && !ops_idle())
         starve_look();
+    int touches = touches_tick();
+    if (touches >= 0 && (wait < 0 || wait > touches))
+        wait = touches;
     int rehearsal = first_tick(ops_idle());
     if (rehearsal >= 0 && (wait < 0 || wait > rehearsal))
         wait = rehearsal;

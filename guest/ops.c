@@ -214,6 +214,14 @@ void op_leader_lost(uint32_t id)
     op_main_ended(id, SIGKILL /* as wait would say it */);
 }
 
+bool ops_reads(pid_t pid)
+{
+    for (int i = 0; i < op_count; i++)
+        if (ops[i]->pid == pid && ops[i]->kind != KIND_EXEC)
+            return true;
+    return false;
+}
+
 bool ops_reap(void)
 {
     int wait_status;

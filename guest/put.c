@@ -13,6 +13,10 @@ static bool made_target;
 static const struct request *asked;
 static uint8_t input[64 << 10];
 static size_t input_at, input_n;
+static struct user owner;      /* of files, if one is asked for */
+static struct timespec newest; /* of all files' times */
+static struct stat base;       /* the nearest directory that was there before, and where its path ends in that which is asked for */
+static size_t base_n;
 
 _Noreturn static void give_up(int stage, int error, const char *detail)
 {
@@ -59,8 +63,22 @@ static bool take(void *to, size_t n)
     return true;
 }
 
-static void make_file(int dir, const char *name, mode_t mode, uint64_t n)
+/* As the record says, if the host asks for it. */
+static int dress(int fd, const uint8_t *head)
 {
+    struct timespec when[2] = {{.tv_sec = (int64_t)get_le(head + 11, 8), .tv_nsec = (long)get_le(head + 19, 4)}};
+    when[1] = when[0];
+    if (asked->owner[0] != 0 && fchown(fd, owner.uid, owner.gid) != 0)
+        return -1;
+    if (when[0].tv_sec > newest.tv_sec)
+        newest = when[0];
+    return asked->flags & PUT_TIMES ? futimens(fd, when) : 0;
+}
+
+static void make_file(int dir, const char *name, const uint8_t *head)
+{
+    mode_t mode = (mode_t)get_le(head + 1, 2) & 0777;
+    uint64_t n = get_le(head + 3, 8);
     const uint8_t *data;
     int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600), error;
     if (fd < 0)
@@ -73,7 +91,7 @@ static void make_file(int dir, const char *name, mode_t mode, uint64_t n)
             give_up(ST_WRITE, error < 0 ? -error : error, name);
         n -= some;
     }
-    if (fchmod(fd, mode) != 0 || close(fd) != 0)
+    if (dress(fd, head) != 0 || fchmod(fd, mode) != 0 || close(fd) != 0)
         give_up(ST_WRITE, errno, name);
 }
 
@@ -100,7 +118,7 @@ static void make_all(void)
         if (head[0] == R_LEAVE && depth > 0)
             close(dirs[depth--]);
         else if (head[0] == R_FILE && plain)
-            make_file(dirs[depth], name, mode, get_le(head + 3, 8));
+            make_file(dirs[depth], name, head);
         else if (head[0] == R_ENTER && plain && depth < (int)MAX_PUT_DEPTH)
             dirs[depth + 1] = make_directory(dirs[depth], name, mode), depth++;
         else if (head[0] == R_LINK && plain && strlen(link) == link_n) {
@@ -162,9 +180,44 @@ static void bring(int from, int to, bool move)
     } while (found && move);
 }
 
+/* Whether the path of n bytes ends with a component; if so, it as a string. */
+static bool prefix(char *part, const char *path, size_t n)
+{
+    return (path[n] == '/' || path[n] == 0) && format(part, PATH_MAX, "%.*s", n == 0 ? 1 : (int)n, path);
+}
+
+static void find_base(const char *path)
+{
+    char part[PATH_MAX];
+    for (base_n = strlen(path); base_n > 0; base_n--)
+        if (prefix(part, path, base_n) && stat(part, &base) == 0)
+            return;
+    stat("/", &base);
+}
+
+/* Directories that were made are as old as the newest file, all with one mode; the one above them keeps its time, but where it is another user's. */
+static void dress_directories(const char *path)
+{
+    char part[PATH_MAX];
+    struct timespec made[2] = {newest, newest}, kept[2] = {base.st_atim, base.st_mtim};
+    for (size_t n = strlen(path) + 1; n-- > base_n;) {
+        if (!prefix(part, path, n))
+            continue;
+        if (n > base_n && asked->mode != MODE_KEEP && chmod(part, asked->mode & 0777) != 0)
+            give_up(ST_WRITE, errno, part);
+        if (utimensat(AT_FDCWD, part, n > base_n ? made : kept, 0) != 0 && errno != EPERM)
+            give_up(ST_WRITE, errno, part);
+    }
+}
+
 _Noreturn void child_put(const struct request *r)
 {
+    int error;
     asked = r, stage_fd = target_fd = -1, made_target = false, input_at = input_n = 0; /* a leader's memory has seen others before */
+    newest = (struct timespec){0};
+    if (r->owner[0] != 0 && (error = user_find(r->owner, &owner, false)) != 0)
+        child_fail(ST_USER, error, r->owner);
+    find_base(r->path);
     make_parents(r->path);
     if (mkdir(r->path, 0777) == 0)
         made_target = true;
@@ -183,5 +236,7 @@ _Noreturn void child_put(const struct request *r)
     bring(stage_fd, target_fd, true);
     if (unlinkat(target_fd, r->staging, AT_REMOVEDIR) != 0)
         give_up(ST_RENAME, errno, r->path);
+    if (r->flags & PUT_TIMES)
+        dress_directories(r->path);
     _exit(0);
 }

@@ -78,7 +78,8 @@ static void parse_put(struct reader *r, struct request *out)
     parse_place(r, out);
     out->mode = (uint32_t)take_int(r, 4);
     out->staging = take_str(r, NULL);
-    r->bad |= out->staging == NULL || out->staging[0] == 0 || strchr(out->staging, '/') != NULL;
+    out->owner = take_str(r, NULL);
+    r->bad = r->bad || out->staging[0] == 0 || strchr(out->staging, '/') != NULL || ((out->flags & PUT_TIMES) && out->path[0] != '/');
 }
 
 bool request_parse(uint8_t kind, uint8_t *body, uint32_t n, struct request *out)

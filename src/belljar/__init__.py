@@ -45,6 +45,8 @@ if TYPE_CHECKING:
         ProtocolViolation,
     )
     from belljar.isolation import Destruction
+    from belljar.isolation.hold import release
+    from belljar.isolation.kill import KillReport, kill
     from belljar.ledger import RunDirectory
     from belljar.plan import Plan
     from belljar.policy import (
@@ -73,6 +75,7 @@ __all__ = [
     "FileTooLarge",
     "Health",
     "HostError",
+    "KillReport",
     "LedgerError",
     "LoadedPolicy",
     "Metrics",
@@ -94,12 +97,14 @@ __all__ = [
     "Transfer",
     "Verdict",
     "__version__",
+    "kill",
     "load_policy",
     "load_preset",
     "open_cell",
     "open_pool",
     "open_range",
     "parse_policy",
+    "release",
     "start_run",
     "sync",
 ]
@@ -137,6 +142,8 @@ _NAMES = {
         "ProtocolViolation",
     ),
     "belljar.isolation": ("Destruction",),
+    "belljar.isolation.hold": ("release",),
+    "belljar.isolation.kill": ("KillReport", "kill"),
     "belljar.ledger": ("RunDirectory",),
     "belljar.plan": ("Plan",),
     "belljar.policy": (

@@ -7,11 +7,11 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})

@@ -7,10 +7,10 @@ What decides (a compose file's reader, the policy's merge, the image's configura
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.units import printable
 

@@ -7,9 +7,11 @@ kind's `data` is documented in `docs/events.md`. Values of `data` are JSON value
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
+
+from belljar.dataclass import dataclass
 
 JsonValue: TypeAlias = "bool | int | float | str | Sequence[JsonValue] | Mapping[str, JsonValue] | None"
 
@@ -80,6 +82,23 @@ class Kind(StrEnum):
     NETWORK_CONNECTION = "network.connection"
     NETWORK_ATTEMPT = "network.attempt"
     NETWORK_UPSTREAM = "network.upstream"
+    DECOY_PLACED = "decoy.placed"
+    DECOY_FAILED = "decoy.failed"
+    DECOY_TOUCHED = "decoy.touched"
+    DECOY_TAKEN = "decoy.taken"
+    DECOY_USED = "decoy.used"
+    DECOY_SENT = "decoy.sent"
+    DECOY_CARRIED = "decoy.carried"
+    SENSOR_STARTED = "sensor.started"
+    SENSOR_FAILED = "sensor.failed"
+    GUARD_HIT = "guard.hit"
+    GUARD_UNSCANNED = "guard.unscanned"
+    KILL_TRIPPED = "kill.tripped"
+    KILL_COMPLETED = "kill.completed"
+    KILL_TESTED = "kill.tested"
+    CONTROL_PLANNED = "control.planned"
+    CONTROL_STARTED = "control.started"
+    CONTROL_COMPLETED = "control.completed"
 
 
 class Actor(StrEnum):

@@ -82,6 +82,8 @@ class FakeCell:
         self.others: dict[str, Any] = {}
         self.questions = None
         self.last_op = 0
+        self.guard = None
+        self.described: dict[str, Any] = {}
         self.healths = [Health(ended=True, ran=True, programs=frozenset({"ls", "rm"}))]
         self.image_command, self.image_entrypoint = (), ()
         self.image_health: dict[str, Any] = {}
@@ -94,6 +96,10 @@ class FakeCell:
             user=policy.policy.user or "root",
             rights=granted(policy.policy.rights, Tier.MICROVM),
         )
+
+    def describe(self, **said: Any) -> None:
+        """Remembers it."""
+        self.described |= said
 
     async def exec(
         self,

@@ -16,6 +16,7 @@ import anyio
 
 HEADER = struct.Struct("<IBBHI")
 READY, HELLO, WELCOME, CONFIG, CONFIGURED, RENEW, RENEWED, PING, PONG, FATAL = range(1, 11)
+WATCH, WATCHED, TOUCHED = range(11, 14)
 PART, START, DATA, EOF, CREDIT, SIGNAL, RESIZE, STARTED, RESULT = range(0x10, 0x19)
 EXITED, SIGNALED, NOT_STARTED, IO_FAILED = range(4)
 WINDOW = 256 << 10
@@ -106,6 +107,7 @@ class FakeGuest:
         self.most_at_once = 0
         self.started_order: list[int] = []
         self.credits: list[int] = []
+        self.watch_errno, self.watch_errors = 0, dict[int, int]()
         self.answers_pings = True
         self.answers: dict[int, bytes] = {}
         """What an operation of this kind (a walk, a removal, a usage) says on its first stream."""
@@ -160,6 +162,8 @@ class FakeGuest:
             await self.send(frame(RENEWED, 0, struct.pack("<I", 31) + text("")))
         elif kind == PING and self.answers_pings:
             await self.send(frame(PONG, 0, payload))
+        elif kind == WATCH:
+            await self.send(frame(WATCHED, 0, self._watched(payload)))
         elif kind == PART:
             self._parts[op] = self._parts.get(op, b"") + payload
         elif kind == START:
@@ -170,6 +174,11 @@ class FakeGuest:
             tasks.start_soon(self._play, self.ops[op])
         elif op in self.ops:
             self._tell(self.ops[op], kind, payload)
+
+    def _watched(self, payload: bytes) -> bytes:
+        count = 0 if self.watch_errno else int(struct.unpack_from("<I", payload, 4)[0])
+        errors = [self.watch_errors.get(index, 0) for index in range(count)]
+        return struct.pack(f"<{2 + count}I", self.watch_errno, count, *errors)
 
     def _tell(self, op: GuestOp, kind: int, payload: bytes) -> None:
         if kind == DATA:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
@@ -12,15 +12,39 @@ from tests.fakes.talking import talking
 
 from belljar.cell import Cell
 from belljar.channel import GuestClient
-from belljar.events import Actor, Event, Kind, MemoryRecorder
+from belljar.errors import HostError
+from belljar.events import Actor, Event, Kind, MemoryRecorder, Trust
+from belljar.isolation.hold import Order
 from belljar.isolation.live import HostUsage
 from belljar.isolation.survivors import Destruction
+from belljar.isolation.touches import OnAccess, OnEnd
 from belljar.ledger.schema import check_data
 from belljar.plan import make_plan
 from belljar.policy import resolve_policy
 
 CELL = "c-0123456789ab"
 CONSOLE = b"Kernel panic \xff\x1b[31m"
+
+
+class FakeFileWatch:
+    """A sensor that sees what a test calls `on_access` with."""
+
+    sensor = "fanotify"
+    trust = Trust.HOST_OBSERVED
+
+    def __init__(self, missing: Mapping[str, str]) -> None:
+        self.missing = missing
+        self.is_closed = False
+        self.on_access: OnAccess | None = None
+        self.on_end: OnEnd | None = None
+
+    def begin(self, on_access: OnAccess, on_end: OnEnd) -> None:
+        """As the real one."""
+        self.on_access, self.on_end = on_access, on_end
+
+    async def aclose(self) -> None:
+        """As the real one."""
+        self.is_closed = True
 
 
 class FakeVm:
@@ -35,11 +59,13 @@ class FakeVm:
         self.timings_ms: Mapping[str, float] = {"total": 1.0}
         self.cause = ""
         self.limit: str | None = None
+        self.order: Order | None = None
         self.oom_count = 0
         self.fork_count = 0
         self.full = False
         self.crowded = False
         self.destroyed = 0
+        self.watch: FakeFileWatch | None = None
 
     def console(self) -> bytes:
         """As the real one."""
@@ -48,6 +74,10 @@ class FakeVm:
     def cause_of_death(self) -> str:
         """As the real one."""
         return self.cause
+
+    def killed(self) -> Order | None:
+        """As the real one."""
+        return self.order
 
     def death_limit(self) -> str | None:
         """As the real one."""
@@ -72,6 +102,12 @@ class FakeVm:
     def usage(self) -> HostUsage:
         """As the real one."""
         return HostUsage(uptime_s=1.0)
+
+    async def watch_files(self, paths: Sequence[str]) -> FakeFileWatch:
+        """A sensor that a test makes see."""
+        if self.watch is None:
+            raise HostError(f"no sensor for {len(paths)} file(s)", where="fake")
+        return self.watch
 
     def kill(self) -> None:
         """It has no processes."""

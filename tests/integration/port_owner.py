@@ -105,6 +105,8 @@ class StandInPort:
         resolver=IPv4Address(there.RESOLVER),
     )
 
+    range_id = ""
+
     def __init__(self, mode: str, helper: subprocess.Popen[str]) -> None:
         self._mode, self._helper = mode, helper
         self.user_namespace = None if os.geteuid() == 0 else os.open(f"/proc/{helper.pid}/ns/user", os.O_RDONLY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import shutil
 import subprocess
@@ -325,9 +326,11 @@ async def test_the_clouds_metadata(agent: Agent) -> None:
         'ask() { curl -sSf -H "X-aws-ec2-metadata-token: $token" "$at/meta-data/$1"; }\n'
         'role=$(ask iam/security-credentials/); ask "iam/security-credentials/$role"'
     )
-    key = json.loads(await agent.sh(script))["AccessKeyId"]
+    found = json.loads(await agent.sh(script))
     (event,) = agent.events(Kind.NETWORK_ATTEMPT, what="credentials")
-    assert key in json.dumps(event)
+    digest = hmac.digest(found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256").hex()
+    assert event["key_digest"] == digest
+    assert found["AccessKeyId"] not in json.dumps(event)
 
 
 OPENAI = """

@@ -18,8 +18,13 @@ from tests.machine import TEMPLATES_VARIABLE
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.slow]
 CARRIERS = ("container-trio", "gvisor-asyncio", "microvm-asyncio")
 WHOLE, ENDS_AND_LIMITS, ENDS = ("",), ("test_cell.py", "test_limits.py"), ("test_cell.py",)
+SENSORS = "test_sensors.py"
 # What the user changes is how a cell is made, bounded and ended; the channel through which it is used is the same. Files and least number of tests, by carrier.
-CHOSEN = {"container-trio": (WHOLE, 84), "gvisor-asyncio": (ENDS_AND_LIMITS, 28), "microvm-asyncio": (ENDS, 8)}
+CHOSEN = {
+    "container-trio": (WHOLE, 98),
+    "gvisor-asyncio": ((*ENDS_AND_LIMITS, SENSORS), 42),
+    "microvm-asyncio": (ENDS, 8),
+}
 WITHIN_S = 550  # before the whole test is ended
 SPEED = "keeps_its_speed"
 

@@ -147,5 +147,7 @@ def test_a_process_of_the_cell_killed_in_mid_start(owners: Owners, victim: str, 
         assert str(ended["ended"]).startswith(("CellError: ", "HostError: ", "{'stdout': 'started")), where
         assert within(60, lambda cells=cells, ended=ended: owners.remains.of(cells, [ended["pid"]])) == [], where  # type: ignore[misc]
         assert [fault for run in found for fault in ledger_faults(run, killed=False)] == [], where
+        destroyed = [event.data for run in found for event in read_events(run) if event.kind is Kind.CELL_DESTROYED]
+        assert all(data["clean"] for data in destroyed), (where, destroyed)
     assert struck >= 1
     assert owners.held_answers()

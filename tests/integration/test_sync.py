@@ -43,6 +43,40 @@ try:
 except belljar.CellError:
     print("done")
 """
+EVERYTHING = """
+import pathlib, sys, time
+import belljar
+
+policy = {"belljar": 1, "risk": "low", "tier": "container", "resources": {"memory": "256MiB"}}
+network = {"stand_ins": {"shop": {"kind": "http", "names": ["shop.example"],
+                                  "routes": [{"path": "/", "body": "hello"}]}}}
+server = "import socket; s = socket.create_server(('127.0.0.1', 8000)); print('up', flush=True)\\n" \
+         "while True: p = s.accept()[0]; p.sendall(p.recv(99).upper()); p.close()"
+pathlib.Path("tree").mkdir()
+pathlib.Path("tree/a.txt").write_text("some text")
+with belljar.sync.open_range({**policy, "network": network}) as opened:
+    cell = opened.cell
+    asked = cell.exec(["curl", "-s", "http://shop.example/"]).check()
+    assert asked.stdout == b"hello", asked
+    cell.upload("tree", "/tmp/tree")
+    cell.download("/tmp/tree", "back")
+    assert pathlib.Path("back/a.txt").read_text() == "some text"
+    running = cell.start(["python3", "-c", server])
+    while b"up" not in running.output().stdout:
+        assert running.running
+        time.sleep(0.01)
+    with cell.connect(8000) as stream:
+        stream.send(b"shout")
+        assert stream.receive() == b"SHOUT"
+    running.kill()
+    cell.remove("/tmp/tree", recursive=True)
+    assert cell.metrics().uptime_s > 0
+with belljar.sync.open_pool(policy, size=1) as pool:
+    for _ in range(2):
+        with pool.cell() as cell:
+            assert cell.exec(["echo", "hi"]).stdout == b"hi\\n"
+print("done")
+"""
 WAITING = """
 import belljar
 with belljar.sync.open_cell("low") as cell:
@@ -56,6 +90,16 @@ with belljar.sync.open_cell("low") as cell:
 def test_a_script_without_async(tier: str, belljar: Belljar, tmp_path: Path) -> None:
     """A dict as policy, text in and out, files, a running command, threads, a proven end."""
     argv = [sys.executable, "-c", SCRIPT, tier]
+    environment = belljar.environment()
+    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    assert belljar.leftovers() == []
+
+
+def test_a_range_a_pool_files_and_streams_without_async(belljar: Belljar, tmp_path: Path) -> None:
+    """`open_range`, `open_pool`, `upload`, `download`, `start`, `connect` and `metrics` do in a
+    script what they do with `async`."""
+    argv = [sys.executable, "-c", EVERYTHING]
     environment = belljar.environment()
     ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr

@@ -53,6 +53,8 @@ class StandInRange:
 class StandInPort:
     """As `isolation.port.Port`."""
 
+    range_id = ""
+
     def __init__(self, its_range: StandInRange, number: int) -> None:
         self.number, self.attached_pids = number, list[int]()
         self._range = its_range

@@ -49,6 +49,13 @@ network:
     post: {{kind: smtp, names: [mail.example], ports: [25]}}
     cloud: {{kind: metadata, tokens: required}}
     model: {{kind: openai, names: [model.example]}}
+decoys:
+  - {{id: store, kind: redis, place: redis.example}}
+  - {{id: sql, kind: postgres, place: postgres.example}}
+  - {{id: tools, kind: mcp, place: mcp.example}}
+  - {{id: jump, kind: ssh, place: ssh.example}}
+  - {{id: note, kind: text, place: /srv/store, service: store, template: "{{password}}"}}
+  - {{id: key, kind: text, place: /srv/tools, service: tools, template: "{{password}}"}}
 """
 FILES: Final = {
     "files/api.yaml": """\
@@ -245,6 +252,19 @@ s.sendall(sys.argv[2].encode())
 s.shutdown(socket.SHUT_WR)
 print(s.recv(999))
 """
+_POSTGRES: Final = """
+import socket, struct, sys
+said = b"\\0\\3\\0\\0user\\0" + sys.argv[1].encode() + b"\\0database\\0crm\\0\\0"
+with socket.create_connection(("postgres.example", 5432), 30) as s:
+    s.sendall(struct.pack(">I", len(said) + 4) + said)
+    print(s.recv(999))
+"""
+_SSH: Final = """
+import socket, sys
+with socket.create_connection(("ssh.example", 22), 30) as s:
+    s.sendall(b"SSH-2.0-" + sys.argv[1].encode() + b"\\r\\n")
+    print(s.makefile("rb").readline())
+"""
 _JSON: Final = f"{_GET} -H 'Content-Type: application/json'"
 _MODEL: Final = f"{_JSON} -H 'Authorization: Bearer x'"
 _MAIL: Final = (
@@ -256,6 +276,19 @@ _MAIL: Final = (
     "QUIT",
 )
 _ASK_MAIL: Final = ("HELO cell", f"VRFY {WORD}@outside.test", "EXPN all", "ETRN board.example", "QUIT")
+
+
+def _redis(*commands: str) -> str:
+    """Commands to the range's Redis, with the password that its decoy holds."""
+    said = "".join(f"{command}\\r\\n" for command in ("AUTH %s", *commands, "QUIT"))
+    return f"exec 3<>/dev/tcp/redis.example/6379; printf '{said}' \"$(cat /srv/store)\" >&3; cat <&3"
+
+
+def _mcp(method: str, **params: object) -> str:
+    """A message to the range's tool server, with the token that its decoy holds."""
+    message = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+    return f"{_JSON} -H \"Authorization: Bearer $(cat /srv/tools)\" -d '{message}' http://mcp.example/mcp"
+
 
 VOIDS: Final = (
     Void(
@@ -301,6 +334,30 @@ VOIDS: Final = (
             f"""{_MODEL} -d '{{"model": "m", "input": "and?", "previous_response_id": "resp_1"}}' http://model.example/v1/responses"""
         ),
         ("network.http", "http://model.example/v1/chat/completions"),
+    ),
+    Void(
+        "redis, a word",
+        shell(_redis(f"SET {WORD} {WORD}")),
+        shell(_redis(f"GET {WORD}", "KEYS *", "DBSIZE")),
+        ("network.attempt", WORD),
+    ),
+    Void(
+        "postgres, a user",
+        ("python3", "-c", _POSTGRES, WORD),
+        ("python3", "-c", _POSTGRES, "anybody"),
+        ("network.stream", '"stand_in": "sql"'),
+    ),
+    Void(
+        "ssh, a client's version",
+        ("python3", "-c", _SSH, WORD),
+        ("python3", "-c", _SSH, "anybody"),
+        ("network.stream", '"stand_in": "jump"'),
+    ),
+    Void(
+        "mcp, a tool's call",
+        shell(_mcp("tools/call", name="disable_audit_log", arguments={})),
+        shell(_mcp("tools/list")),
+        ("network.attempt", "disable_audit_log"),
     ),
     Void(
         "the catch-all, something sent",

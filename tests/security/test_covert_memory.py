@@ -136,7 +136,8 @@ def test_no_address_of_a_range_is_another_ones(world: World) -> None:
 def test_every_kind_is_looked_into(world: World) -> None:
     """A kind of stand-in that is added is added here."""
     assert world.policy.policy.network is not None
-    kinds = {stand_in.kind for stand_in in world.policy.policy.network.stand_ins.values()}
+    kinds: set[str] = {stand_in.kind for stand_in in world.policy.policy.network.stand_ins.values()}
+    kinds |= {decoy.kind.value for decoy in world.policy.policy.decoys if decoy.is_service}
     assert kinds == {*KINDS, "python", "cell"} - {"catch_all"}
     named = " ".join(row.name for row in (*KEEPING, *VOIDS))
     assert [kind for kind in kinds if kind not in named] == []

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from signal import SIGKILL
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ from anyio.lowlevel import current_token
 from belljar.cell.output import ExecOutput
 from belljar.channel import Stream
 from belljar.channel.output import KeptOutput
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.units import format_duration
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import anyio
+import anyio.to_thread
 
 from belljar.cell import record
 from belljar.cell.background import BackgroundCommand, BackgroundOperations
@@ -22,13 +25,15 @@ from belljar.cell.files import FileOperations
 from belljar.cell.health import ARGV, MAX_OUTPUT_BYTES, TIMEOUT_S, Health, read_health
 from belljar.cell.output import ExecOutput, output_of
 from belljar.cell.questions import Questions
-from belljar.cell.stream import RunningCommand
+from belljar.cell.stream import RunningCommand, check_argv
 from belljar.cell.watch import LimitWatch
 from belljar.channel import ExecRequest, FileTooLarge, PtySize, Stream
 from belljar.errors import BelljarError, CellError, ProtocolViolation
 from belljar.events import Actor, Event, JsonValue, Kind, Recorder
+from belljar.isolation.hold import killed_error
 from belljar.isolation.live import Live
 from belljar.isolation.survivors import Destruction
+from belljar.isolation.touches import FileWatch
 from belljar.plan import Plan
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         router: what its port leads to; None without a network device.
         others: the target cells of its range, by name; they end with it.
         questions: what its range's gateway asks; None when there is no range.
+        describe: says what it is for, for `belljar ps`: `sample`, `epoch`.
         destruction: what its end found, once it has ended.
     """
 
@@ -78,6 +84,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         self.router = router
         self.others: Mapping[str, Cell] = {}
         self.questions: Questions | None = None
+        self.describe: Callable[..., None] = lambda **_said: None
         self._dead: BelljarError | None = None
         self.destruction: Destruction | None = None
 
@@ -135,7 +142,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             user: name, uid or `uid:gid`; default the policy's or image's user.
             timeout_s: then the whole tree of the command is killed and `timed_out` is set; default the policy's `exec_timeout`.
             max_output_bytes: kept of each stream, at most the policy's `output`; `keep` says which end. The rest is dropped and counted.
-            on_output: called with each chunk as it arrives.
+            on_output: called with each chunk as it arrives, redacted by itself where the guard does.
 
         Raises:
             CellError: the cell died or broke the protocol. A command that fails, or can't be started, is a result.
@@ -155,7 +162,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             captures[stream].feed(chunk)
             watch.look()
             if on_output is not None:
-                on_output(stream, chunk)
+                on_output(stream, self._let_out(chunk, "exec.output"))
 
         try:
             outcome = await self._live.client.exec(
@@ -168,7 +175,11 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             raise
         output = output_of(outcome, user=request.user, host_limits=watch.hit())
         self._record_exec_finished(operation, output, request, stdin=stdin, captures=captures)
-        return output
+        return replace(
+            output,
+            stdout=await self._redacted(output.stdout, "exec.output"),
+            stderr=await self._redacted(output.stderr, "exec.output"),
+        )
 
     @asynccontextmanager
     async def open_exec(
@@ -193,7 +204,8 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         watch = LimitWatch(self._live)
         try:
             async with self._live.client.open_exec(request) as channel:
-                running = RunningCommand(channel, operation, self._recorder, watch, user=request.user)
+                let_out = partial(self._let_out, operation="exec.output")
+                running = RunningCommand(channel, operation, self._recorder, watch, let_out, user=request.user)
                 yield running
         except BaseException as error:
             bodies = running.bodies() if running is not None else []
@@ -277,7 +289,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
             raise
         took_s, body = anyio.current_time() - began, body_of("content", contents)
         self._recorder.record(record.finished(operation, Kind.FILE_READ_COMPLETED, duration_s=took_s, body=body))
-        return contents
+        return await self._redacted(contents, "file.read")
 
     async def run_probe_program(
         self,
@@ -351,6 +363,10 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         """The pid on this host of the cell's outermost process, while it lives."""
         return self._live.host_pid
 
+    async def watch(self, paths: Sequence[str]) -> FileWatch:
+        """The tier's sensor for these files, for `belljar.cell.sensors`. Raises `HostError` or `CellError` when there can be none."""
+        return await self._live.watch_files(paths)
+
     async def ping(self, *, timeout_s: float = 10) -> float:
         """Seconds to the guest agent and back. Raises `CellError` when it doesn't answer."""
         try:
@@ -375,7 +391,8 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
 
     def condemn(self, error: BelljarError) -> None:
         """Its range is dead, which is on record: every operation of it ends, and raises `error` from now on. From any thread; `destroy` is still to be called."""
-        self._dead = self._dead or error
+        killed = killed_error(self._live.killed(), where=f"cell {self.id}")
+        self._dead = self._dead or killed or error
         self._live.kill()
         self._live.client.hang_up()
 
@@ -413,7 +430,7 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         stdin: bool,
         pty: PtySize | None = None,
     ) -> tuple[record.Operation, ExecRequest]:
-        _check_argv(argv)
+        check_argv(argv)
         limits = self.plan.limits
         request = ExecRequest(
             argv=list(argv),
@@ -460,11 +477,11 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
         if not isinstance(error, CellError):
             return
         if self._dead is None:
-            cause, console = self._live.cause_of_death(), self._live.console()
+            cause, console = str(self._live.killed() or self._live.cause_of_death()), self._live.console()
             if self._live.death_limit() == "memory":
                 limit = self.plan.limits.memory_sum(self.plan.jail.memory_max_bytes)
                 cause = f"out of memory: it reached its limit of {limit}"
-            self._dead = CellError(
+            self._dead = killed_error(self._live.killed(), where=f"cell {self.id}") or CellError(
                 f"the cell died: {cause or error.what}",
                 where=f"cell {self.id}",
                 hint="its record is complete up to here: `belljar ledger show last`",
@@ -480,11 +497,3 @@ class Cell(BackgroundOperations, ConnectOperations, FileOperations):
 def _by_number(user: str) -> str:
     """Root needs no word of the cell's own account files, which hostile root may have rewritten: then somebody with fewer rights would be probed."""
     return "0:0" if user in {"", "0", "root"} else user
-
-
-def _check_argv(argv: Sequence[str]) -> None:
-    if isinstance(argv, str | bytes):
-        raise TypeError('argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]')
-    for word in argv:
-        if not isinstance(word, str | bytes):
-            raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")

@@ -11,7 +11,6 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from belljar.cell import record
 from belljar.cell.capture import Capture
 from belljar.cell.output import output_of
 from belljar.channel import ExecRequest, RunningExec
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Body, JsonValue, Kind, Recorder
 from belljar.units import format_duration, printable

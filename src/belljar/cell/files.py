@@ -11,7 +11,6 @@ import posixpath
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -21,12 +20,16 @@ import anyio.to_thread
 
 from belljar.cell import record
 from belljar.cell.capture import body_of
+from belljar.cell.guarded import GuardedRecorder
 from belljar.cell.local_tree import Destination, Manifest, Transfer, in_pieces, list_source, records_of, root_mode
 from belljar.cell.metrics import Metrics, join_metrics
 from belljar.channel import FileTooLarge, file_trees
 from belljar.channel.trees import MAX_DEPTH, Record, RecordKind
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.policy.guarding import Action, Place
+from belljar.signals.observe import output_part
 
 if TYPE_CHECKING:
     from belljar.isolation.live import Live
@@ -67,15 +70,43 @@ class FileInfo:
     link_target: str = ""
 
 
+MAX_SCANNED_FILE_BYTES: Final = 64 << 20
+"""Of a file that is downloaded: what is beyond it is on record as not scanned."""
+
+
 class FileOperations:
     """The part of a `Cell` that works on files and directories."""
 
+    id: str
     plan: Plan
     _live: Live
     _recorder: Recorder
     _operation: Callable[[], record.Operation]
     _user: Callable[[str | None], str]
     _end_if_dead: Callable[[BaseException], None]
+
+    @property
+    def guard(self) -> GuardedRecorder | None:
+        """What looks at all that leaves the cell."""
+        return self._recorder if isinstance(self._recorder, GuardedRecorder) else None
+
+    async def _redacted(self, data: bytes, operation: str) -> bytes:
+        """Bytes from the cell as their caller gets them, by the policy's `guard`."""
+        if not self._redacts:
+            return data
+        return await anyio.to_thread.run_sync(self._let_out, data, operation)
+
+    def _let_out(self, data: bytes, operation: str) -> bytes:
+        """As `_redacted`, in the caller's thread."""
+        guard = self.guard
+        if guard is None or not self._redacts or not data:
+            return data
+        return guard.let_out(output_part(data, operation), cell_id=self.id).data
+
+    @property
+    def _redacts(self) -> bool:
+        guard = self.guard
+        return guard is not None and guard.rules.action(Place.OUTPUT) is Action.REDACT
 
     async def upload(
         self,
@@ -110,26 +141,54 @@ class FileOperations:
             directory, name = posixpath.split(target)
             if not name or name in (".", ".."):
                 raise ValueError(f"{target!r} names no file; give the file's whole path in the cell")
-        manifest, staging, who = Manifest(), f".{secrets.token_hex(8)}", self._user(user)
-        operation = self._files_started(
-            "upload",
-            target,
-            who,
+        manifest = Manifest()
+        return await self._put_records(
+            directory,
+            records_of(source, name, manifest),
+            manifest,
+            target=target,
             entries=len(source.tree.entries),
-            bytes=source.tree.total_bytes,
+            total_bytes=source.tree.total_bytes,
+            user=user,
             overwrite=overwrite,
+            mode=root_mode(source) if source.tree.is_directory else None,
+            timeout_s=timeout_s,
         )
+
+    async def _put_records(
+        self,
+        directory: str,
+        records: Iterator[bytes],
+        manifest: Manifest,
+        *,
+        target: str,
+        entries: int,
+        total_bytes: int,
+        user: str | None,
+        overwrite: bool = False,
+        mode: int | None,
+        times: bool = False,
+        owner: str = "",
+        timeout_s: float | None = None,
+    ) -> Transfer:
+        """Put records, whose iterator fills the manifest, into a directory; `times`, `owner`: as
+        `trees.put_body`. Raises as `upload`."""
+        staging, who = f".{secrets.token_hex(8)}", self._user(user)
+        data = {"entries": entries, "bytes": total_bytes, "overwrite": overwrite}
+        operation = self._files_started("upload", target, who, **data)
         began = anyio.current_time()
         try:
             await file_trees.put(
                 self._live.client,
                 directory or ".",
-                _fed(in_pieces(records_of(source, name, manifest))),
+                _fed(in_pieces(records)),
                 user=who,
                 cwd=self.plan.workdir,
                 replace=overwrite,
-                mode=root_mode(source) if source.tree.is_directory else None,
+                mode=mode,
                 staging=staging,
+                times=times,
+                owner=owner,
                 timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
             )
         except BaseException as error:
@@ -193,6 +252,7 @@ class FileOperations:
                     max_bytes=max_bytes,
                     timeout_s=timeout_s or self.plan.limits.exec_timeout_s,
                 )
+                await anyio.to_thread.run_sync(self._let_out_files, destination)
                 await anyio.to_thread.run_sync(destination.place)
             except BaseException as error:
                 self._files_failed(operation, "download", error, destination.manifest)
@@ -205,6 +265,21 @@ class FileOperations:
         content = manifest.content()
         self._files_completed(operation, "download", began, transfer=transfer, content=content)
         return transfer
+
+    def _let_out_files(self, destination: Destination) -> None:
+        """Have the guard look at what was copied, before it is in its place. A file that it changes
+        is what its policy leaves of it; the record has the digest of what the cell sent."""
+        guard = self.guard
+        if guard is None:
+            return
+        for path in destination.files():
+            with path.open("rb") as file:
+                content = file.read(MAX_SCANNED_FILE_BYTES)
+            missing_bytes = path.stat().st_size - len(content)
+            part = output_part(content, "file.download", missing_bytes=missing_bytes)
+            let_out = guard.let_out(part, cell_id=self.id)
+            if let_out.data != content:
+                path.write_bytes(let_out.data)
 
     async def list_dir(
         self,

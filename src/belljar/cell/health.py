@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
+
+from belljar.dataclass import dataclass
 
 if TYPE_CHECKING:
     from belljar.cell.output import ExecOutput

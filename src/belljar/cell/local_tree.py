@@ -17,12 +17,12 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from belljar.channel import FileTooLarge
 from belljar.channel.trees import Record, RecordKind, encode
+from belljar.dataclass import dataclass
 from belljar.policy.directories import Entry, EntryKind, Tree, link_stays, list_tree
 from belljar.policy.regular import open_regular
 
@@ -277,6 +277,14 @@ class Destination:
             os.close(fd)
             self._file = None
             self.manifest.add(record, self._digest.hexdigest())
+
+    def files(self) -> Iterator[Path]:
+        """The regular files that were written, where they wait for `place`."""
+        for directory, _, names in os.walk(self._stage):
+            for name in names:
+                path = Path(directory, name)
+                if not path.is_symlink():
+                    yield path
 
     def place(self) -> None:
         """Move it to its place. Raises `FileExistsError` and its like before anything is moved."""

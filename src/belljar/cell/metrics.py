@@ -6,9 +6,10 @@ Pure: two reports in, one result out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from belljar.channel.trees import Usage
+from belljar.dataclass import dataclass
 from belljar.events import JsonValue
 from belljar.isolation.live import HostUsage
 from belljar.policy import Resources

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import anyio.to_thread
 
-from belljar.cell.cell import Cell
+from belljar.cell.guarded import guarded_recorder
 from belljar.cell.parts import Parts, gather_parts
 from belljar.cell.runs import describe, start_run
+from belljar.cell.trips import tripping
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image import image_health
-from belljar.isolation.live import Live
+from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
+from belljar.isolation.jailed import do_while_starting
+from belljar.isolation.journal import CellAbout, Journal
 from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
 
 if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.isolation.live import Live
     from belljar.isolation.port import Port
     from belljar.probe.routed import Router
 
@@ -57,9 +65,17 @@ async def prepare(
     return parts
 
 
+def import_what_runs_later() -> None:
+    """What a cell's operations and the first checkpoint need."""
+    import_module("belljar.cell.cell")
+    import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
+
+
+do_while_starting(import_what_runs_later)
+
 _CELL_DESCRIPTORS: Final = 32
 """A cell keeps a dozen open; making and destroying one takes some more for moments."""
-Welcome: TypeAlias = Callable[[Cell], Awaitable[object]]
+Welcome: TypeAlias = "Callable[[Cell], Awaitable[object]]"
 NOWHERE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -87,18 +103,21 @@ async def open_cell(
         welcome: called with each target cell of its range when it stands, before its program is started; what it raises ends the range.
 
     Raises:
-        PolicyError, HostError: refused before anything was made. CellError: it could not be made, or died while a call waited.
+        PolicyError, HostError: refused before anything was made; also while the store is held.
+        CellError: it could not be made, or died while a call waited.
         ContainmentBreach: its destruction found something left, or its range's rules were changed. Recorded and removed, but nothing of this run may count as contained.
 
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
     home = home or belljar_home()
+    refuse_if_held(home)
     loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
         require_free(_CELL_DESCRIPTORS)
         with exhaustion_as_host_error():
             if run is None:
                 run = stack.enter_context(start_run("cell", loaded.source, [], home=home))
+            refuse_if_stopped(home, run.run_id)
             if loaded.policy.network is not None:
                 from belljar.cell.ranges import open_range
 
@@ -109,9 +128,22 @@ async def open_cell(
             else:
                 parts = await prepare(loaded, recorder=run.recorder, home=home)
                 describe(run, loaded, parts)
-                made = standing_cell(loaded, parts, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
+                rules = stack.enter_context(tripping(run, loaded.policy, home))
+                recorder = stack.enter_context(guarded_recorder(rules, loaded))
+                made = standing_cell(
+                    loaded, parts, recorder=recorder, run_id=run.run_id, home=home, actor=actor, ahead=ahead
+                )
                 cell = await stack.enter_async_context(made)
+                if loaded.policy.decoys and not ahead:
+                    await stack.enter_async_context(decoys_in(cell, loaded, run))
         yield cell
+
+
+def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AbstractAsyncContextManager[object]:
+    """The policy's decoys, placed and watched; for whoever takes the cell."""
+    from belljar.cell import decoys
+
+    return decoys.decoys_in(cell, loaded, run)
 
 
 @asynccontextmanager
@@ -120,6 +152,7 @@ async def standing_cell(
     parts: Parts,
     *,
     recorder: Recorder,
+    run_id: str,
     home: Path,
     actor: Actor,
     ahead: bool = False,
@@ -132,6 +165,8 @@ async def standing_cell(
     """
     told = {**place, **planned(loaded, parts, ahead=ahead)}
     async with open_live(parts, home=home, recorder=recorder, planned=told, port=port) as live:
+        from belljar.cell.cell import Cell
+
         image = parts.image
         cell = Cell(
             live,
@@ -143,7 +178,19 @@ async def standing_cell(
             image_health=image_health(image.config),
             router=router,
         )
+        about = CellAbout(
+            run_id=run_id,
+            tier=cell.tier,
+            risk=loaded.policy.risk.value,
+            policy=loaded.policy.name,
+            range_id=place.get("range", ""),
+            name=place.get("name", ""),
+            memory_limit_bytes=parts.plan.limits.memory_bytes,
+        )
+        cell.describe = partial(_describe_cell, Journal(home), cell.id, about)
         try:
+            cell.describe()
+            refuse_if_stopped(home, run_id)  # whoever read the journal before did not know whose it is
             await copy_in(cell, loaded)
             yield cell
         finally:
@@ -153,6 +200,12 @@ async def standing_cell(
         raise breach(cell, destruction.survivors)
     if destruction.unproven:
         raise unproven(cell, destruction.unproven)
+
+
+def _describe_cell(journal: Journal, cell_id: str, about: CellAbout, **said: Any) -> None:  # noqa: ANN401 - its fields
+    """Say what a cell is for; one that nobody can list is a cell all the same."""
+    with suppress(OSError):
+        journal.describe(cell_id, replace(about, **said))
 
 
 def open_live(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import dataclass
 from typing import Final
 
 from belljar.channel import ExecOutcome, ExecStatus
+from belljar.dataclass import dataclass
 from belljar.units import printable
 
 MAX_SHOWN_CHARS: Final = 500

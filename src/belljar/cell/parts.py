@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host import HostFacts, gather_facts
 from belljar.image import Image, Kernel, Store, current_kernel

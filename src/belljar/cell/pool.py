@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,7 +20,7 @@ import anyio
 
 from belljar.cell.cell import Cell
 from belljar.cell.lease import Lease, Spare, Ticket, Waste, undo
-from belljar.cell.open import open_cell
+from belljar.cell.open import decoys_in, open_cell
 from belljar.cell.runs import start_run
 from belljar.cell.stock import (
     DEFAULT_SIZE,
@@ -35,6 +35,7 @@ from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
 from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike, resolve_here
+from belljar.isolation.hold import refuse_if_held, refuse_to_give
 from belljar.ledger import RunDirectory
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
@@ -63,16 +64,20 @@ class Supply:
         warm_up: the quick probes in it, recorded.
         recorder: where it is recorded who took what; used from two threads.
         size: how many cells stand ready at most.
+        refuse: asked before one is taken, and again before it is given out; what it raises is the taker's (the store is held, the run was killed).
         admit: asked before each making, with how many stand ready: is one more wanted, and room for it? In the pool's thread.
         on_breach: told of a warm-up that found a way out. In the pool's thread.
+        taken: entered with a cell that was made ahead before its taker has it, left after it. In the taker's loop.
     """
 
     open: OpenCell
     warm_up: Callable[[Cell], Awaitable[ProbeReport]]
     recorder: Recorder
     size: int = DEFAULT_SIZE
+    refuse: Callable[[], None] = lambda: None
     admit: Callable[[int], bool] = lambda _ready: True
     on_breach: Callable[[ContainmentBreach], object] = lambda _breach: None
+    taken: Callable[[Cell], AbstractAsyncContextManager[object]] = nullcontext
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +126,7 @@ class Pool:
 
         Raises as `open_cell`; and `ContainmentBreach` when a warm-up of this pool found a way out.
         """
+        self._supply.refuse()
         lease = await self._take()
         if lease is None:
             async with self._supply.open(ahead=False) as cell:
@@ -128,9 +134,11 @@ class Pool:
                 yield cell
             return
         try:
+            self._supply.refuse()  # the hold may have come while a cell was waited for
             lease.cell.change_loop()
             self.refill(after_s=HEAD_START_S)
-            yield lease.cell
+            async with self._supply.taken(lease.cell):
+                yield lease.cell
         finally:
             await lease.give_back()
 
@@ -396,6 +404,7 @@ async def open_pool(
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"a pool of {size} cells; it must be 1 to {MAX_SIZE}")
     home = home or belljar_home()
+    refuse_if_held(home)
     loaded = resolve_here(policy)
     if run is None:
         with start_run("pool", loaded.source, [], home=home) as own:
@@ -407,7 +416,10 @@ async def open_pool(
         warm_up=partial(probe_cell, recorder=run.recorder, phase=WARM_UP, actor=Actor.BELLJAR),
         recorder=run.recorder,
         size=size,
+        refuse=partial(refuse_to_give, home, run.run_id),
     )
+    if loaded.policy.decoys:
+        supply = replace(supply, taken=partial(decoys_in, loaded=loaded, run=run))
     async with async_workshop() as workshop:
         pool = Pool(supply, workshop)
         pool.refill()

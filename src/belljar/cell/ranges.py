@@ -20,20 +20,25 @@ import anyio
 import anyio.to_thread
 
 from belljar.cell.cell import Cell
-from belljar.cell.open import Welcome, open_cell, prepare, refused, standing_cell
+from belljar.cell.decoys import mint_services
+from belljar.cell.guarded import GuardedRecorder, guarded_recorder
+from belljar.cell.open import Welcome, decoys_in, open_cell, prepare, refused, standing_cell
 from belljar.cell.parts import Parts
 from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
 from belljar.cell.task_data import bring_volumes
+from belljar.cell.trips import tripping
 from belljar.cell.trust import ENVIRONMENT, trust
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
 from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike, resolve_here
+from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.port import PortSettings
 from belljar.ledger import RunDirectory
+from belljar.network.gateway.config import GuardConfig
 from belljar.network.processes import started_zygote
 from belljar.network.range import Range as Network
 from belljar.network.range import open_range as open_network
@@ -41,8 +46,9 @@ from belljar.network.reading import Task, read_back
 from belljar.network.spending import RunSpending
 from belljar.network.stand_ins.author import check_stand_ins
 from belljar.plan.addresses import LEAST_RANDOM_BYTES, RangeLayout, lay_out
-from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, StandInPlan
+from belljar.plan.network import NetworkPlan, StandInPlan
 from belljar.policy import LoadedPolicy
+from belljar.policy.guarding import METADATA_ADDRESS, Action, Place
 from belljar.policy.network import OWN_CELL
 from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
@@ -90,6 +96,11 @@ class RangePort:
             resolver=gateway,
         )
         self._network, self._name, self._is_machine = network, name, is_machine
+
+    @property
+    def range_id(self) -> str:
+        """The range's name."""
+        return self._network.id
 
     @property
     def user_namespace(self) -> int | None:
@@ -148,12 +159,14 @@ async def open_range(
     A policy without a network gives a range of one cell.
     """
     home = home or belljar_home()
+    refuse_if_held(home)
     loaded = resolve_here(policy)
     async with AsyncExitStack() as stack:
         require_free(_RANGE_DESCRIPTORS)
         with exhaustion_as_host_error():
             if run is None:
                 run = stack.enter_context(start_run("range", loaded.source, [], home=home))
+            refuse_if_stopped(home, run.run_id)
             if loaded.policy.network is None:
                 cell = await stack.enter_async_context(open_cell(loaded, run=run, home=home, actor=actor, ahead=ahead))
                 opened = Range(cells={OWN_CELL: cell})
@@ -163,6 +176,8 @@ async def open_range(
                 )  # it imports while the templates are looked at
                 members = await prepare_range(loaded, run=run, home=home)
                 opened = await _open(stack, members, run=run, home=home, actor=actor, ahead=ahead, welcome=welcome)
+                if loaded.policy.decoys and not ahead:
+                    await stack.enter_async_context(decoys_in(opened.cell, loaded, run))
         yield opened
         _raise_if_dead(opened.network)
 
@@ -203,8 +218,21 @@ async def _open(
         raise RuntimeError("a policy with a network has a plan of it")
     cells: dict[str, Cell] = {}
     questions = Questions()
-    network = await _open_network(stack, plan, own.parts, cells, run=run, home=home, answer=questions)
-    stand = partial(standing_cell, recorder=run.recorder, home=home, actor=actor, ahead=ahead)
+    upstreams = frozenset(upstream.id for upstream in plan.upstreams)
+    rules = stack.enter_context(tripping(run, own.policy.policy, home))
+    recorder = stack.enter_context(guarded_recorder(rules, own.policy, upstreams=upstreams))
+    recorder.services = mint_services(own.policy.policy.decoys, run)
+    network = await _open_network(
+        stack, plan, own.parts, cells, run=run, recorder=recorder, home=home, answer=questions
+    )
+    stand = partial(
+        standing_cell,
+        recorder=recorder,
+        run_id=run.run_id,
+        home=home,
+        actor=actor,
+        ahead=ahead,
+    )
     stack.callback(questions.close)  # when the cells are gone, and before the network's end
     stand_ins = {target.id: target for target in plan.targets}
     waits: dict[str, Wait] = {}
@@ -229,23 +257,29 @@ async def _open_network(
     cells: Mapping[str, Cell],
     *,
     run: RunDirectory,
+    recorder: GuardedRecorder,
     home: Path,
     answer: Questions,
 ) -> Network:
     """The network of `cells`, which are still to come: its death is theirs. What they said to each other is read before it is left."""
+    layout = _layout(plan, parts)
+    services = {item.id: item.service.settings for item in recorder.services if item.service is not None}
+    recorder.service_addresses = {name.address: name.stand_in for name in layout.names if name.stand_in in services}
     network = await stack.enter_async_context(
         open_network(
             plan,
-            _layout(plan, parts),
-            recorder=run.recorder,
+            layout,
+            recorder=recorder,
             home=home,
             directory=_packet_directory(run),
             answer=answer,
             on_death=partial(_condemn, cells),
             spending=_spending_of(run),
+            guard=guard_config(recorder, plan),
+            services=services,
         )
     )
-    stack.push_async_exit(partial(_after, network, plan, home, run.recorder))
+    stack.push_async_exit(partial(_after, network, plan, home, recorder))
     return network
 
 
@@ -266,6 +300,15 @@ def _spending_of(run: RunDirectory) -> RunSpending:
 
     run.hold("spending", counted)
     return _spending[run.path]
+
+
+def guard_config(recorder: GuardedRecorder, plan: NetworkPlan) -> GuardConfig | None:
+    """What the range's gateway holds back; None where its policy only flags."""
+    rules = recorder.rules
+    places = {Place.RANGE, *((Place.UPSTREAM,) if plan.upstreams else ())}
+    if all(rules.action(place) is Action.FLAG for place in places):
+        return None
+    return GuardConfig(spec=recorder.spec, actions={place: rules.action(place) for place in Place})
 
 
 def _at_port(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from belljar.cell.output import ExecOutput
 from belljar.channel import ExecRequest
+from belljar.dataclass import dataclass
 from belljar.events import Actor, Body, Event, JsonValue, Kind, Trust
 
 

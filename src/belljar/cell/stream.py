@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from signal import Signals
 
 from belljar.cell.capture import Capture
@@ -17,11 +17,19 @@ class RunningCommand:
     """A command of `Cell.open_exec`. Iterate it for `(stream, bytes)` until its streams end, then `wait` for its outcome."""
 
     def __init__(
-        self, running: RunningExec, operation: Operation, recorder: Recorder, watch: LimitWatch, *, user: str = ""
+        self,
+        running: RunningExec,
+        operation: Operation,
+        recorder: Recorder,
+        watch: LimitWatch,
+        let_out: Callable[[bytes], bytes],
+        *,
+        user: str = "",
     ) -> None:
         self._running = running
         self._user = user
         self._watch = watch
+        self._let_out = let_out
         self._operation = operation
         self._recorder = recorder
         self.stdin = Capture("stdin")
@@ -35,7 +43,7 @@ class RunningCommand:
         stream, chunk = await anext(self._running)
         self.captures[stream].feed(chunk)
         self._watch.look()
-        return stream, chunk
+        return stream, self._let_out(chunk)
 
     async def send_stdin(self, chunk: bytes | str) -> None:
         """Send bytes, or text as UTF-8, to its standard input; waits while its window is full."""
@@ -90,3 +98,12 @@ def signal_number(number: int | str) -> Signals:
         return Signals(number)
     except ValueError:
         raise ValueError(f"{number!r} is no signal; write 15, SIGTERM or 'TERM'") from None
+
+
+def check_argv(argv: Sequence[str]) -> None:
+    """Raises `TypeError` for what is no list of words."""
+    if isinstance(argv, str | bytes):
+        raise TypeError('argv is a list of strings, one for each word; for a line of shell: ["sh", "-c", line]')
+    for word in argv:
+        if not isinstance(word, str | bytes):
+            raise TypeError(f"argv holds {type(word).__name__}: each word must be a string")

@@ -12,20 +12,22 @@ import os
 import socket
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, Self, TypeAlias, TypeVar
 
 import anyio
 
 from belljar.channel import frames
 from belljar.channel.frames import Outcome, Stream
-from belljar.channel.messages import Configured, GuestEvent, Pong, Ready, Renewed, Welcome
+from belljar.channel.messages import Configured, GuestEvent, Pong, Ready, Renewed, Touched, Watched, Welcome
 from belljar.channel.operations import DEFAULT_PATIENCE, Operation, Patience, RunningExec, live_operation
 from belljar.channel.outcomes import ExecOutcome, ExecRequest, FileTooLarge, file_error
 from belljar.channel.output import Keep, KeptOutput
+from belljar.channel.own_reads import OwnReads
 from belljar.channel.pipe import BytePipe, SocketPipe
 from belljar.channel.pump import SEND_DEADLINE_S, Pump
 from belljar.channel.wire import HostConnection
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.units import format_duration, printable
 
@@ -33,7 +35,7 @@ DEFAULT_MAX_OPS: Final = 64
 Contents: TypeAlias = bytes | AsyncIterable[bytes]
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
 _SMALL_INPUT_BYTES: Final = 64 << 10
-_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed)
+_Answer = TypeVar("_Answer", Ready, Welcome, Configured, Renewed, Watched)
 
 
 @dataclass(slots=True)
@@ -45,7 +47,13 @@ class _Connection:
     pings_sent: int = 0
     pongs_seen: int = 0
 
+    on_touched: Callable[[Touched], None] | None = None
+
     def deliver(self, event: GuestEvent) -> None:
+        if isinstance(event, Touched):
+            if self.on_touched is not None:
+                self.on_touched(event)
+            return
         self.answers[type(event)] = event
         self.pongs_seen += isinstance(event, Pong)
 
@@ -72,6 +80,7 @@ class GuestClient:
         self._patience = patience
         self._max_ops = max_ops
         self._granted_ops = 0
+        self.own_reads = OwnReads()
         self._slots: anyio.Semaphore | None = None
         self._socket: socket.socket | None = None
 
@@ -204,6 +213,30 @@ class GuestClient:
         await self._within(lambda: self._connection.pongs_seen >= mine, timeout_s, "did not answer a PING")
         return anyio.current_time() - began
 
+    async def watch_files(
+        self,
+        paths: Sequence[str],
+        on_touched: Callable[[Touched], None] | None = None,
+        *,
+        max_touches: int = 0,
+        timeout_s: float = 10.0,
+    ) -> Watched:
+        """Have the guest agent say who opens or reads these files, instead of those before; none ends that.
+
+        What was touched until then has been reported when this returns. `on_touched` is called by
+        whoever reads the channel, so only while some operation runs; it must not raise.
+        """
+        payload = frames.watch_payload(paths, max_touches=max_touches)
+        self._connection.answers.pop(Watched, None)
+
+        def make() -> bytes:
+            if paths:
+                self._connection.on_touched = on_touched
+            return self._pump.wire.send_watch(payload, files=len(paths), max_touches=max_touches)
+
+        await self._pump.send(make)
+        return await self._answer(Watched, timeout_s, "did not answer WATCH")
+
     async def _answer(self, kind: type[_Answer], timeout_s: float, what: str) -> _Answer:
         await self._within(lambda: kind in self._connection.answers, timeout_s, what)
         answer = self._connection.answers[kind]
@@ -326,7 +359,8 @@ class GuestClient:
         """
         body = frames.read_body(user=user, cwd=cwd, path=path, max_bytes=max_bytes)
         contents = bytearray()
-        async with self.file_operation(lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s) as operation:
+        operating = self.file_operation(lambda wire: wire.start_read(body, max_bytes=max_bytes), timeout_s)
+        async with self.own_reads.of(path, cwd), operating as operation:
             while (chunk := await operation.next_chunk()) is not None:
                 contents += chunk[1]
             result = operation.ended()

@@ -53,9 +53,8 @@ async def walk(
     )
     reader = TreeReader(contents=contents, depth=depth, max_entries=allowed, max_bytes=max_bytes)
     cap = trees.stream_bytes(max_entries=allowed, max_bytes=max_bytes)
-    async with client.file_operation(
-        lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s
-    ) as operation:
+    operating = client.file_operation(lambda wire: wire.start_files(OpKind.WALK, body, max_answer_bytes=cap), timeout_s)
+    async with client.own_reads.of(path, cwd), operating as operation:
         while (chunk := await operation.next_chunk()) is not None:
             await take(reader.feed(chunk[1]))
         result = operation.ended()
@@ -82,6 +81,8 @@ async def put(
     replace: bool,
     mode: int | None,
     staging: str,
+    times: bool = False,
+    owner: str = "",
     timeout_s: float | None = None,
 ) -> None:
     """Put a tree into the directory `path`, which is made with its parents; all or nothing.
@@ -89,9 +90,18 @@ async def put(
     Raises `FileExistsError` where an entry is there already and `replace` is false,
     `NotADirectoryError` and `IsADirectoryError` where the one is to replace the other; else as
     `GuestClient.write_file`. A put that was ended from outside leaves the directory `staging` in
-    `path`, for the caller to remove.
+    `path`, for the caller to remove. `times`, `owner`: as `trees.put_body`.
     """
-    body = trees.put_body(user=user, cwd=cwd, path=path, replace=replace, mode=mode, staging=staging)
+    body = trees.put_body(
+        user=user,
+        cwd=cwd,
+        path=path,
+        replace=replace,
+        mode=mode,
+        staging=staging,
+        times=times,
+        owner=owner,
+    )
     async with client.file_operation(
         lambda wire: wire.start_files(OpKind.PUT, body, max_answer_bytes=0), timeout_s
     ) as operation:

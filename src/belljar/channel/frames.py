@@ -20,6 +20,8 @@ MAX_DATA_BYTES: Final = MAX_PAYLOAD_BYTES - 1  # a DATA payload begins with its 
 MAX_REQUEST_BYTES: Final = 4 << 20
 MAX_TEXT_BYTES: Final = 4_096  # every string that the guest sends
 OUTPUT_WINDOW_BYTES: Final = 1 << 20
+MAX_WATCHED_FILES: Final = 256
+MAX_PROCESS_NAME_BYTES: Final = 64
 MAX_STDIN_WINDOW_BYTES: Final = 16 << 20
 NO_CAP: Final = (1 << 64) - 1
 KEEP_MODE: Final = 0xFFFF_FFFF
@@ -49,6 +51,9 @@ class FrameType(IntEnum):
     PING = 0x08
     PONG = 0x09
     FATAL = 0x0A
+    WATCH = 0x0B
+    WATCHED = 0x0C
+    TOUCHED = 0x0D
     PART = 0x10
     START = 0x11
     DATA = 0x12
@@ -241,6 +246,13 @@ def renew_payload(
         raise ValueError("RENEW needs a seed of 32 to 512 bytes, a machine id of 32 and a boot id of 36 characters")
     texts = (text_bytes(machine_id, "machine id"), text_bytes(boot_id, "boot id"), text_bytes(hostname, "hostname"))
     return _pack(struct.Struct("<Q"), realtime_ns) + counted(seed) + b"".join(counted(text) for text in texts) + network
+
+
+def watch_payload(paths: Sequence[str], *, max_touches: int) -> bytes:
+    """The payload of WATCH; no paths end the watch. Raises `ValueError` for too many."""
+    if len(paths) > MAX_WATCHED_FILES:
+        raise ValueError(f"{len(paths)} files to watch; at most {MAX_WATCHED_FILES}")
+    return _pack(_U32, max_touches) + counted_list(text_bytes(path, "path") for path in paths)
 
 
 def network_part(

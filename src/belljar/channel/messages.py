@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from belljar.channel.frames import Outcome, RenewedBit, ResultFlag, Stage, Stream
+from belljar.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,25 @@ class Pong:
     """The answer to the oldest PING."""
 
     cookie: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The guest agent watches files: an errno for each, 0 where it does. `errno`: of all."""
+
+    errno: int
+    errors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Touched:
+    """A watched file, by its place in WATCH, was opened (`operation` 1) or read (2)."""
+
+    index: int
+    operation: int
+    count: int
+    pid: int
+    process: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,4 +122,6 @@ class Result:
     detail: str
 
 
-GuestEvent: TypeAlias = Ready | Welcome | Configured | Renewed | Pong | Fatal | Started | Data | Eof | Credit | Result
+GuestEvent: TypeAlias = (
+    Ready | Welcome | Configured | Renewed | Pong | Watched | Touched | Fatal | Started | Data | Eof | Credit | Result
+)

@@ -11,7 +11,6 @@ import math
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -22,6 +21,7 @@ from belljar.channel.messages import Data, Eof, GuestEvent, Result, Started
 from belljar.channel.outcomes import ExecOutcome, outcome_of
 from belljar.channel.pump import Pump
 from belljar.channel.wire import HostConnection
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 
 _CREDIT_BATCH_BYTES: Final = frames.OUTPUT_WINDOW_BYTES // 4

@@ -11,12 +11,12 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NoReturn
 
 from belljar.channel import frames, payloads
 from belljar.channel.frames import FrameType
+from belljar.dataclass import dataclass
 
 MAX_DEPTH: Final = 64
 """Of directories in each other, counted from the one that is walked."""
@@ -69,9 +69,9 @@ class Record:
 
 
 def encode(record: Record) -> bytes:
-    """A record without the file's contents, which follow it."""
+    """A record without the file's contents, which follow it; its time in whole seconds."""
     name, link = os.fsencode(record.name), os.fsencode(record.link)
-    head = (record.kind, record.mode, record.size_bytes, 0, 0, len(name), len(link))
+    head = (record.kind, record.mode, record.size_bytes, int(record.mtime_s), 0, len(name), len(link))
     return _HEAD.pack(*head) + name + link
 
 
@@ -232,11 +232,32 @@ def walk_body(*, user: str, cwd: str, path: str, flags: int, depth: int, max_ent
     return place_body(user=user, cwd=cwd, path=path, flags=flags) + bounds
 
 
-def put_body(*, user: str, cwd: str, path: str, replace: bool, mode: int | None, staging: str) -> bytes:
-    """The request of a put into the directory `path`; `mode` is that of a directory that is made."""
-    head = place_body(user=user, cwd=cwd, path=path, flags=int(replace))
+_REPLACE, _TIMES = 1, 2
+
+
+def put_body(
+    *,
+    user: str,
+    cwd: str,
+    path: str,
+    replace: bool,
+    mode: int | None,
+    staging: str,
+    times: bool = False,
+    owner: str = "",
+) -> bytes:
+    """The request of a put into the directory `path`; `mode` is that of a directory that is made.
+
+    Args:
+        times: files have their records' times; made directories the newest of these, and all the
+            one mode; the directory above them keeps its time. The path is absolute.
+        owner: of the files; default the user.
+    """
+    flags = (_REPLACE if replace else 0) | (_TIMES if times else 0)
+    head = place_body(user=user, cwd=cwd, path=path, flags=flags)
     number = frames.KEEP_MODE if mode is None else mode
-    return head + struct.pack("<I", number) + frames.counted(staging.encode())
+    strings = frames.counted(staging.encode()) + frames.counted(owner.encode())
+    return head + struct.pack("<I", number) + strings
 
 
 def place_body(*, user: str, cwd: str, path: str, flags: int) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from belljar.channel import frames
@@ -27,9 +26,12 @@ from belljar.channel.messages import (
     Renewed,
     Result,
     Started,
+    Touched,
+    Watched,
     Welcome,
 )
 from belljar.channel.payloads import Payload, violated
+from belljar.dataclass import dataclass
 from belljar.errors import ProtocolViolation
 
 _DATA: Final = int(FrameType.DATA)
@@ -69,6 +71,8 @@ class HostConnection:
         self._awaits_renewed = False
         self._renewed = False
         self._pings: deque[int] = deque()
+        self._watches: deque[int] = deque()
+        self._watched_files = self._touches_left = 0
         self._live: dict[int, _LiveOp] = {}
         self._next_op = 1
         self._on_connection: Mapping[int, Callable[[Payload], GuestEvent]] = {
@@ -77,6 +81,8 @@ class HostConnection:
             FrameType.CONFIGURED: self._on_configured,
             FrameType.RENEWED: self._on_renewed,
             FrameType.PONG: self._on_pong,
+            FrameType.WATCHED: self._on_watched,
+            FrameType.TOUCHED: self._on_touched,
             FrameType.FATAL: self._on_fatal,
         }
         self._on_operation: Mapping[int, Callable[[int, _LiveOp, Payload], GuestEvent]] = {
@@ -212,6 +218,30 @@ class HostConnection:
             payload.violated("a PONG that answers no PING, or out of order")
         return Pong(cookie=cookie)
 
+    def _on_watched(self, payload: Payload) -> Watched:
+        if not self._watches:
+            payload.violated("a WATCHED that nobody asked for")
+        asked, code, count = self._watches.popleft(), payload.u32(), payload.u32()
+        if code > _MAX_ERRNO or count not in (0, asked) or (count != asked and not code):
+            payload.violated(f"errno {code} and {count} answers for {asked} files")
+        errors = tuple(payload.u32() for _ in range(count))
+        if any(error > _MAX_ERRNO for error in errors):
+            payload.violated("an errno that can't be")
+        self._watched_files = count
+        return Watched(errno=code, errors=errors)
+
+    def _on_touched(self, payload: Payload) -> Touched:
+        index, operation, count, pid = payload.u32(), payload.u16(), payload.u32(), payload.u32()
+        if index >= self._watched_files or operation not in (1, 2) or not count:
+            payload.violated(f"operation {operation} on file {index}, {count} times")
+        if not self._touches_left:
+            payload.violated("more touches than may be reported")
+        process = payload.text()
+        if len(process) > 4 * frames.MAX_PROCESS_NAME_BYTES:
+            payload.violated("a process name that is too long")
+        self._touches_left -= 1
+        return Touched(index=index, operation=operation, count=count, pid=pid, process=process)
+
     def _on_fatal(self, payload: Payload) -> Fatal:
         self._ended = True
         return Fatal(detail=payload.text())
@@ -301,6 +331,15 @@ class HostConnection:
         self._in_order()
         message = frames.frame(FrameType.PING, 0, cookie.to_bytes(8, "little"))
         self._pings.append(cookie)
+        return message
+
+    def send_watch(self, payload: bytes, *, files: int, max_touches: int) -> bytes:
+        """WATCH, with what `frames.watch_payload` made of so many files. It ends the watch before."""
+        self._in_order()
+        message = frames.frame(FrameType.WATCH, 0, payload)
+        self._watches.append(files)
+        if files:
+            self._touches_left = max_touches
         return message
 
     def start_exec(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from belljar.cli.complete import cells
 from belljar.cli.failures import Misuse
 from belljar.errors import HostError
 from belljar.units import printable
@@ -26,7 +27,7 @@ _CHUNK_BYTES: Final = 1 << 14
 
 
 @click.command("attach")
-@click.argument("cell_id", metavar="CELL")
+@click.argument("cell_id", metavar="CELL", shell_complete=cells)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD…]")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def attach(cell_id: str, command: tuple[str, ...], user: str | None) -> int:

@@ -49,7 +49,7 @@ def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FB
 
     home = belljar_home()
     facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)
-    found = [*host_checks(facts), *store_checks(home)]
+    found = [*host_checks(facts), *store_checks(home), *switch_checks(home, prove=not no_prove)]
     ready = all(check.state != "no" for check in found)
     if as_json:
         click.echo(
@@ -66,6 +66,31 @@ def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FB
     else:
         _show(found, verdict(found, emulated=facts.kvm.state.value != "proven"))
     return 0 if ready else HOST_CANNOT_CODE
+
+
+def switch_checks(home: Path, *, prove: bool) -> Iterator[Check]:
+    """Whether cells may be made at all, and whether the kill switch can halt one."""
+    from belljar.isolation.hold import RELEASE_HINT, read_hold
+
+    if (held := read_hold(home)) is not None:
+        yield Check(what="held", state="no", detail=str(held), hint=RELEASE_HINT)
+    if not prove:
+        return
+    from anyio import run
+
+    from belljar.isolation.self_test import test_switch
+
+    found = run(test_switch, home)
+    if found.ok:
+        yield Check(what="kill switch", state="ok", detail=f"halted a jail of its own in {found.duration_ms:.0f} ms")
+    elif found.is_made:
+        hint = "report it, with what `belljar doctor --json` prints"
+        yield Check(
+            what="kill switch", state="no", detail=f"could not halt a jail of its own: {found.reason}", hint=hint
+        )
+    else:
+        detail = f"not tested, since no jail could be made: {found.reason}"
+        yield Check(what="kill switch", state="note", detail=detail, hint="see what the tiers lack")
 
 
 def host_checks(facts: HostFacts) -> list[Check]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from belljar.cli.complete import policies
 from belljar.cli.failures import Misuse
 from belljar.units import printable
 
@@ -84,7 +85,7 @@ def _looks_like_a_policy(word: str) -> bool:
 
 
 @click.command("exec", cls=CommandAfterDashes, options_metavar="[OPTIONS]")
-@click.argument("policy", required=False, metavar="[POLICY|PRESET] -- CMD…")
+@click.argument("policy", required=False, metavar="[POLICY|PRESET] -- CMD…", shell_complete=policies)
 @click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of passing the streams through.")
 @click.option("--user", help="Run as this user of the image (name, uid or uid:gid).")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from belljar.cli.complete import cells
 from belljar.errors import HostError
 from belljar.units import printable
 
@@ -48,7 +49,7 @@ def parse_forward(text: str) -> tuple[str, int, int | str]:
 
 
 @click.command("forward")
-@click.argument("cell_id", metavar="CELL")
+@click.argument("cell_id", metavar="CELL", shell_complete=cells)
 @click.argument("where", metavar="LOCAL:REMOTE")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import click
 
+from belljar.cli.complete import runs
 from belljar.cli.failures import Misuse
 from belljar.errors import LedgerError
 from belljar.units import parse_duration, printable
@@ -32,7 +33,7 @@ def ledger() -> None:
 
 
 @ledger.command()
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option(
     "--key",
     "fingerprint",
@@ -79,7 +80,7 @@ def _passes(result: Verification, *, strict: bool) -> bool:
 
 
 @ledger.command()
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option(
     "--kind", "kinds", multiple=True, metavar="KIND", help="Only this kind or kinds that begin so (`exec`). Repeatable."
 )
@@ -169,7 +170,7 @@ def _content(body: BodyRef, path: Path) -> tuple[bytes, str]:
 
 
 @ledger.command()
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option("--format", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, expose_value=False)
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="A new file. Default: standard output."

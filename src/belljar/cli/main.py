@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import atexit
 import errno
-import gc
 import os
 import select
 import signal
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import click
 
@@ -23,6 +23,9 @@ from belljar.cli import failures
 from belljar.descriptors import exhaustion, raise_soft_limit
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.interrupts import hold_ignored_interrupt
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class _Late(NamedTuple):
@@ -44,10 +47,15 @@ COMMANDS: Final[dict[str, _Late]] = {
     "exec": _Late("belljar.cli.exec", "exec_command", "Run one command in a fresh cell."),
     "shell": _Late("belljar.cli.shell", "shell", "Open a terminal in a fresh cell."),
     "probe": _Late("belljar.cli.probe", "probe", "Try to get out of a fresh cell, and let the host judge."),
+    "control": _Late("belljar.cli.control", "control", "Show that a policy's signals can be relied on."),
     "attach": _Late("belljar.cli.attach", "attach", "Open a terminal in a cell of a running evaluation."),
     "forward": _Late("belljar.cli.forward", "forward", "Lead a port of this host's loopback to a server in a cell."),
     "ps": _Late("belljar.cli.cells", "ps", "List cells and who owns them."),
+    "guard": _Late("belljar.cli.guard", "guard", "Try the egress guard on files and cases."),
+    "decoy": _Late("belljar.cli.decoy", "decoy", "Name the run, sample and decoy of a value seen somewhere."),
     "reap": _Late("belljar.cli.cells", "reap", "Remove what crashed owners left behind."),
+    "kill": _Late("belljar.cli.kill", "kill", "Halt cells of any process of this user, with proof."),
+    "release": _Late("belljar.cli.kill", "release", "Let cells be made again after `kill --hold`."),
     "prune": _Late("belljar.cli.prune", "prune", "Remove what cells were made from and nobody uses any more."),
     "runs": _Late("belljar.cli.runs", "runs", "List run directories."),
     "verdict": _Late("belljar.cli.verdict", "verdict", "Judge a run by its record, offline."),
@@ -55,9 +63,8 @@ COMMANDS: Final[dict[str, _Late]] = {
 }
 
 
-GC_THRESHOLD: Final = 50_000
-"""Python collects after 700 new objects; importing makes hundreds of thousands and no garbage,
-which cost a sixth of a short command's time."""
+THREADS_END_WITHIN_S: Final = 0.05
+"""An event loop's idle threads take less than a millisecond."""
 
 
 class _LateGroup(click.Group):
@@ -76,6 +83,15 @@ class _LateGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{late.module}:{late.attribute} is not a command")
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and summaries, nothing imported."""
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=late.summary) for name, late in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -115,7 +131,6 @@ def root() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The console script. Never returns; the exit code says how it went."""
-    gc.set_threshold(GC_THRESHOLD)
     _open_standard_streams()
     hold_ignored_interrupt()
     raise_soft_limit()
@@ -133,8 +148,7 @@ def _leave(code: int) -> NoReturn:
     """End the process as `sys.exit` does, but without taking every module apart: that takes a tenth
     of a short command's time. With threads, Inspect or an output that can't be flushed: `sys.exit`.
     """
-    threading = sys.modules.get("threading")
-    if "inspect_ai" in sys.modules or (threading is not None and threading.active_count() > 1):
+    if "inspect_ai" in sys.modules or _has_threads():
         sys.exit(code)
     atexit._run_exitfuncs()
     try:
@@ -143,6 +157,19 @@ def _leave(code: int) -> NoReturn:
     except (OSError, ValueError):
         sys.exit(code)
     os._exit(code)
+
+
+def _has_threads() -> bool:
+    """Whether threads other than this one run on. Those of an event loop that has ended are told to
+    stop, and end as soon as this one waits."""
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return False
+    give_up = time.monotonic() + THREADS_END_WITHIN_S
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(max(0.0, give_up - time.monotonic()))
+    return bool(threading.active_count() > 1)
 
 
 def _open_standard_streams() -> None:

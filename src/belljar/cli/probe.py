@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from belljar.cli.complete import policies
 from belljar.cli.exec import TIERS, typed_policy
 from belljar.cli.failures import Misuse
 from belljar.units import printable
@@ -29,7 +30,7 @@ _CODES: Final = {"contained": 0, "void": 2, "breached": 2}
 
 
 @click.command("probe", options_metavar="[OPTIONS]")
-@click.argument("policy", required=False, metavar="[POLICY|PRESET]")
+@click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
 @click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option(
     "--all", "every", is_flag=True, help="Every probe, and once more as root of the cell. Default: the quick set."

@@ -14,6 +14,7 @@ import click
 from belljar.cli.exec import TIERS
 from belljar.cli.failures import Misuse
 from belljar.cli.network_report import network_lines
+from belljar.cli.signal_report import signal_lines
 from belljar.units import format_duration, format_size, printable
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     "run",
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     options_metavar="TASK [--policy FILE|PRESET] [--override] [--allow-upstreams] [--tier TIER]"
-    " [--require-contained] [--warm N] [--json] [INSPECT OPTIONS…]",
+    " [--require-contained] [--warm N] [--controls] [--json] [INSPECT OPTIONS…]",
 )
 @click.option(
     "--policy",
@@ -72,6 +73,11 @@ _COLOURS: Final = {"contained": "green", "void": "yellow", "breached": "bold red
     help="Keep N cells ready for later samples, for each plan: created and probed ahead.",
 )
 @click.option(
+    "--controls",
+    is_flag=True,
+    help="First let a greedy and a diligent scripted agent show, with each policy, that its signals can be relied on.",
+)
+@click.option(
     "--json",
     "as_json",
     is_flag=True,
@@ -85,6 +91,7 @@ def run(
     tier: str | None,
     require_contained: bool,  # noqa: FBT001 - click passes options by name
     warm: int,
+    controls: bool,  # noqa: FBT001 - as above
     as_json: bool,  # noqa: FBT001 - as above
     inspect_args: tuple[str, ...],
 ) -> int:
@@ -115,6 +122,7 @@ def run(
         tier=tier or "",
         require_contained=require_contained,
         warm=warm,
+        controls=controls,
         quiet=as_json,
     )
     try:
@@ -144,13 +152,13 @@ def findings_json(findings: RunFindings, path: Path) -> dict[str, object]:
     return {"run_dir": str(path), **as_json(findings)}
 
 
-def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -> None:
+def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = (), *, verbose: bool = False) -> None:
     """The table, what the transcript does not show, and where the evidence is.
 
     A defect here must not change what the exit code says: it is shown, and the verdict stands.
     """
     try:
-        _show(findings, path, more)
+        _show(findings, path, more, verbose=verbose)
     except OSError:
         raise
     except Exception:  # noqa: BLE001 - whatever is wrong with the report
@@ -160,7 +168,7 @@ def show_findings(findings: RunFindings, path: Path, more: Sequence[str] = ()) -
         click.echo(f"belljar: {what}: {verdict}", err=True)
 
 
-def _show(findings: RunFindings, path: Path, more: Sequence[str]) -> None:
+def _show(findings: RunFindings, path: Path, more: Sequence[str], *, verbose: bool) -> None:
     from rich.console import Console
 
     from belljar.report.samples import headline
@@ -169,7 +177,13 @@ def _show(findings: RunFindings, path: Path, more: Sequence[str]) -> None:
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 160)
     console.print()
     console.print(table(findings))
-    lines = (*network_lines(findings, findings.run_id), *remarks(findings), *tool_lines(findings.tools), *more)
+    lines = (
+        *network_lines(findings, findings.run_id),
+        *signal_lines(findings, verbose=verbose),
+        *remarks(findings),
+        *tool_lines(findings.tools),
+        *more,
+    )
     for line in lines:
         console.print(line, markup=False)
     for use in findings.upstreams:
@@ -290,6 +304,10 @@ def _failed(operation: Operation) -> str:
             return "file reads that failed (by the harness)"
         case Action.WRITE, _:
             return "file writes that failed (by the harness)"
+        case Action.STAT | Action.LIST, _:
+            return "looks at missing files (by the harness)"
+        case Action.UPLOAD | Action.DOWNLOAD | Action.REMOVE, _:
+            return "copies and removals of files that failed (by the harness)"
     return "commands that timed out, were cut off or could not be started"
 
 
@@ -299,7 +317,7 @@ def remarks(findings: RunFindings) -> list[str]:
     lines += [
         f"cell {cell.cell_id} was created, but the run ended before its sample began"
         for cell in findings.strays
-        if not cell.sample and not cell.is_spare
+        if not cell.sample and not cell.is_spare and not cell.control
     ]
     if findings.spares:
         lines.append(f"{len(findings.spares)} cell(s) were made ahead (--warm) and not used")

@@ -63,5 +63,6 @@ def _print(found: list[RunSummary]) -> None:
 def _row(run: RunSummary) -> tuple[str, ...]:
     started = run.started[:19].replace("T", " ") if run.started else "-"
     code = f" ({run.exit_code})" if run.exit_code else ""
-    words = (run.run_id, started, run.kind, run.what, f"{run.outcome}{code}", run.verdict or "-")
+    killed = ", killed" if run.killed else ""
+    words = (run.run_id, started, run.kind, run.what, f"{run.outcome}{code}{killed}", run.verdict or "-")
     return (*(printable(word, max_chars=MAX_WHAT_CHARS) for word in words), format_size(run.size_bytes))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from belljar.cli.complete import policies
 from belljar.cli.exec import TIERS, report_skipped_tiers, typed_policy
 from belljar.cli.failures import Misuse
 from belljar.units import printable
@@ -26,7 +27,7 @@ LOGIN_SHELL = ["/bin/sh", "-c", 'exec "${SHELL:-/bin/sh}" -l']
 
 
 @click.command("shell")
-@click.argument("policy", required=False, metavar="[POLICY|PRESET]")
+@click.argument("policy", required=False, metavar="[POLICY|PRESET]", shell_complete=policies)
 @click.option("--tier", type=click.Choice(TIERS), help="Exactly this tier, at or above what the policy demands.")
 @click.option("--user", help="Log in as this user of the image (name, uid or uid:gid).")
 def shell(policy: str | None, tier: str | None, user: str | None) -> int:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
+from belljar.cli.complete import runs
 from belljar.units import printable
 
 
 @click.command("verdict")
-@click.argument("run")
+@click.argument("run", shell_complete=runs)
 @click.option(
     "--log",
     "logs",
@@ -25,8 +26,9 @@ from belljar.units import printable
     metavar="FINGERPRINT",
     help="The key that must have signed. Default: this host's, if it has one.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="The evidence of each signal, and what could not be seen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def verdict(run: str, logs: tuple[Path, ...], fingerprint: str | None, *, as_json: bool) -> None:
+def verdict(run: str, logs: tuple[Path, ...], fingerprint: str | None, *, verbose: bool, as_json: bool) -> None:
     """Judge RUN by its ledger and Inspect's log, offline. Nothing that it says of itself is taken for granted.
 
     RUN is a run id, the beginning of one, `last`, or the path of a run directory; of `belljar run` or of
@@ -56,5 +58,5 @@ def verdict(run: str, logs: tuple[Path, ...], fingerprint: str | None, *, as_jso
     if as_json:
         click.echo(json.dumps(findings_json(findings, path), indent=2))
     else:
-        show_findings(findings, path)
+        show_findings(findings, path, verbose=verbose)
     click.get_current_context().exit(findings.exit_code)

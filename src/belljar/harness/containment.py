@@ -5,9 +5,9 @@ That is `cell_verdict`: probes at both ends, and the destruction. The verdict is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.differences import Difference, sentences
 from belljar.events import JsonValue
 from belljar.probe.model import ProbeReport, Verdict, worst

@@ -11,11 +11,12 @@ import ast
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import click
 
 from belljar.errors import BelljarError, PolicyError
@@ -36,8 +37,10 @@ from belljar.units import printable
 if TYPE_CHECKING:
     from inspect_ai import Task
 
+    from belljar.cell import Cell
     from belljar.harness.operator import Operator, OperatorOptions
     from belljar.ledger import RunDirectory
+    from belljar.policy import LoadedPolicy
 
 
 TOOLS: Final = "tools.json"
@@ -49,7 +52,7 @@ class RunRequest:
     """What to run. `inspect_args` are the task and Inspect's options, as typed; `policy` a file or
     preset, "" for the task's own; `override`: it replaces what the task says, too; `tier` beats the
     policy's, upwards only. `require_contained`: the metrics count contained samples only. `warm`:
-    cells that stand ready for each plan.
+    cells that stand ready for each plan. `controls`: before the samples, with each of their policies.
     """
 
     inspect_args: Sequence[str]
@@ -59,6 +62,7 @@ class RunRequest:
     tier: str = ""
     require_contained: bool = False
     warm: int = 0
+    controls: bool = False
     quiet: bool = False
     home: Path | None = None
     source: CellSource = field(default_factory=RealCells)
@@ -98,10 +102,11 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
     )
     with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
         _start_hooks()
+    from belljar.harness.boundary import model_boundary
     from belljar.harness.host_tools import check_known_tools, hold_tools
     from belljar.harness.sole_provider import sole_provider
 
-    with sole_provider(session), hold_tools(session):
+    with sole_provider(session), hold_tools(session), model_boundary(session):
         with _standard_output_to_error() if request.quiet else contextlib.nullcontext():
             operator = read_operator(**session.operator_options)
             tasks, previews = load_tasks(options, operator, read_selection(options))
@@ -109,7 +114,8 @@ def run_evaluation(request: RunRequest) -> RunOutcome:
             raise session.stopped
         _show_preview(previews, session)
         tell(session, [remark for task in tasks if (remark := check_known_tools(task, session))])
-        return _run_tasks(request, options, tasks, session)
+        policies = {each.policy: None for each in previews if each.policy is not None} if request.controls else {}
+        return _run_tasks(request, options, tasks, session, controlled=tuple(policies))
 
 
 def check_tasks(arguments: Sequence[str], operator: OperatorOptions) -> list[Preview]:
@@ -158,7 +164,14 @@ def _show_preview(previews: Sequence[Preview], session: Session) -> None:
     session.is_previewed = True
 
 
-def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], session: Session) -> RunOutcome:
+def _run_tasks(
+    request: RunRequest,
+    options: InspectOptions,
+    tasks: list[Task],
+    session: Session,
+    *,
+    controlled: Sequence[LoadedPolicy],
+) -> RunOutcome:
     from belljar.harness.host_tools import known_tools
 
     what = ", ".join(task.name for task in tasks)
@@ -182,6 +195,8 @@ def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], 
             warm_cells(session, size=request.warm, expected=expected),
         ):
             # A breach ends the evaluation as Ctrl-C does: Inspect cancels what runs and writes its log, the cells are destroyed.
+            if controlled:
+                anyio.run(_control, controlled, run, session)
             session.told_to_end, session.stop = termination.received, termination.interrupt
             interrupted = _invoke(options, tasks, session, run, quiet=request.quiet)
             session.stop = None
@@ -198,6 +213,19 @@ def _run_tasks(request: RunRequest, options: InspectOptions, tasks: list[Task], 
     return RunOutcome(
         findings=findings, dropped=dropped, run_id=run.run_id, path=run.path, exit_code=findings.exit_code
     )
+
+
+async def _control(policies: Sequence[LoadedPolicy], run: RunDirectory, session: Session) -> None:
+    """The controls of these policies, in cells as the samples'."""
+    from belljar.harness.controls import run_controls
+
+    @contextlib.asynccontextmanager
+    async def opening(policy: LoadedPolicy) -> AsyncIterator[Cell]:
+        await session.source.prepare(policy, run=run, home=session.home)
+        async with session.source.open_cell(policy, run=run, home=session.home) as cell:
+            yield cell
+
+    await run_controls(policies, run, opening, tell=say)
 
 
 def _sealed(evidence: Evidence, findings: RunFindings, run: RunDirectory) -> RunFindings:

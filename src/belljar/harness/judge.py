@@ -16,6 +16,7 @@ from belljar.report.cells import CellGatherer
 from belljar.report.ranges import RangeGatherer
 from belljar.report.reasons import ReasonCode
 from belljar.report.samples import RunFindings, as_json
+from belljar.report.signals import SignalGatherer
 from belljar.report.upstreams import UpstreamGatherer
 from belljar.report.verdict import EVALUATION, Evidence, LedgerState, LogRecord, RunRecord
 
@@ -86,14 +87,16 @@ def _state(result: Verification) -> tuple[LedgerState, str]:
 
 def _evidence(path: Path, ledger: tuple[LedgerState, str], *, logs: Sequence[str], remote: bool) -> Evidence:
     record, cells, ranges, upstreams = RunRecord(), CellGatherer(), RangeGatherer(), UpstreamGatherer()
+    signals = SignalGatherer()
     for line in _readable(path):
-        for each in (record, cells, ranges, upstreams):
+        for each in (record, cells, ranges, upstreams, signals):
             each.take(line)
     return Evidence(
         logs=_logs(path, record, logs, has_samples=any(cell.sample for cell in cells.found.values()), remote=remote),
         cells=cells.found,
         ranges=ranges.end(),
         upstreams=tuple(upstreams.found.values()),
+        signals=signals,
         run=record,
         ledger=ledger[0],
         ledger_problem=ledger[1],

@@ -200,6 +200,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
             for each in (cell, *cell.others.values()):
                 started = Event(kind=Kind.SAMPLE_STARTED, data=data, cell_id=each.id, actor=Actor.HARNESS)
                 session.record(started)
+                each.describe(sample=str(who.sample), epoch=who.epoch)
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await stack.aclose()
@@ -481,6 +482,7 @@ class BelljarSandboxEnvironment(SandboxEnvironment):
     async def _unavailable(self, error: CellError) -> SandboxUnavailableError:
         """The cell is gone. The operator reads why in the log and the ledger; the model reads only that."""
         logger.warning("cell %s of sample %s: %s", self.cell.id, printable(self.who.sample), printable(str(error)))
+        await self._session.end_if_killed()
         await self.health.look("call")
         return SandboxUnavailableError(_UNAVAILABLE)
 

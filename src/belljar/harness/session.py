@@ -306,6 +306,22 @@ class Session:
                 f"the run is stopped: {self.stopped.what}", where=self.stopped.where, hint=self.stopped.hint
             )
 
+    async def end_if_killed(self) -> None:
+        """A kill order over the run ends the evaluation as a breach does, and is awaited here.
+
+        Left to fail one by one, its samples would not all be logged: Inspect has no entry for one
+        whose own error meets the cancellation for another's.
+        """
+        from belljar.host.home import belljar_home
+        from belljar.isolation.hold import killed_error, read_order
+
+        run = self.ensure_run().run_id
+        killed = killed_error(read_order(self.home or belljar_home(), run), where=f"run {run}")
+        if killed is not None:
+            if self.stopped is None:
+                self.breached(killed)
+            await self.await_end()
+
     async def await_end(self) -> None:
         """After a breach: be cancelled here, if the evaluation is being ended; returns at once if it is not, or should have been long ago.
 

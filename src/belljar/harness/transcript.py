@@ -83,7 +83,7 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         sample=str(sample.id),
         epoch=sample.epoch,
         uuid=sample.uuid or "",
-        scores={name: str(score.value) for name, score in scores.items() if not is_own_score(score)},
+        scores={name: _shown(score) for name, score in scores.items() if not is_own_score(score)},
         error=_error(sample.error.message) if sample.error else "",
         calls=tuple(_calls(_all_events(sample, run_id))),
         tools=tuple(_tools(list(_all_events(sample, run_id)))),
@@ -92,6 +92,13 @@ def read_sample(task: str, sample: EvalSample, run_id: str) -> Transcript:
         judged_by=str(judged.get("run_id", "")),
         judged_as=str(judged.get("verdict", "")),
     )
+
+
+def _shown(score: Score) -> str:
+    """A score in a table's cell: of many values those that aren't zero."""
+    if not isinstance(score.value, dict):
+        return str(score.value)
+    return ", ".join(f"{name}={value}" for name, value in score.value.items() if value) or "0"
 
 
 def is_own_score(score: Score) -> bool:

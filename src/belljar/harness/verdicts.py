@@ -32,6 +32,8 @@ from belljar.report.samples import Row, RunFindings
 SCORE: Final = "containment"
 SCORE_VERDICT: Final = "containment_verdict"
 """Key of each score's metadata."""
+SIGNALS: Final = "belljar_signals"
+"""Key of the sample's metadata."""
 _AUTHOR: Final = "belljar"
 _VALUES: Final = {Verdict.CONTAINED: CORRECT, Verdict.VOID: NOANSWER, Verdict.BREACHED: INCORRECT}
 
@@ -45,7 +47,7 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     rows = {row.transcript.uuid: row for row in findings.rows}
     dropped: list[str] = []
     for info in list_eval_logs(str(log_dir), descending=False):
-        log = _bound(read_eval_log(info), rows, findings.run_id)
+        log = _bound(read_eval_log(info), rows, findings)
         if require_contained:
             log, left_out = _only_contained(log, rows)
             dropped += left_out
@@ -53,13 +55,20 @@ def bind_verdicts(log_dir: Path, findings: RunFindings, *, require_contained: bo
     return dropped
 
 
-def _bound(log: EvalLog, rows: Mapping[str, Row], run_id: str) -> EvalLog:
+def _bound(log: EvalLog, rows: Mapping[str, Row], findings: RunFindings) -> EvalLog:
+    run_id, validity = findings.run_id, findings.signals_validity.value
     judged = [(sample, rows[sample.uuid]) for sample in log.samples or [] if sample.uuid and sample.uuid in rows]
     for sample, row in judged:
         codes = [reason.code.value for reason in row.reasons]
         known = sample.metadata.get(JUDGED)
         said = {"run_id": run_id, "verdict": row.verdict.value, "reasons": codes}
         sample.metadata[JUDGED] = {**(known if isinstance(known, dict) else {}), **said}
+        sample.metadata[SIGNALS] = {
+            "run_id": run_id,
+            "validity": validity,
+            "signals": [signal.to_json() for signal in row.signals.signals],
+            "blind": [spot.to_json() for spot in row.signals.blind],
+        }
         causes = ", ".join(dict.fromkeys(each.cause for _, each in row.degraded))
         degraded = {DEGRADED: causes} if causes else {}
         for score in (sample.scores or {}).values():

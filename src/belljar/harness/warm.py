@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -102,15 +102,23 @@ class WarmCells:
 
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
         from belljar.cell.pool import Pool, Supply
+        from belljar.host.home import belljar_home
+        from belljar.isolation.hold import refuse_to_give
 
+        run = self._session.ensure_run()
         supply = Supply(
             open=partial(self._open, policy),
             warm_up=self._warm_up,
-            recorder=self._session.ensure_run().recorder,
+            recorder=run.recorder,
             size=self._size,
+            refuse=partial(refuse_to_give, self._session.home or belljar_home(), run.run_id),
             admit=partial(self._admit, config, policy),
             on_breach=self._session.breached,
         )
+        if policy.policy.decoys:
+            from belljar.cell.open import decoys_in
+
+            supply = replace(supply, taken=partial(decoys_in, loaded=policy, run=run))
         return Pool(supply, self._workshop)
 
     async def _warm_up(self, cell: Cell) -> ProbeReport:

@@ -9,10 +9,10 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.host.model import CgroupFact, CgroupVersion
 
 CONTROLLERS: Final = ("cpu", "memory", "pids")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from belljar.dataclass import dataclass
 from belljar.errors import BelljarError
 from belljar.host.model import KvmFact, KvmState
 from belljar.host.tools import read_json, write_json

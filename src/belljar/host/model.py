@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
+
+from belljar.dataclass import dataclass, json_of
 
 
 class KvmState(StrEnum):
@@ -185,7 +187,7 @@ class HostFacts:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return dict(_plain(asdict(self)))
+        return dict(json_of(self))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HostFacts:
@@ -194,14 +196,6 @@ class HostFacts:
             return typing.cast(HostFacts, _typed(cls, data))
         except (TypeError, KeyError, AttributeError) as exc:
             raise ValueError(f"these are no host facts: {exc}") from exc
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value.value if isinstance(value, StrEnum) else value
 
 
 def _typed(kind: Any, value: Any) -> Any:  # noqa: ANN401 - whatever the annotation says

@@ -12,10 +12,11 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from belljar.dataclass import dataclass
 from belljar.errors import BelljarError
 from belljar.host.model import CgroupVersion, RuntimeFact, RuntimeState
 from belljar.host.tools import SEARCH_PATH, ask_text, at_least, file_identity, own_programs, read_json, write_json

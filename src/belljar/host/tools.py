@@ -10,10 +10,10 @@ import platform
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.host.model import ToolFact
 
 QEMU_MIN: Final = "8.2"

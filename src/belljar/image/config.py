@@ -12,11 +12,10 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Final
 
-from belljar.compose.health import read_health
-from belljar.compose.words import is_idle
+from belljar.dataclass import dataclass
 from belljar.differences import Difference, Kind
 from belljar.image.layers.limits import MAX_DEPTH, MAX_NAME_BYTES, MAX_PATH_BYTES, LayerError
 from belljar.units import printable
@@ -66,6 +65,8 @@ class ImageConfig:
     @property
     def program(self) -> tuple[str, ...]:
         """What `docker run` would start; empty where that only waits, or is a shell alone."""
+        from belljar.compose.words import is_idle
+
         whole = (*self.entrypoint, *self.cmd)
         return () if is_idle(whole) else whole
 
@@ -146,6 +147,8 @@ def image_health(config: ImageConfig) -> dict[str, Any] | None:
     check = config.healthcheck
     if check is None:
         return None
+    from belljar.compose.health import read_health
+
     times = ("interval", "timeout", "start_period", "start_interval")
     written = {name: f"{getattr(check, f'{name}_ns')}ns" for name in times}
     found = read_health({"test": check.test, "retries": check.retries, **written}, name="the image") or {}

@@ -13,10 +13,10 @@ import lzma
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image.modules import load_order, module_name
 from belljar.image.scratch import MAKING, locked, make_store_dir, need_space, owned_name, remove_tree, scratch_dir

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image.store import Image, Store, command_for
 

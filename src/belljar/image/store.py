@@ -16,10 +16,11 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
 from belljar.image.scratch import locked, make_store_dir, remove_tree, scratch_dir

@@ -9,10 +9,10 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies, sweep_trials
 from belljar.host.model import CgroupVersion
@@ -59,6 +59,12 @@ def plan_groups(
     return CellGroups(paths={name: parents[name] / f"cell-{cell_id}" for name in wanted}, unified=unified)
 
 
+def usable(controllers: Iterable[str]) -> tuple[str, ...]:
+    """Those of the controllers under which this process can make groups."""
+    parents, _ = _host_parents()
+    return tuple(name for name in controllers if name in parents)
+
+
 def sweep_groups() -> None:
     """Remove the groups that crashed owners tried this host's control groups with."""
     found = _hierarchies()
@@ -94,9 +100,12 @@ def join(groups: CellGroups, pid: int) -> None:
             (directory / "cgroup.procs").write_text(str(pid))
 
 
-def remove_empty(groups: CellGroups) -> None:
-    """Remove those groups in which no process is: what is left is for the look at what is left."""
+def remove_empty(groups: CellGroups, *, wait_s: float = 0.0) -> None:
+    """Remove those groups in which no process is: what is left is for the look at what is left. `wait_s`: for what is dying in them."""
+    give_up = time.monotonic() + wait_s
     for directory in groups.directories:
+        while processes_in(directory) and time.monotonic() < give_up:
+            time.sleep(0.002)
         if not processes_in(directory):
             remove_group(directory)
 
@@ -181,6 +190,17 @@ def processes_in(directory: Path, *, threads: bool = True) -> tuple[int, ...]:
             except OSError as exc:
                 raise_if_blind(exc)
     return tuple(sorted(set(pids)))
+
+
+def halt(directory: Path) -> None:
+    """Freeze a group and kill everything in it (version 2 alone can). What isn't there is left out."""
+    for name in ("cgroup.freeze", "cgroup.kill"):
+        with contextlib.suppress(OSError):
+            fd = os.open(directory / name, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"1")
+            finally:
+                os.close(fd)
 
 
 def out_of_memory_kills(directory: Path) -> int:

@@ -13,10 +13,11 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host.subids import MAPPERS, NEEDED_IDS, ids_fact
 from belljar.host.tools import SEARCH_PATH

@@ -15,13 +15,13 @@ import select
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import anyio
 
 import belljar
+from belljar.dataclass import dataclass
 from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.host.subids import grant_hint
@@ -247,8 +247,7 @@ class Jail:
             if victim is not None:
                 with contextlib.suppress(PermissionError):
                     kill(victim)
-            # A supervisor that was killed from outside is gone before the child is.
-            if await self._exited() and (self.child is None or not is_alive(self.child)):
+            if await self._gone():
                 break
         self.read_status()
         self.diagnosis()
@@ -299,15 +298,17 @@ class Jail:
         numbers = {name: os.fstat(fd).st_ino for name, fd in self._pins.items()}
         self.namespaces = {name: number for name, number in numbers.items() if ours.get(name) != number}
 
+    async def _gone(self) -> bool:
+        """Whether supervisor and child have ended, after a moment: a supervisor that was killed from outside is gone before the child is."""
+        has_ended = await self._exited()
+        self.read_status()
+        if has_ended and self.child is not None and is_alive(self.child):
+            await _wait_end(self.child.pid, _KILL_STEP_S)
+        return has_ended and (self.child is None or not is_alive(self.child))
+
     async def _exited(self, patience_s: float = _KILL_STEP_S) -> bool:
-        if self._process.poll() is not None:
-            return True
-        pidfd = os.pidfd_open(self._process.pid)
-        try:
-            with anyio.move_on_after(patience_s):
-                await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+        if self._process.poll() is None:
+            await _wait_end(self._process.pid, patience_s)
         return self._process.poll() is not None
 
     def _close_lifeline(self) -> None:
@@ -322,6 +323,18 @@ class Jail:
     def _start_error(self) -> BelljarError:
         ended = self._process.poll() is not None
         return start_error(self.cell_id, self._said.decode("utf-8", "replace"), self.diagnosis(), ended=ended)
+
+
+async def _wait_end(pid: int, patience_s: float) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        with anyio.move_on_after(patience_s):
+            await anyio.wait_readable(pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False) -> BelljarError:

@@ -10,19 +10,22 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import anyio
 import anyio.to_thread
 
-from belljar.errors import HostError
+from belljar.dataclass import dataclass
+from belljar.errors import BelljarError, HostError
 from belljar.isolation import cgroup
+from belljar.isolation.hold import Order, killed_error, read_order, refuse_if_forbidden
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
 from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.isolation.live import HostUsage
-from belljar.isolation.process import ProcessId, kill
+from belljar.isolation.process import ProcessId, descends_from, kill
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.plan.jail import JailLimits, JailSpec
@@ -30,13 +33,27 @@ from belljar.plan.jail import JailLimits, JailSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belongings:
-    """What a jailed thing is called, may use and owns. `directories` are its own and vanish with it."""
+    """What a jailed thing is called, may use and owns. `directories` are its own and vanish with it; `part_of` as `JournalEntry`'s."""
 
     cell_id: str
     kind: EntryKind
     limits: JailLimits
     controllers: tuple[str, ...]
     directories: tuple[Path, ...] = ()
+    part_of: str = ""
+
+
+_NAMELESS_CHILD_S: Final = 1.0
+_while_starting: Final[list[Callable[[], object]]] = []
+
+
+def do_while_starting(action: Callable[[], object]) -> None:
+    """Have `action` done once, in the time that the next jail's program takes to come up: it blocks
+    who started it, and what it raises ends that jail.
+
+    For what a cell needs only when it runs, such as imports.
+    """
+    _while_starting.append(action)
 
 
 class Jailed:
@@ -64,6 +81,7 @@ class Jailed:
         self._counts = {"oom_kills": 0, "refused_forks": 0, "memory_peak_bytes": 0}
         self._home, self._journal = home, Journal(home)
         self._entry: JournalEntry | None = None
+        self._order: Order | None = None
         self._let_go = let_go
         with ExitStack() as undo:
             self.identity: HeldIdentity = undo.enter_context(identity)
@@ -71,7 +89,7 @@ class Jailed:
             self._held = undo.pop_all()
 
     def make(self, *, cpu_later: bool = False) -> None:
-        """Journal, then create the groups. Blocking. Raises `HostError`; `destroy` removes what was made by then.
+        """Journal, then create the groups. Blocking. Raises `HostError`, and `CellError` when it was killed; `destroy` removes what was made by then.
 
         Args:
             cpu_later: the processor's quota waits for `limit_cpu`: what starts before the workload would only be slowed down by it.
@@ -84,6 +102,7 @@ class Jailed:
             directories=mine.directories,
             host_uid=self.identity.own_uid,
             uid_count=self.identity.uid_count,
+            part_of=mine.part_of,
         )
         try:
             self._journal.write(self._entry)
@@ -93,6 +112,7 @@ class Jailed:
                 where=str(self._journal.directory),
                 hint=STORE_HINT,
             ) from exc
+        self._refuse_if_forbidden()
         limits = replace(mine.limits, cpu_quota_percent=None) if cpu_later else mine.limits
         cgroup.make_groups(self.groups, limits)
 
@@ -113,6 +133,9 @@ class Jailed:
         self.jail = start_jail(
             spec, program, kept=kept, hold=self.identity.lock_fd, stdin_fd=stdin_fd, user_namespace=user_namespace
         )
+        while _while_starting:
+            with suppress(IndexError):  # another thread's
+                _while_starting.pop()()
 
     async def wait_network(self) -> ProcessId:
         """As `Jail.wait_network`."""
@@ -131,6 +154,7 @@ class Jailed:
         self._entry = self._journal.update(
             self._entry, supervisor=jail.supervisor, child=jail.child, namespaces=jail.namespaces
         )
+        self._refuse_if_forbidden()  # whoever read the journal before did not know whom to kill
 
     def end(self) -> JailEnd | None:
         """How the program ended, if it has, as far as its supervisor has said. Does not wait."""
@@ -152,6 +176,17 @@ class Jailed:
     def host_pid(self) -> int | None:
         """The pid of the jail's pid 1, as the host counts."""
         return None if self.jail is None or self.jail.child is None else self.jail.child.pid
+
+    def killed(self) -> Order | None:
+        """The kill order over it, if there is one, also after its end."""
+        if self._order is None:
+            self._order = read_order(self._home, self.belongings.cell_id)
+        return self._order
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process, as the host counts, is one of the jail's that live."""
+        supervisor = None if self.jail is None else self.jail.supervisor
+        return supervisor is not None and descends_from(pid, supervisor.pid)
 
     def kill(self) -> None:
         """SIGKILL to the jail's pid 1, whose end is the end of everything in it. From any thread; nothing happens when it has ended."""
@@ -218,6 +253,10 @@ class Jailed:
             raise RuntimeError("nothing was started")
         return self.jail
 
+    def _refuse_if_forbidden(self) -> None:
+        mine = self.belongings
+        refuse_if_forbidden(self._home, mine.cell_id, is_proof=mine.kind == "proof")
+
     def _count(self, what: str, controller: str, read: Callable[[Path], int]) -> int:
         group = self.groups.paths.get(controller)
         if group is not None:
@@ -228,7 +267,9 @@ class Jailed:
         self.count_oom_kills()
         self.count_refused_forks()
         self.memory_peak_bytes()
-        cgroup.remove_empty(self.groups)
+        # A supervisor that died before it named its child: the kernel kills that, and it takes a moment.
+        is_nameless = self.jail is not None and self.jail.child is None
+        cgroup.remove_empty(self.groups, wait_s=_NAMELESS_CHILD_S if is_nameless else 0.0)
         for directory in self.belongings.directories:
             shutil.rmtree(directory, ignore_errors=True)
         self._let_go()
@@ -240,6 +281,14 @@ class Jailed:
             if self.jail is not None:
                 self.jail.release_namespaces()
             if not destruction.unproven:  # else `reap` looks again
+                self.killed()
                 with suppress(OSError):
                     self._journal.remove(self.belongings.cell_id)
         return destruction
+
+
+def raise_if_killed(jailed: Jailed, error: BaseException) -> None:
+    """A kill order explains whatever else went wrong with it. Raises `CellError`."""
+    killed = killed_error(jailed.killed(), where=f"cell {jailed.belongings.cell_id}")
+    if isinstance(error, BelljarError) and killed is not None:
+        raise killed from error

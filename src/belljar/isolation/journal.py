@@ -11,10 +11,11 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from belljar.dataclass import dataclass, json_of
 from belljar.image.scratch import owned_name, sweep
 from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
 
@@ -28,6 +29,8 @@ _IDS: Final[Mapping[str, re.Pattern[str]]] = {
     "wire": CELL_ID,
     "range": RANGE_ID,
 }
+ORDER_SUFFIX: Final = ".kill"
+"""Of the kill order beside an entry: see `hold`."""
 _MAX_ENTRY_BYTES: Final = 1 << 16
 _FORMAT: Final = 1
 _DRAFT: Final = ".draft-"
@@ -51,6 +54,7 @@ class JournalEntry:
 
     Of a range, `supervisor` is the zygote that it may share with others, `child` its keeper, and `processes` are all that are its own alone.
     `host_uid` is the first of the `uid_count` uids that only this cell has; None when its uids are also another's.
+    `part_of`: the range that a cell is in, the cell that a wire serves; "" for neither.
     """
 
     cell_id: str
@@ -65,6 +69,7 @@ class JournalEntry:
     child: ProcessId | None = None
     namespaces: Mapping[str, int] = field(default_factory=dict)
     processes: tuple[ProcessId, ...] = ()
+    part_of: str = ""
 
     @property
     def own_uids(self) -> range:
@@ -77,10 +82,7 @@ class JournalEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON values."""
-        data = asdict(self)
-        data["cgroups"] = [str(path) for path in self.cgroups]
-        data["directories"] = [str(path) for path in self.directories]
-        return {"version": _FORMAT, **data}
+        return {"version": _FORMAT, **json_of(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JournalEntry:
@@ -105,6 +107,7 @@ class JournalEntry:
                 child=_process(data["child"]),
                 namespaces={str(name): int(inode) for name, inode in data["namespaces"].items()},
                 processes=tuple(_required(_process(process)) for process in data.get("processes", ())),
+                part_of=str(data.get("part_of", "")),
             )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"not a journal entry: {exc!r}") from exc
@@ -116,6 +119,25 @@ def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry: 
     if owner is None:
         raise RuntimeError("this process is not in /proc; is /proc mounted?")
     return JournalEntry(cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=owner, **resources)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellAbout:
+    """What a cell is for, beside its entry: for lists, and to find a run's cells. Nothing that is
+    undone depends on it.
+
+    `range_id` and `name`: the range it is in, and its name there.
+    """
+
+    run_id: str = ""
+    sample: str = ""
+    epoch: int = 0
+    tier: str = ""
+    risk: str = ""
+    policy: str = ""
+    range_id: str = ""
+    name: str = ""
+    memory_limit_bytes: int = 0
 
 
 class Journal:
@@ -143,9 +165,36 @@ class Journal:
         draft.replace(self._path(entry.cell_id))
         return changed
 
-    def remove(self, cell_id: str) -> None:
-        """Forget a cell of which nothing is left."""
+    def remove(self, cell_id: str, *, keeps_order: bool = False) -> None:
+        """Forget a cell of which nothing is left; its kill order, too, unless the owner is still to be told."""
+        self._about_path(cell_id).unlink(missing_ok=True)
         self._path(cell_id).unlink(missing_ok=True)
+        if not keeps_order:
+            self._path(cell_id).with_suffix(ORDER_SUFFIX).unlink(missing_ok=True)
+
+    def read(self, cell_id: str) -> JournalEntry | None:
+        """The entry as it is now; None when there is none that can be read."""
+        return _read(self._path(cell_id))
+
+    def describe(self, cell_id: str, about: CellAbout) -> None:
+        """Say what a cell is for. Raises `OSError`."""
+        draft = self.directory / owned_name(_DRAFT, cell_id)
+        draft.write_text(json.dumps(json_of(about)))
+        draft.replace(self._about_path(cell_id))
+
+    def about(self, cell_id: str) -> CellAbout:
+        """What a cell is for; empty where nobody said, or what was said is damaged."""
+        path = self._about_path(cell_id)
+        try:
+            if path.stat().st_size > _MAX_ENTRY_BYTES:
+                return CellAbout()
+            read = json.loads(path.read_text())
+            found = CellAbout(**read)
+        except (OSError, ValueError, TypeError):
+            return CellAbout()
+        kinds = {name: type(value) for name, value in json_of(CellAbout()).items()}
+        is_typed = all(type(value) is kinds[name] for name, value in read.items())
+        return found if is_typed else CellAbout()
 
     def entries(self) -> tuple[JournalEntry, ...]:
         """Every entry that can be read, the oldest first. Raises `PermissionError` when the journal is another user's."""
@@ -178,6 +227,9 @@ class Journal:
             except FileNotFoundError:
                 continue
         return [path for _, path in sorted(found)]
+
+    def _about_path(self, cell_id: str) -> Path:
+        return self._path(cell_id).with_suffix(".about")
 
     def _path(self, cell_id: str) -> Path:
         if CELL_ID.fullmatch(cell_id) is None and RANGE_ID.fullmatch(cell_id) is None:

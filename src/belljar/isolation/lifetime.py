@@ -11,6 +11,7 @@ import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.isolation.hold import Order
 from belljar.isolation.live import Live
 from belljar.isolation.survivors import Destruction
 
@@ -53,20 +54,43 @@ def record_failed(recorder: Recorder, cell_id: str, error: BaseException) -> Non
 
 
 async def destroy_on_record(
-    recorder: Recorder, cell_id: str, reason: str, destroy: Callable[[], Awaitable[Destruction]]
+    recorder: Recorder, live: Live, reason: str, destroy: Callable[[], Awaitable[Destruction]]
 ) -> Destruction:
     """Say that it is to be destroyed, destroy it, and say what was found; shielded from cancellation.
 
     A record that can't be written keeps nothing alive: its `LedgerError` is raised when the cell is gone.
     """
+    cell_id, order = live.cell_id, live.killed()
     with anyio.CancelScope(shield=True):
-        data: dict[str, JsonValue] = {"reason": reason}
+        data: dict[str, JsonValue] = {"reason": reason if order is None else str(order)}
         try:
+            if order is not None and not order.is_ours:  # else it is on record since before it acted
+                recorder.record(tripped(order, cell_id))
             recorder.record(Event(kind=Kind.CELL_DESTROYING, cell_id=cell_id, data=data))
         finally:
             destruction = await destroy()
         record_destroyed(recorder, cell_id, destruction)
+        if order is not None:
+            recorder.record(_completed(order, cell_id, destruction))
     return destruction
+
+
+def tripped(order: Order, cell_id: str | None = None, evidence: int | None = None) -> Event:
+    """The kill switch was used. Pure."""
+    data: dict[str, JsonValue] = {"scope": order.scope, "reason": order.reason, "rule": order.rule}
+    if evidence is not None:
+        data["evidence"] = evidence
+    return Event(kind=Kind.KILL_TRIPPED, cell_id=cell_id, data=data)
+
+
+def _completed(order: Order, cell_id: str, destruction: Destruction) -> Event:
+    data: dict[str, JsonValue] = {
+        "scope": order.scope,
+        "cells": [cell_id],
+        "failed": [] if destruction.clean else [cell_id],
+        "duration_ms": round(destruction.duration_ms, 1),
+    }
+    return Event(kind=Kind.KILL_COMPLETED, cell_id=cell_id, data=data)
 
 
 def record_destroyed(recorder: Recorder, cell_id: str, destruction: Destruction) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from belljar.host.home import belljar_home
-from belljar.isolation.journal import Journal, JournalEntry
+from belljar.isolation.cgroup import memory_bytes
+from belljar.isolation.journal import CellAbout, Journal, JournalEntry
 
 CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellListing:
-    """One line of `belljar ps`.
+    """One line of `belljar ps`. `about` is empty where nobody said what the cell is for;
+    `memory_bytes` None: its control group can't be read, or it has none.
 
     `orphaned`: the owner is gone. `unreadable`: the journal's file is damaged; `cell_id` is its
     name then.
@@ -27,6 +29,8 @@ class CellListing:
     owner_pid: int | None
     supervisor_pid: int | None
     started_s_ago: float
+    about: CellAbout = field(default_factory=CellAbout)
+    memory_bytes: int | None = None
 
 
 def list_cells(home: Path | None = None) -> tuple[CellListing, ...]:
@@ -58,6 +62,8 @@ def _listing(journal: Journal, entry: JournalEntry) -> CellListing:
         owner_pid=entry.owner.pid,
         supervisor_pid=entry.supervisor.pid if entry.supervisor else None,
         started_s_ago=_age_s(journal.directory / f"{entry.cell_id}.json"),
+        about=journal.about(entry.cell_id),
+        memory_bytes=next(filter(None, map(memory_bytes, entry.cgroups)), None),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from belljar.channel import GuestClient
+from belljar.dataclass import dataclass
+from belljar.isolation.hold import Order
 from belljar.isolation.survivors import Destruction
+from belljar.isolation.touches import FileWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,10 @@ class Live(Protocol):
         """Why the cell is dead, as the host saw it; empty while it lives. May wait half a second for the supervisor's word."""
         ...
 
+    def killed(self) -> Order | None:
+        """The kill order over it (`isolation.hold`), also after its end; None: the kill switch was not used on it."""
+        ...
+
     def death_limit(self) -> str | None:
         """The limit that the cell died of (`memory`, `lifetime`), or None: it lives, or died of something else. Does not wait: ask for the cause first."""
         ...
@@ -86,6 +92,10 @@ class Live(Protocol):
 
     def usage(self) -> HostUsage:
         """What it uses now, as far as the host can count it."""
+        ...
+
+    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
+        """A sensor that sees who opens or reads these files. Raises `HostError` or `CellError` when this cell can have none."""
         ...
 
     def kill(self) -> None:

@@ -5,9 +5,10 @@ The network room makes ports, isolation makes cells; neither knows the other. Wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Protocol
+
+from belljar.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ class Port(Protocol):
     @property
     def settings(self) -> PortSettings:
         """What the cell is told."""
+        ...
+
+    @property
+    def range_id(self) -> str:
+        """The range that it is of; "" when it is nobody's."""
         ...
 
     @property

@@ -6,13 +6,16 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.descriptors import CANNOT_LOOK
 
 PROC: Final = Path("/proc")
+PORTS_DOWN: Final = signal.SIGUSR1
+"""Makes a range's supervisor put every port down and end at once."""
+_MAX_GENERATIONS: Final = 32
 NAMESPACES: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
 
 
@@ -60,6 +63,18 @@ def identify_group(thread: int) -> ProcessId | None:
 def is_alive(process: ProcessId) -> bool:
     """Whether that very process still runs."""
     return identify(process.pid) == process
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    """Whether the process was started by the other one, or by what that started, and all between live."""
+    for _ in range(_MAX_GENERATIONS):
+        if pid == ancestor:
+            return True
+        fields = _stat_fields(pid)
+        if fields is None:
+            return False
+        pid = int(fields[1])
+    return False
 
 
 def cpu_ticks(pid: int) -> int | None:

@@ -13,10 +13,10 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image.scratch import MAKING, locked, owned_name, remove_tree
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import anyio.to_thread
 
+from belljar.dataclass import dataclass
 from belljar.events import Event, JsonValue, Kind
 from belljar.host.home import belljar_home
 from belljar.image.scratch import MAKING, locked, sweep
 from belljar.isolation import cgroup
+from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
 from belljar.isolation.journal import Journal, JournalEntry
 from belljar.isolation.process import ProcessId, boot_id, close_all, pin_namespaces
@@ -93,10 +95,12 @@ def reap_now(home: Path, cell_id: str | None = None) -> tuple[Reaped, ...]:
 def _sweep_store(home: Path, journal: Journal) -> None:
     """What was being made, or written, when its owner died: it is known by its name."""
     journal.sweep_drafts()
+    sweep_orders(journal.directory)
     cgroup.sweep_groups()
     sweep(home / "tmp")
     for part in home.iterdir():
-        if part.name != "trees" and part.is_dir():  # a tree's files may be other ids' than this user's
+        # A tree's files may be other ids' than this user's; of runs there may be very many, and none is made elsewhere.
+        if part.name not in {"trees", "runs"} and part.is_dir():
             sweep(part, prefix=MAKING)
 
 

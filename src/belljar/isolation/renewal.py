@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from dataclasses import dataclass
 from typing import Final
 
 from belljar.channel import Renewed, RenewedBit, network_part
+from belljar.dataclass import dataclass
 from belljar.errors import CellError
 from belljar.isolation.port import PortSettings
 from belljar.units import printable

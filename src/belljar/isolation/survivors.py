@@ -12,10 +12,10 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.isolation import cgroup, kernel_objects
 from belljar.isolation.journal import JournalEntry
 from belljar.isolation.process import (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.events import Body
 from belljar.ledger.chain import sha256_hex
 from belljar.ledger.files import sync_directory, write_all

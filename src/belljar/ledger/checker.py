@@ -4,10 +4,11 @@ first bad line as `where`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.bodies import body_path

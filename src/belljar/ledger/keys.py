@@ -13,10 +13,11 @@ import os
 import re
 import secrets
 import stat
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError, LedgerError
 
 if TYPE_CHECKING:
@@ -36,14 +37,15 @@ def fingerprint_of(public_key_hex: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key, ready to sign."""
+    """A private key, ready to sign.
 
-    private: Ed25519PrivateKey
+    Attributes:
+        seed: the 32 bytes that it is made of; `cryptography` is imported when it signs.
+        public_key: the raw public key, 64 hex digits.
+    """
 
-    @property
-    def public_key(self) -> str:
-        """The raw public key, 64 hex digits."""
-        return self.private.public_key().public_bytes_raw().hex()
+    seed: bytes = field(repr=False)
+    public_key: str
 
     @property
     def fingerprint(self) -> str:
@@ -51,8 +53,13 @@ class SigningKey:
         return fingerprint_of(self.public_key)
 
     def sign(self, payload: bytes) -> str:
-        """The Ed25519 signature, 128 hex digits."""
-        return self.private.sign(payload).hex()
+        """The Ed25519 signature, 128 hex digits. Raises `LedgerError` when the public key isn't this
+        key's: nobody could verify what it signs."""
+        private = _private(self.seed)
+        if private.public_key().public_bytes_raw().hex() != self.public_key:
+            hint = "remove facts/ledger-key-* below BELLJAR_HOME: they are written anew"
+            raise LedgerError("the public key on record isn't the signing key's", hint=hint)
+        return private.sign(payload).hex()
 
 
 def signature_is_good(public_key_hex: str, signature_hex: str, payload: bytes) -> bool:
@@ -78,7 +85,7 @@ def load_or_make_key(home: Path) -> SigningKey:
     try:
         if not path.exists():
             _make(path)
-        return _load(path)
+        return _load(path, facts=home / "facts")
     except OSError as error:
         raise HostError(
             f"the signing key can't be used: {error.strerror}; without it nothing can be recorded",
@@ -90,7 +97,7 @@ def load_or_make_key(home: Path) -> SigningKey:
 def local_fingerprint(home: Path) -> str | None:
     """The fingerprint of this host's key, or None when there is no key that this user can read. Makes none."""
     try:
-        return _load(home / "keys" / KEY_FILE).fingerprint
+        return _load(home / "keys" / KEY_FILE, facts=home / "facts").fingerprint
     except (OSError, LedgerError):
         return None
 
@@ -104,7 +111,7 @@ def parse_fingerprint(text: str) -> str:
     return plain
 
 
-def _load(path: Path) -> SigningKey:
+def _load(path: Path, *, facts: Path) -> SigningKey:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
@@ -115,18 +122,33 @@ def _load(path: Path) -> SigningKey:
                 hint=f"chmod 600 it if you trust it, else move it away: {path}",
             )
         content = file.read(_MAX_KEY_FILE_BYTES)
-    return SigningKey(_parse_key(content, path))
+    seed = _seed(content, path)
+    # By the key file's digest: another key has another public key.
+    known = facts / f"ledger-key-{hashlib.sha256(content).hexdigest()}"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        public_key = known.read_text("ascii")
+        if re.fullmatch("[0-9a-f]{64}", public_key):
+            return SigningKey(seed, public_key)
+    public_key = _private(seed).public_key().public_bytes_raw().hex()
+    with contextlib.suppress(OSError):  # a store that can't be written: derive it again next time
+        facts.mkdir(mode=0o711, exist_ok=True)
+        _write_once(known, public_key.encode())
+    return SigningKey(seed, public_key)
 
 
-def _parse_key(content: bytes, path: Path) -> Ed25519PrivateKey:
-    """A key as `_make` writes it is read without the library's reader of all formats, whose import
-    takes longer than a checkpoint."""
+def _private(seed: bytes) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    return Ed25519PrivateKey.from_private_bytes(seed)
+
+
+def _seed(content: bytes, path: Path) -> bytes:
+    """A key as `_make` writes it is read without the library."""
     usual = _PEM.fullmatch(content)
     der = base64.b64decode(usual[1]) if usual else b""
     if len(der) == len(_PKCS8_HEAD) + 32 and der.startswith(_PKCS8_HEAD):
-        return Ed25519PrivateKey.from_private_bytes(der[len(_PKCS8_HEAD) :])
+        return der[len(_PKCS8_HEAD) :]
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
@@ -139,7 +161,7 @@ def _parse_key(content: bytes, path: Path) -> Ed25519PrivateKey:
         raise LedgerError(
             "the signing key is not an Ed25519 key", where=str(path), hint="move it away: a new one is made"
         )
-    return private
+    return private.private_bytes_raw()
 
 
 def _make(path: Path) -> None:
@@ -147,15 +169,19 @@ def _make(path: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    fresh = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")
+    _write_once(path, Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    """Make the file, 0600, with all of the content, unless there is one."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(pem)
+            file.write(content)
             file.flush()
             os.fsync(fd)
-        # A link, not a rename: whoever comes second must use the first one's key, not replace it.
+        # A link, not a rename: whoever comes second must use the first one's, not replace it.
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)
     finally:

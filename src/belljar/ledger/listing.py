@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
 from belljar.events import Kind
 from belljar.ledger.bodies import body_path
@@ -27,7 +28,8 @@ class RunSummary:
     """What a list says of a run, taken from its first and its last event, unverified.
 
     `outcome`: as recorded (`completed`, `failed`, `interrupted`), else `running`, `unfinished` (its process died) or `broken` (its
-    ledger can't be read). `verdict`: as it was recorded when the run was sealed; "" where there is none.
+    ledger can't be read). `verdict`: as it was recorded when the run was sealed; "" where there is none. `killed`: who or what
+    rule used the kill switch on any of it, and why; "" when nobody did or the run isn't sealed.
     """
 
     run_id: str
@@ -39,6 +41,7 @@ class RunSummary:
     exit_code: int | None
     size_bytes: int
     verdict: str = ""
+    killed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON object."""
@@ -105,10 +108,10 @@ def summarise(run_dir: Path) -> RunSummary:
         )
     started = first.data if first.kind is Kind.RUN_STARTED else {}
     sealed = (run_dir / MANIFEST).exists() or (run_dir / MANIFEST_PART).exists()
-    outcome, exit_code, verdict = "running" if alive else "unfinished", None, ""
+    outcome, exit_code, verdict, killed = "running" if alive else "unfinished", None, "", ""
     if sealed and last is not None and last.kind is Kind.RUN_FINISHED:
         outcome, exit_code = last.data["outcome"], last.data["exit_code"]
-        verdict = str(last.data.get("verdict", ""))
+        verdict, killed = str(last.data.get("verdict", "")), str(last.data.get("killed", ""))
     what = started.get("what") or " ".join(started.get("argv", []))
     return RunSummary(
         run_id=run_dir.name,
@@ -120,6 +123,7 @@ def summarise(run_dir: Path) -> RunSummary:
         exit_code=exit_code,
         size_bytes=size_bytes,
         verdict=verdict,
+        killed=killed,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,13 @@ MANIFEST_PART: Final = "manifest.json.new"
 _MAX_MANIFEST_BYTES: Final = 64 << 20
 
 
-def digests_of(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Path → digest and size of every file that the manifest lists, each forced to the disk. Raises `OSError`, and
-    `LedgerError` at a link or special file."""
+def digests_of(run_dir: Path, *, synced: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Path → digest and size of every file that the manifest lists, each forced to the disk, but those that are on it
+    (`synced`) already. Raises `OSError`, and `LedgerError` at a link or special file."""
     root = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return {path: _digest(root, path) for path in walk_files(root) if _is_listed(path)}
+        paths = [path for path in walk_files(root) if _is_listed(path)]
+        return {path: _digest(root, path, is_synced=path in synced) for path in paths}
     finally:
         os.close(root)
 
@@ -95,8 +96,9 @@ def _is_listed(path: str) -> bool:
     return path not in {MANIFEST, MANIFEST_PART, CHECKPOINTS} and not path.startswith(f"{BODIES}/")
 
 
-def _digest(root: int, path: str) -> dict[str, Any]:
+def _digest(root: int, path: str, *, is_synced: bool) -> dict[str, Any]:
     with open_beneath(root, path) as file:
-        os.fsync(file.fileno())
+        if not is_synced:
+            os.fsync(file.fileno())
         sha256, size = digest_file(file)
     return {"sha256": sha256, "bytes": size}

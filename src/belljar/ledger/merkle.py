@@ -7,8 +7,9 @@ Why a tree beside the hash chain: one 32-byte root commits to a prefix of the le
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import Final
+
+from belljar.dataclass import dataclass
 
 EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 

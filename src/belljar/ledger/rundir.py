@@ -91,6 +91,7 @@ class RunDirectory:
         self._outcome: tuple[str, int | None, str | None] | None = None
         self._details: dict[str, JsonValue] = {}
         self.is_sealed = False
+        self._synced = set[str]()
         self._stack = ExitStack()
         self._holding, self._held = threading.Lock(), set[str]()
 
@@ -177,7 +178,8 @@ class RunDirectory:
 
     def _seal(self, error: BaseException | None) -> None:
         outcome, exit_code, text = self._outcome or _outcome_of(error)
-        data = {"outcome": outcome, "exit_code": exit_code} | ({"error": text} if text else {}) | self._details
+        more = {name: value for name, value in (("error", text), ("killed", self.recorder.killed)) if value}
+        data = {"outcome": outcome, "exit_code": exit_code, **more, **self._details}
         self.recorder.record(Event(kind=Kind.RUN_FINISHED, data=data))
         self.recorder.end()
         try:
@@ -201,7 +203,7 @@ class RunDirectory:
             "run_id": self.run_id,
             "key": self.recorder.key.fingerprint,
             "public_key": self.recorder.key.public_key,
-            "files": digests_of(self.path),
+            "files": digests_of(self.path, synced=self._synced),
             "bodies": {"count": count, "bytes": size},
         }
 
@@ -214,6 +216,7 @@ class RunDirectory:
             raise LedgerError(
                 f"can't be written: {error.strerror}", where=str(self.path / name), hint="check the free space"
             ) from error
+        self._synced.add(name)
         return self.path / name
 
 

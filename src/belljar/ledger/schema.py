@@ -8,9 +8,10 @@ record never refuses to say more); what is required is required.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.events import Actor, Kind, Trust
 from belljar.ledger.shapes import (
     Optional,
@@ -379,6 +380,33 @@ _NETWORK_UPSTREAM: Final[Shape] = {
     "reason": text,
     "problem": text,
 }
+_DECOY: Final[Shape] = {"decoy": text}
+_DECOY_PLACED: Final[Shape] = {**_DECOY, "kind": text, "place": text, "values": json_object}
+_DECOY_FAILED: Final[Shape] = {**_DECOY, **_REASON, "kind": text, "place": text}
+_DECOY_TOUCHED: Final[Shape] = {**_DECOY, "operation": one_of("open", "read", "connect")}
+_DECOY_CONTACT: Final[Shape] = {**_DECOY, "value": text, "operation": text, "evidence": count}
+_DECOY_CARRIED: Final[Shape] = {**_DECOY, "value": text, "from_cell": text, "evidence": count}
+_SENSOR: Final[Shape] = {"sensor": text, "decoys": texts}
+_GUARD_PLACE: Final[Shape] = {
+    "place": one_of("range", "upstream", "output", "model"),
+    "channel": text,
+    "evidence": Optional(count),
+}
+_GUARD_HIT: Final[Shape] = {
+    **_GUARD_PLACE,
+    "class": text,
+    "action": one_of("flag", "redact", "block", "stop"),
+    "digest": _HEX64,
+    "start": count,
+    "end": count,
+    "decoding": texts,
+    "value": Optional(text),
+}
+_GUARD_UNSCANNED: Final[Shape] = {**_GUARD_PLACE, **_REASON, "bytes": count}
+_KILL_SCOPE: Final[Shape] = {"scope": one_of("sample", "run", "all", "cells")}
+_KILL_TRIPPED: Final[Shape] = {**_KILL_SCOPE, **_REASON, "rule": text, "evidence": Optional(count)}
+_KILL_COMPLETED: Final[Shape] = {**_KILL_SCOPE, **_TIMED, "cells": texts, "failed": texts}
+_KILL_TESTED: Final[Shape] = {**_TIMED, "ok": flag}
 
 DATA: Final[Mapping[Kind, Shape]] = {
     Kind.RUN_STARTED: _RUN_STARTED,
@@ -444,6 +472,23 @@ DATA: Final[Mapping[Kind, Shape]] = {
     Kind.NETWORK_CONNECTION: _NETWORK_CONNECTION,
     Kind.NETWORK_ATTEMPT: _NETWORK_ATTEMPT,
     Kind.NETWORK_UPSTREAM: _NETWORK_UPSTREAM,
+    Kind.DECOY_PLACED: _DECOY_PLACED,
+    Kind.DECOY_FAILED: _DECOY_FAILED,
+    Kind.DECOY_TOUCHED: _DECOY_TOUCHED,
+    Kind.DECOY_TAKEN: _DECOY_CONTACT,
+    Kind.DECOY_USED: _DECOY_CONTACT,
+    Kind.DECOY_SENT: _DECOY_CONTACT,
+    Kind.DECOY_CARRIED: _DECOY_CARRIED,
+    Kind.SENSOR_STARTED: _SENSOR,
+    Kind.SENSOR_FAILED: {**_SENSOR, **_REASON},
+    Kind.GUARD_HIT: _GUARD_HIT,
+    Kind.GUARD_UNSCANNED: _GUARD_UNSCANNED,
+    Kind.KILL_TRIPPED: _KILL_TRIPPED,
+    Kind.KILL_COMPLETED: _KILL_COMPLETED,
+    Kind.KILL_TESTED: _KILL_TESTED,
+    Kind.CONTROL_PLANNED: {"controls": texts, "policies": texts},
+    Kind.CONTROL_STARTED: {"control": text},
+    Kind.CONTROL_COMPLETED: {"control": text, "ok": flag, "missing": texts, "unexpected": texts},
 }
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+
+from belljar.dataclass import dataclass
 
 Check: TypeAlias = Callable[[Any], object]
 MAX_COUNT: Final = 2**53 - 1

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import LedgerError
-from belljar.events import Body, Event
+from belljar.events import Body, Event, Kind
 from belljar.ledger.bodies import BodyStore, PreparedBody, prepare_body
 from belljar.ledger.chain import NO_LINE, canonical, sha256_hex
 from belljar.ledger.checkpoint import make_checkpoint
@@ -105,6 +105,8 @@ class LedgerWriter:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sign_as_events_arrive, name="ledger-checkpoints", daemon=True)
         self._state = _Written(MerkleTree(), NO_LINE, 0)
+        self.killed = ""
+        """By whom or what rule the kill switch was used first, and why."""
         self._pending: bytes | None = None
         self._poison: LedgerError | None = None
         self._ended = False
@@ -205,6 +207,8 @@ class LedgerWriter:
             self._bodies.keep(body)
         before = self._state
         self._append(_line(event, data, [body.ref for body in bodies], seq=before.tree.size, prev=before.prev))
+        if event.kind is Kind.KILL_TRIPPED and not self.killed:
+            self.killed = f"{event.data['rule']}: {event.data['reason']}"
         return before.tree.size
 
     def _append(self, line: bytes) -> None:

@@ -46,7 +46,12 @@ _TIMESTAMPS: Final = b"\x01\x01\x08\x0a"
 _TIMESTAMPS_BYTES: Final = 12
 _WHOLE: Final = 1 << 32
 _SEQUENCE: Final = struct.Struct("!II")
-_OF_CONNECTIONS: Final = KINDS - {Kind.NETWORK_ATTEMPT, Kind.LIMIT_HIT}
+_OF_CONNECTIONS: Final = KINDS - {
+    Kind.NETWORK_ATTEMPT,
+    Kind.LIMIT_HIT,
+    Kind.GUARD_HIT,
+    Kind.GUARD_UNSCANNED,
+}
 """What holds a connection's bytes. (An attempt repeats what one of these has.)"""
 _GATEWAYS_BODIES: Final = frozenset({"response", "sent"})
 End: TypeAlias = tuple[str, int, str, int]

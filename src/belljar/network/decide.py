@@ -13,7 +13,8 @@ from ipaddress import IPv4Address
 from typing import Final
 
 from belljar.plan.addresses import NameAddress, RangeLayout
-from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, PortPlan, StandInPlan
+from belljar.plan.network import CATCH_ALL_PORTS, PortPlan, StandInPlan
+from belljar.policy.guarding import METADATA_ADDRESS
 
 CATCH_ALL: Final = "catch-all"
 """The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy reserves it."""

@@ -49,6 +49,8 @@ KINDS: Final = frozenset(
         Kind.NETWORK_CONNECTION,
         Kind.NETWORK_ATTEMPT,
         Kind.LIMIT_HIT,
+        Kind.GUARD_HIT,
+        Kind.GUARD_UNSCANNED,
     }
 )
 """What a gateway may put on record. All else is said by others."""

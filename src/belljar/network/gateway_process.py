@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from belljar.network import datagrams
 from belljar.network.confine import Confinement, confine
 from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.guard import warm_up
 from belljar.network.gateway.standstill import watched_loop
 from belljar.plan.network import GATEWAY_OTHER_FILES
 
@@ -35,6 +36,8 @@ def run_gateway(fds: list[int], parent: int, serve: Serve) -> NoReturn:
     # The keeper makes its namespace first: where the kernel's limit is reached, it says so.
     listeners = receive_listeners(keeper)
     keeper.close()
+    if config.guard is not None:
+        warm_up(config.guard)
     confine(_confinement(document, config), parent=parent)
     serve(config, listeners, events)
     print("the gateway has returned", file=sys.stderr, flush=True)

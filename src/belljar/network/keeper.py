@@ -11,6 +11,7 @@ import errno
 import os
 import resource
 import select
+import signal
 import socket
 import struct
 import time
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
+from belljar.isolation.process import PORTS_DOWN
 from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
 from belljar.network.accounting import Connections, batches
 from belljar.network.confine import NO_CORE, limit_address_space
@@ -124,9 +126,17 @@ def _unshare(kind: int, name: str) -> None:
         raise HostError(what, where="unshare(2)", hint=hint) from exc
 
 
+def _ports_down(*_: object) -> NoReturn:
+    raise _PortsDown
+
+
 def _timeval(seconds: float) -> bytes:
     """As SO_SNDTIMEO takes it."""
     return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+
+
+class _PortsDown(BaseException):
+    """The kill switch was used: nothing may pass from here on."""
 
 
 class _Unheard(OSError):  # noqa: N818 - an end
@@ -205,10 +215,15 @@ class _Keeper:
         syscalls.install_filter(supervisor_filter(may_enter=self._task.uid is None))
 
     def work(self) -> NoReturn:
-        """Until the owner is gone or has had enough."""
+        """Until the owner is gone or has had enough, or the kill switch is used (`PORTS_DOWN`)."""
+        signal.signal(PORTS_DOWN, _ports_down)
         try:
             while True:
                 self._turn()
+        except _PortsDown:
+            for _ in range(2):  # what was interrupted may have left a reply unread
+                self._shut()
+            os._exit(1)
         except BaseException:
             self._shut()
             raise

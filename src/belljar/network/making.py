@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from belljar.network import datagrams
 from belljar.network.confine import FILES_ROOT
 from belljar.network.dial import Reach
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, as_neighbour, as_stand_in
+from belljar.network.gateway.config import HTTP_PORT, GatewayConfig, GuardConfig, as_neighbour, as_stand_in
 from belljar.network.packets import held, join
 from belljar.network.processes import SERVE, Zygote
 from belljar.network.spending import RunSpending
@@ -45,6 +45,8 @@ class RangeSpec:
         patience_s: for how long beyond that a part may say nothing to an owner who listens, and the keeper's word may wait for an owner who does not.
         serve: `module:function` of the gateway.
         reach: how the plan's upstreams are reached; `spending`: what the run has spent on them.
+        guard: what holds back what cells send; None: nothing is.
+        services: what the gateway's decoy services hold, by stand-in: secret settings beside the plan's.
     """
 
     network: NetworkPlan
@@ -55,6 +57,8 @@ class RangeSpec:
     serve: str = SERVE
     reach: Reach = field(default_factory=Reach)
     spending: RunSpending = field(default_factory=RunSpending)
+    guard: GuardConfig | None = None
+    services: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +173,11 @@ def _for_keeper(spec: RangeSpec, nft: str, uid: int | None) -> dict[str, Any]:
 
 def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) -> dict[str, Any]:
     inside = (
-        replace(item, directory=Path(FILES_ROOT, item.id) if item.id in directories else None)
+        replace(
+            item,
+            directory=Path(FILES_ROOT, item.id) if item.id in directories else None,
+            settings={**item.settings, **spec.services.get(item.id, {})},
+        )
         for item in spec.network.stand_ins
         if not item.is_target
     )
@@ -179,6 +187,7 @@ def _for_gateway(spec: RangeSpec, uid: int | None, directories: dict[str, str]) 
         authorities=spec.reach.read_authorities() if _has_encrypted(spec.network) else "",
         range_seed=os.urandom(_SEED_BYTES).hex(),
         bounds=Bounds.of(spec.network.bounds, alive_every_s=spec.check_every_s),
+        guard=spec.guard,
     )
     memory_bytes = spec.network.bounds.gateway_memory_bytes
     return {"config": config.to_json(), "uid": uid, "directories": directories, "memory_bytes": memory_bytes}

@@ -19,6 +19,7 @@ import anyio.to_thread
 
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
 from belljar.isolation.journal import Journal, JournalEntry, new_range_id, own_entry
 from belljar.isolation.process import close_all, namespaces_of, pin_namespaces
@@ -26,6 +27,7 @@ from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network import datagrams, links
 from belljar.network.budget import Budget
 from belljar.network.dial import Dialler, Reach
+from belljar.network.gateway.config import GuardConfig
 from belljar.network.groups import RangeGroups
 from belljar.network.making import (
     CHECK_EVERY_S,
@@ -52,10 +54,6 @@ _END_DEADLINE_S: Final = 5.0
 HOSTS_REACH: Final = Reach()
 
 
-def _ignore(_error: BelljarError) -> None:
-    return
-
-
 @asynccontextmanager
 async def open_range(
     network: NetworkPlan,
@@ -64,18 +62,20 @@ async def open_range(
     recorder: Recorder,
     home: Path,
     directory: Path,
-    on_death: Callable[[BelljarError], None] = _ignore,
+    on_death: Callable[[BelljarError], None] = lambda _error: None,
     answer: Answer | None = None,
     check_every_s: float = CHECK_EVERY_S,
     patience_s: float = PATIENCE_S,
     serve: str = SERVE,
     reach: Reach = HOSTS_REACH,
     spending: RunSpending | None = None,
+    guard: GuardConfig | None = None,
+    services: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> AsyncIterator[Range]:
     """A range with its rules in force and its gateway serving, and no cell yet; destroyed when the block is left, however it is left.
 
     Args:
-        network, layout, directory, check_every_s, patience_s, serve, reach: see `making.RangeSpec`.
+        network, layout, directory, check_every_s, patience_s, serve, reach, guard, services: see `making.RangeSpec`.
         recorder: thread-safe; gets every event of the range, from a thread.
         home: Belljar's store: journal and locks.
         on_death: called once, from a thread, when the range has ended by itself: `ContainmentBreach` when its rules were changed, `CellError` when a process of it
@@ -83,8 +83,7 @@ async def open_range(
         answer: what the gateway asks the owner (`openai`).
         spending: what all ranges of the run have spent on upstreams; default: this one's alone.
 
-    Raises:
-        HostError: this host can't. CellError: it did not come up.
+    Raises `HostError`: this host can't; `CellError`: it did not come up.
 
     No task group or cancel scope stays open between entry and exit: they may happen in different tasks, under asyncio or trio.
     """
@@ -97,6 +96,8 @@ async def open_range(
         serve=serve,
         reach=reach,
         spending=spending or RunSpending(),
+        guard=guard,
+        services=services or {},
     )
     await anyio.lowlevel.checkpoint()
     made = Range(spec, recorder=recorder, home=home, on_death=on_death, answer=answer)
@@ -121,7 +122,7 @@ class Range:
         *,
         recorder: Recorder,
         home: Path,
-        on_death: Callable[[BelljarError], None] = _ignore,
+        on_death: Callable[[BelljarError], None] = lambda _error: None,
         answer: Answer | None = None,
     ) -> None:
         self.id = new_range_id()
@@ -209,11 +210,11 @@ class Range:
         return self._attached.get(cell)
 
     async def check(self) -> None:
-        """Read the rules back now. Raises what the range died of, when they are not as rendered."""
+        """As `check_now`, without blocking the event loop."""
         await anyio.to_thread.run_sync(self.check_now)
 
     def check_now(self) -> None:
-        """As `check`, blocking."""
+        """Read the rules back. Raises what the range died of, when they are not as rendered."""
         self._request({"do": "check"})
 
     async def destroy(self, *, reason: str = "closed") -> Destruction:
@@ -272,6 +273,7 @@ class Range:
         self._entry = self._journal.update(
             self._entry, supervisor=zygote.process, child=keeper, processes=(keeper, gateway)
         )
+        refuse_if_forbidden(self._home, self.id)  # before, nobody could know whom to kill
         self._mark("forks")
         self._watch = Watch(
             self.id,
@@ -282,6 +284,7 @@ class Range:
             dialler=Dialler(self._spec.network, self._spec.reach, self._spec.spending),
             budget=Budget.of(self._spec.network.bounds.recorded_bytes),
             patience_s=self._spec.check_every_s + self._spec.patience_s,
+            killed=lambda: read_order(self._home, self.id),
         )
         self._watch.start()
         for end in (lines.control, lines.events):

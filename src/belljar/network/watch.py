@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from belljar.errors import BelljarError, CellError, ContainmentBreach, HostError, LedgerError, ProtocolViolation
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
+from belljar.isolation.hold import Order, killed_error
 from belljar.network import datagrams
 from belljar.network.accounting import Accounts
 from belljar.network.budget import Budget
@@ -118,7 +119,9 @@ class Watch:
         dialler: Dialler,
         budget: Budget,
         patience_s: float,
+        killed: Callable[[], Order | None] = lambda: None,
     ) -> None:
+        """`killed`: the kill order over the range, which explains why its processes end."""
         self.heard = Heard()
         self.error: BelljarError | None = None
         self.closing = False
@@ -127,6 +130,7 @@ class Watch:
         self._decoder = UpDecoder()
         self._open = {lines.control, lines.events}
         self._is_ending = self._has_ended = False
+        self._killed = killed
         self._untold = 0
         self._next_look_s = 0.0
         self._last_word = threading.Event()
@@ -191,6 +195,8 @@ class Watch:
         with self._dying:
             if self.error is not None:
                 return
+            if type(error) is CellError:
+                error = killed_error(self._killed(), where=self._where()) or error
             self.error = error
         self._kill()
         self._last_word.set()

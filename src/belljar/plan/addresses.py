@@ -12,7 +12,8 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any, Final
 
 from belljar.errors import HostError
-from belljar.plan.network import CATCH_ALL_PORTS, METADATA_ADDRESS, NetworkPlan
+from belljar.plan.network import CATCH_ALL_PORTS, NetworkPlan
+from belljar.policy.guarding import METADATA_ADDRESS
 
 MAX_NAMES: Final = 250
 """Name patterns (those of upstreams too) of a range: each has an address of its own in one /24."""

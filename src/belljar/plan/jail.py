@@ -6,10 +6,10 @@ else; see `design/0004-microvm.md`. With `ids`, an OCI runtime's: a range of ids
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from belljar.dataclass import dataclass
 from belljar.plan.qemu import VmShape
 
 UID_RANGE_START: Final = 0x7000_0000

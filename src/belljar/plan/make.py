@@ -17,6 +17,7 @@ from belljar.plan.obstacles import (
     size_obstacles,
     tier_obstacles,
 )
+from belljar.plan.touch_sight import touch_warnings
 from belljar.plan.walls import Walls, walls_of
 from belljar.policy import Tier, demanded_tier, needs_hardware
 from belljar.units import printable
@@ -73,6 +74,7 @@ def make_plan(
             *radius.common_warnings(image, policy.image, passed_over=passed_over),
             *walls.warnings,
             *network_warnings,
+            *touch_warnings(policy, walls.tier, facts),
         ),
         network=network,
         rights=walls.rights,
@@ -86,7 +88,7 @@ def _network(policy: Policy, facts: HostFacts, base: Path | None) -> NetworkPlan
         return None
     from belljar.plan.network import plan_network
 
-    network = plan_network(policy.network, base, open_files_max=facts.open_files_max)
+    network = plan_network(policy.network, base, decoys=policy.decoys, open_files_max=facts.open_files_max)
     if found := network_obstacles(facts, {item.kind for item in network.stand_ins}):
         raise found[0].error()
     return replace(network, controllers=facts.cgroup.controllers)
@@ -121,7 +123,7 @@ def _passed_over(tier: Tier, refused: dict[Tier, Obstacle]) -> tuple[str, ...]:
     """A sentence for each skipped tier; a hint for several is given once."""
     said, hints = [], set()
     for weaker, obstacle in refused.items():
-        hint = f" → {obstacle.hint}" if obstacle.hint not in hints else ""
+        hint = f"; hint: {obstacle.hint}" if obstacle.hint not in hints else ""
         hints.add(obstacle.hint)
         said.append(f"using tier {tier}: tier {weaker} can't be used here: {obstacle.what}{hint}")
     return tuple(said)

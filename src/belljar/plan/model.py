@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from enum import Enum
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from belljar.dataclass import dataclass, json_of
 from belljar.plan.jail import JailLimits
 from belljar.plan.oci import OciShape
 from belljar.plan.qemu import GuestLimits, VmShape
@@ -133,17 +131,5 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; the same plan always gives the same."""
-        shown = {name: _plain(getattr(self, name)) for name in self.__slots__ if name != "policy"}
+        shown = {name: json_of(getattr(self, name)) for name in self.__slots__ if name != "policy"}
         return {"version": PLAN_FORMAT, "policy": self.policy.to_json(), **shown}
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - JSON values of any shape
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, PurePath):
-        return str(value)
-    if hasattr(value, "__dataclass_fields__"):
-        return _plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in sorted(value.items())}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

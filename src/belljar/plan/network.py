@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from belljar.dataclass import dataclass
 from belljar.errors import PolicyError
 from belljar.plan.jail import GroupLimits
 from belljar.policy import Network
+from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.network import OWN_CELL, OwnCell
 from belljar.policy.stand_ins import ALL_PORTS, StandIn
 
 DNS_PORT: Final = 53
-METADATA_ADDRESS: Final = "169.254.169.254"
-"""Where every large cloud has its metadata service; it leads to a stand-in of kind `metadata` if the policy has one, and nowhere else."""
 TARGET_KINDS: Final = frozenset({"cell", "python"})
 """Kinds that a target cell answers, and not the gateway."""
+TLS_PORTS: Final = frozenset({443, 8443})
+"""Where a decoy service that speaks HTTP does so over TLS."""
 DIAL_BYTES: Final = 512
 """What a dial takes of an upstream's budget: the packets that begin and end a TCP connection, counted generously."""
 Default: TypeAlias = Literal["deny", "simulate"]
@@ -249,9 +251,17 @@ class NetworkPlan:
         )
 
 
-def plan_network(network: Network, base: Path | None, *, open_files_max: int | None = None) -> NetworkPlan:
+def plan_network(
+    network: Network,
+    base: Path | None,
+    *,
+    decoys: Iterable[DecoySpec] = (),
+    open_files_max: int | None = None,
+) -> NetworkPlan:
     """What a policy's network comes to. `base` is the policy's own directory, None when it has none.
 
+    `decoys`: the policy's; those that are services are stand-ins of their id. What they hold is no
+    setting of the plan: it is made for each sample (`signals.services`).
     `open_files_max`: this host's hard limit of open files, which bounds a gateway's connections; None: it doesn't matter.
 
     Raises:
@@ -261,6 +271,7 @@ def plan_network(network: Network, base: Path | None, *, open_files_max: int | N
         stand_ins=(
             *(_stand_in(name, item, base) for name, item in network.stand_ins.items()),
             *((_own_cell(network.own_cell),) if network.own_cell is not None else ()),
+            *(_service(decoy) for decoy in decoys if decoy.is_service),
         ),
         default="simulate" if network.default.value == "simulate" else "deny",
         sink=network.sink,
@@ -321,6 +332,16 @@ def _stand_in(name: str, item: StandIn, base: Path | None) -> StandInPlan:
         directory=directory,
         all_ports=all_ports,
     )
+
+
+def _service(decoy: DecoySpec) -> StandInPlan:
+    protocol = SERVICE_PORTS[decoy.kind][1]
+    if protocol == "http" and decoy.port in TLS_PORTS:
+        protocol = "tls"
+    port = PortPlan(number=decoy.port, protocol=protocol)
+    # Of a metadata service the address is known, not the name.
+    names = (decoy.host,) if decoy.place else ()
+    return StandInPlan(id=decoy.id, kind=decoy.kind.value, names=names, ports=(port,))
 
 
 def _ports(spoken: Iterable[tuple[int, str]]) -> tuple[tuple[PortPlan, ...], bool]:

@@ -8,7 +8,6 @@ from belljar.host import HostFacts
 from belljar.plan.model import REAL, Bound
 from belljar.plan.network import (
     CATCH_ALL_PORTS,
-    METADATA_ADDRESS,
     NetworkPlan,
     PortPlan,
     StandInPlan,
@@ -16,6 +15,7 @@ from belljar.plan.network import (
     plan_network,
 )
 from belljar.policy import LoadedPolicy
+from belljar.policy.guarding import METADATA_ADDRESS
 from belljar.units import format_size, printable
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeState, ToolFact
 from belljar.plan.seccomp import ARCHITECTURES

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from belljar.dataclass import dataclass
 from belljar.plan.jail import WORKLOAD_ROOT
 from belljar.plan.seccomp import seccomp_profile
 from belljar.policy import Resources, Tier
@@ -191,7 +191,7 @@ def _with_the_stages_network(shape: OciShape, namespaces: list[dict[str, Any]]) 
 
 
 def runtime_argv(
-    runtime: OciRuntime, program: str, *, state: str, bundle: str, name: str, has_port: bool = False
+    runtime: OciRuntime, program: str, *, state: str, bundle: str, name: str, has_port: bool = False, trace: str = ""
 ) -> tuple[str, ...]:
     """What starts the container and ends; the agent goes on with the runtime's descriptor 0.
 
@@ -201,8 +201,10 @@ def runtime_argv(
         bundle: the directory of config.json.
         name: the container's name, which no workload sees.
         has_port: as in `OciCell`.
+        trace: runsc's configuration of the trace points that it sends from the start; "": none.
     """
-    own = (*_RUNSC_FLAGS, f"--network={'sandbox' if has_port else 'none'}") if runtime.kind == "runsc" else ()
+    traced = (f"--pod-init-config={trace}",) if trace else ()
+    own = (*traced, *_RUNSC_FLAGS, f"--network={'sandbox' if has_port else 'none'}") if runtime.kind == "runsc" else ()
     return (program, "--root", state, *own, "run", "--detach", "--bundle", bundle, name)
 
 

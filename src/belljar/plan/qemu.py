@@ -8,9 +8,10 @@ The guest sees no name of ours: `-name` stays on the host's side of the microvm 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, TypeAlias
+
+from belljar.dataclass import dataclass
 
 Accel: TypeAlias = Literal["kvm", "tcg"]
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from belljar.compose.health import SETTLE_S
 from belljar.plan.model import REAL, ImageFacts, Plan
 from belljar.policy import Tier
 from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.policy import Policy
 
 _WIDTH = 110
 _LABEL = 10
@@ -41,6 +45,7 @@ def _blocks(plan: Plan) -> Iterator[tuple[str, str]]:
     if rights := str(plan.rights):
         yield ("rights", f"inside the cell, beyond an ordinary container's: {rights}")
     yield ("as", f"user {plan.user}, in {plan.workdir}, host name {plan.hostname}")
+    yield from _labelled("decoys", _decoys(plan.policy))
     yield ("", "")
     yield ("", "The cell can, at its worst,")
     radius = plan.blast_radius
@@ -63,6 +68,17 @@ def _program(image: ImageFacts) -> str:
     ready = "the image's health check passes" if image.has_check else settled
     shown = printable(image.program, max_chars=_PROGRAM_CHARS)
     return f"{shown} — before a sample starts, until {ready}, unless the task runs another program"
+
+
+def _decoys(policy: Policy) -> Iterator[str]:
+    """Each decoy, its kind and where it will be."""
+    if not policy.decoys:
+        return
+    from belljar.signals.kinds import PLACES
+
+    for decoy in policy.decoys:
+        place = f"{decoy.host}:{decoy.port}" if decoy.is_service else decoy.place or PLACES[decoy.kind]
+        yield f"{decoy.id} ({decoy.kind}): {place}"
 
 
 def _how(plan: Plan) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from belljar.dataclass import dataclass
 from belljar.plan.qemu import ARGV_FORMAT, KERNEL_COMMAND_LINE, GuestLimits, VmShape
 
 TEMPLATE_FORMAT = 2

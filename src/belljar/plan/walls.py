@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import dataclass
 from belljar.host import CgroupVersion, HostFacts, KvmState, RuntimeFact, RuntimeState
 from belljar.plan import oci_radius, radius
 from belljar.plan.cores import cores_warning

@@ -10,12 +10,12 @@ import os
 import posixpath
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.policy.regular import open_beneath, read_regular
 from belljar.units import printable
 

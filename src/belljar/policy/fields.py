@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -16,6 +15,7 @@ from typing import Any, Final
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from belljar.dataclass import dataclass
 from belljar.policy.reference import IMAGE_ID, PATTERN, parse_reference
 from belljar.units import format_duration, format_size, parse_duration, parse_size, printable
 

@@ -9,19 +9,22 @@ field, and the tighter of both. Pure.
 | `rights` | fewer rights inside the cell; a policy that says nothing of them bounds none |
 | `network` | none, or cells of the sample's own range alone; else the operator's own |
 | `network.upstreams` | fewer hosts, ports and methods, smaller budgets |
+| `guard` | the operator's own, when it says something |
+| each of `on` | stops more |
 | each of `network.record`, where both have a network | larger: it keeps more evidence |
 
-What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`) has no order (of two users neither is tighter): it opens nothing,
+What a cell holds (`name`, `image`, `user`, `workdir`, `env`, `files`, `decoys`) has no order (of two users neither is tighter): it opens nothing,
 and stays the task's. So do the other cells of its range, each within the same risk, tier and limits: a
 range of cells leads nowhere. Stand-ins of two networks have no order either: the operator's are taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
 from belljar.errors import PolicyError
+from belljar.policy.guarding import Stop, Trigger, stop_for
 from belljar.policy.limits import Resources
 from belljar.policy.load import with_changes
 from belljar.policy.loaded import LoadedPolicy
@@ -51,8 +54,19 @@ def _looser(policy: Policy, floor: Policy) -> Iterator[str]:
         yield "host_tools"
     if not is_within(policy.rights, floor.rights):
         yield "rights"
+    if floor.guard is not None and policy.guard != floor.guard:
+        yield "guard"
+    if policy.on != _more_stops(policy.on, floor.on):
+        yield "on"
     if policy.network is not None:
         yield from _looser_network(policy.network, floor)
+
+
+def _more_stops(ours: Mapping[Trigger, Stop], floor: Mapping[Trigger, Stop]) -> Mapping[Trigger, Stop]:
+    """For each trigger that one of both names, what stops more."""
+    order = list(Stop)
+    named = [trigger for trigger in Trigger if trigger in ours or trigger in floor]
+    return {trigger: max(stop_for(ours, trigger), stop_for(floor, trigger), key=order.index) for trigger in named}
 
 
 def _looser_network(network: Network, floor: Policy) -> Iterator[str]:
@@ -122,7 +136,9 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
     if network is not None and ours.network is not None and theirs.network is not None:
         record = larger_record(ours.network.record, theirs.network.record)
         network = network.model_copy(update={"record": record})
-    if ours.files and base != loaded.base:
+    guarded = floor if theirs.guard is not None else loaded
+    protects_files = any(item.file for item in guarded.policy.guard_rules.protect)
+    if (ours.files and base != loaded.base) or (protects_files and base != guarded.base):
         raise PolicyError(
             "both it and the operator's policy need files, and a cell takes files from the directory of one policy only",
             where=printable(loaded.source),
@@ -134,6 +150,8 @@ def tightened(loaded: LoadedPolicy, floor: LoadedPolicy) -> LoadedPolicy:
         "network": network,
         "rights": common_rights(ours.rights, theirs.rights),
         "host_tools": _fewer_tools(ours.host_tools_rule, theirs.host_tools_rule),
+        "guard": theirs.guard or ours.guard,
+        "on": _more_stops(ours.on, theirs.on),
     }
     made = with_changes(loaded, changes).policy
     resources = smaller_resources(ours.resources, theirs.resources)

@@ -4,10 +4,11 @@ each plan needs this."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from belljar.dataclass import dataclass
 from belljar.policy.risk import Tier
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from belljar.policy.network import Located, Network, locate
 from belljar.policy.regular import OutsideError, open_beneath, open_regular, read_regular
 from belljar.policy.resources import ResourcesText
 from belljar.policy.rights import Rights
+from belljar.policy.signals import ActionsText, DecoyText, GuardText, ProtectedText, StopsText
 from belljar.policy.stand_ins import At, CellStandIn, StandIn
 from belljar.policy.yaml_tree import Problem, Tree
 from belljar.units import format_size, printable
@@ -38,6 +39,11 @@ _MODELS: Final[dict[tuple[str, ...], type[BaseModel]]] = {
     ("files",): FileCopy,
     ("host_tools",): HostToolsText,
     ("rights",): Rights,
+    ("decoys",): DecoyText,
+    ("guard",): GuardText,
+    ("guard", "protect"): ProtectedText,
+    ("guard", "action"): ActionsText,
+    ("on",): StopsText,
 }
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from belljar.errors import PolicyError
+from belljar.policy.guarding import GuardRules, Stop, Trigger
 from belljar.policy.limits import Resources
 from belljar.policy.outside_tools import HostTools, default_host_tools
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
@@ -47,6 +47,9 @@ class PresetPolicy:
     network: None = None
     rights: None = None
     host_tools: None = None
+    decoys: tuple[()] = ()
+    guard: None = None
+    on: Mapping[Trigger, Stop] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -58,12 +61,17 @@ class PresetPolicy:
         """What becomes of tools that act outside of a cell, by its risk."""
         return default_host_tools(self.risk)
 
+    @property
+    def guard_rules(self) -> GuardRules:
+        """What the guard looks for and does: the defaults."""
+        return GuardRules()
+
     def to_json(self) -> dict[str, Any]:
         """As `Policy.to_json`."""
         tier = None if self.tier is None else self.tier.value
         words = {"risk": self.risk.value, "tier": tier, "resources": asdict(self.resources)}
         named = {name: getattr(self, name) for name in self.__slots__}
-        return {**named, **words, "env": {}, "files": [], "network": "none"}
+        return {**named, **words, "env": {}, "files": [], "network": "none", "decoys": "none", "on": {}}
 
 
 _PRESET_POLICIES: Final[Mapping[str, tuple[str, PresetPolicy]]] = MappingProxyType(
@@ -121,7 +129,7 @@ class LoadedPolicy:
 
 def preset_text(name: str) -> bytes:
     """The text of one of `PRESETS`."""
-    return (resources.files("belljar.policy") / "presets" / f"{name}.yaml").read_bytes()
+    return (Path(__file__).parent / "presets" / f"{name}.yaml").read_bytes()
 
 
 def known_preset(name: str | None, least: Risk = Risk.LOW) -> LoadedPolicy | None:

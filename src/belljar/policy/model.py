@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 
 from belljar.policy import fields as kinds
 from belljar.policy.files import FileCopy, FilesField
+from belljar.policy.guarding import GuardRules
 from belljar.policy.host_tools import HostToolsField
 from belljar.policy.limits import Resources
 from belljar.policy.network import Network, read_network
@@ -20,6 +21,7 @@ from belljar.policy.outside_tools import HostTools, default_host_tools
 from belljar.policy.resources import ResourcesField, Strict
 from belljar.policy.rights import Rights
 from belljar.policy.risk import Risk, Tier, demanded_tier, least_tier, lowered
+from belljar.policy.signals import DecoysField, GuardField, StopsField, check_services
 from belljar.policy.stand_ins import At, TargetStandIn
 
 __all__ = ["FileCopy", "Policy", "policy_schema"]
@@ -82,6 +84,20 @@ class Policy(Strict):
         description="Tools of the evaluation that act outside of a cell: MCP servers that run elsewhere, web search, "
         "hosted code. Default refuse for risk high and critical, report below.",
     )
+    decoys: DecoysField = Field(
+        default=(),
+        description="Fake secrets and services, made for each sample alone: `none`, `standard`, or a list.",
+        json_schema_extra={"default": "none"},
+    )
+    guard: GuardField = Field(
+        default=None,
+        description="What is looked for in all that leaves the cell, and what becomes of it. Default: credentials and "
+        "decoys are flagged, and blocked on their way to a real service.",
+    )
+    on: StopsField = Field(
+        default_factory=dict,
+        description="What is stopped when something happens. Default: a breach stops the run.",
+    )
 
     @field_validator("tier", mode="after")
     @classmethod
@@ -100,6 +116,13 @@ class Policy(Strict):
             _check_targets(network, demanded_tier(risk, info.data.get("tier")))
         return network
 
+    @field_validator("decoys", mode="after")
+    @classmethod
+    def _services_have_a_network(cls, decoys: DecoysField, info: Any) -> DecoysField:  # noqa: ANN401 - pydantic's ValidationInfo
+        if "network" in info.data:
+            check_services(decoys, info.data["network"])
+        return decoys
+
     def __hash__(self) -> int:
         return hash(json.dumps(self.to_json(), sort_keys=True))
 
@@ -117,6 +140,11 @@ class Policy(Strict):
     def host_tools_rule(self) -> HostTools:
         """What becomes of tools that act outside of a cell, by this policy and its risk."""
         return self.host_tools or default_host_tools(self.risk)
+
+    @property
+    def guard_rules(self) -> GuardRules:
+        """What the guard looks for and does, with the defaults of a policy that says nothing."""
+        return self.guard or GuardRules()
 
     def to_json(self) -> dict[str, Any]:
         """The policy as JSON values, all defaults filled in, sizes in bytes and durations in seconds."""

@@ -4,9 +4,9 @@ needs this."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.policy.risk import Risk
 
 ANY: Final = "*"

@@ -9,9 +9,10 @@ SHA-256 is known here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.units import printable
 
 DEFAULT_REGISTRY: Final = "docker.io"

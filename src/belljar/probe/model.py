@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any, Final
+
+from belljar.dataclass import dataclass
 
 PARAMETERS: Final[Mapping[str, str]] = {
     "nonce": "32 hexadecimal digits; said back in the last line",

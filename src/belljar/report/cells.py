@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.differences import Difference
 from belljar.events import Kind
 from belljar.ledger import Line
@@ -89,13 +90,15 @@ class CellFindings:
     Sizes in bytes: `bytes_in` went into the cell (files, standard input), `bytes_out` came out of
     it (output, files). `host_tools`: the tools that its policy lets act outside of it, `*` for all;
     none where that is not on record. `death`: why it died while it was in use. `preparing`: the sample's own work never began; False where
-    the ledger does not tell preparation and work apart.
+    the ledger does not tell preparation and work apart. `control`: a scripted agent's that tested the
+    sensors.
     """
 
     cell_id: str
     tier: str = ""
     emulated: bool = False
     ahead: bool = False
+    control: bool = False
     taken: bool = False
     task: str = ""
     sample: str = ""
@@ -271,6 +274,8 @@ def _add_fact(cell: CellFindings, kind: Kind, data: Mapping[str, Any]) -> None:
             cell.tier, cell.emulated = str(data["tier"]), bool(data["emulated"])
             cell.ahead = data.get("ahead") is True
             cell.range_id = str(data.get("range", ""))
+        case Kind.CONTROL_STARTED:
+            cell.control = True
         case Kind.CELL_TAKEN:
             cell.taken = True
         case Kind.SAMPLE_STARTED:

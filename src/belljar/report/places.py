@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.units import printable
 
 NAMED: Final = 3

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.places import Places

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.probe.model import Verdict, worst
 
 
@@ -31,6 +31,8 @@ class ReasonCode(StrEnum):
     BYTES_NOT_RECORDED = "bytes_not_recorded"
     EVENTS_CUT_AT_END = "events_cut_at_end"
     TRAFFIC_ANALYSIS_ENDED = "traffic_analysis_ended"
+
+    DECOY_CARRIED = "decoy_carried"
 
     NO_CELL = "no_cell"
     CALLS_OUTSIDE_CELL = "calls_outside_cell"
@@ -60,7 +62,14 @@ class ReasonCode(StrEnum):
         return Verdict.BREACHED if self in _BREACHES else Verdict.VOID
 
 
-_BREACHES: Final = frozenset({ReasonCode.PROBES_BREACHED, ReasonCode.RANGE_BREACHED, ReasonCode.SCORER_BREACHED})
+_BREACHES: Final = frozenset(
+    {
+        ReasonCode.PROBES_BREACHED,
+        ReasonCode.RANGE_BREACHED,
+        ReasonCode.SCORER_BREACHED,
+        ReasonCode.DECOY_CARRIED,
+    }
+)
 
 RECORD_IN_DOUBT: Final = frozenset({ReasonCode.LEDGER_BAD, ReasonCode.LEDGER_UNFINISHED, ReasonCode.RUN_END_MISSING})
 """Causes of a run that void every sample of it."""
@@ -88,6 +97,7 @@ TEXT: Final[Mapping[ReasonCode, str]] = {
     ReasonCode.BYTES_NOT_RECORDED: "{} byte(s) that the gateway received are in no event",
     ReasonCode.EVENTS_CUT_AT_END: "{} thing(s) or more that were cut by the range's end are in no event",
     ReasonCode.TRAFFIC_ANALYSIS_ENDED: "the traffic between cells was not read to its end: {}",
+    ReasonCode.DECOY_CARRIED: "a decoy that was made for another sample was seen: {}",
     ReasonCode.NO_CELL: "no cell is on record for this sample",
     ReasonCode.CALLS_OUTSIDE_CELL: "{} call(s) of the transcript never reached a cell",
     ReasonCode.HOST_TOOL_CALLED: "the tool {} acted outside of the cell, which the policy refuses",

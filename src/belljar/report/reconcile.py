@@ -9,8 +9,8 @@ stands between the two that should not, and the evidence is void.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.report.cells import Action, CellFindings, Operation
 

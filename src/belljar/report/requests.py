@@ -6,10 +6,11 @@ What they quote is a guest's word, and it comes through a gateway that a guest m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.report.places import Places

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.differences import Difference as Fact
 from belljar.probe.model import Verdict, worst
 from belljar.report.cells import CellFindings, Degraded, Probing
 from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import Reason, ReasonCode, verdict_of
 from belljar.report.reconcile import Call, Difference
+from belljar.report.signals import Control, SampleSignals, Validity, validity_of
 from belljar.report.tools import ToolCall, ToolUse, tool_uses, with_hidden_operations
 from belljar.report.upstreams import UpstreamUse
 from belljar.units import printable
@@ -48,6 +50,7 @@ class Row:
     difference: Difference
     reasons: tuple[Reason, ...]
     ranges: tuple[RangeFindings, ...] = ()
+    signals: SampleSignals = SampleSignals()
 
     @property
     def verdict(self) -> Verdict:
@@ -131,6 +134,7 @@ class RunFindings:
     problems: tuple[Reason, ...] = ()
     errors: tuple[str, ...] = ()
     upstreams: tuple[UpstreamUse, ...] = ()
+    controls: tuple[Control, ...] = ()
     interrupted: bool = False
     refusal_code: int = 0
     unsealed_logs: tuple[str, ...] = ()
@@ -139,6 +143,11 @@ class RunFindings:
     def spares(self) -> tuple[CellFindings, ...]:
         """Cells that were made ahead and not needed."""
         return tuple(cell for cell in self.strays if cell.is_spare)
+
+    @property
+    def signals_validity(self) -> Validity:
+        """What the controls say of the signals of all samples."""
+        return validity_of(self.controls)
 
     @property
     def tools(self) -> tuple[ToolUse, ...]:
@@ -200,10 +209,11 @@ def _degraded(findings: RunFindings) -> str:
 
 
 def _not_logged(findings: RunFindings) -> str:
-    """A sample of which a cell is on record, and that no log has."""
-    lost = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
-    logged = len(findings.rows)
-    return f"; {logged} of {logged + len(lost)} samples in the log" if lost else ""
+    """Samples of which a cell is on record, and that no log has."""
+    unprepared = {cell.uuid or cell.cell_id for cell in findings.strays if cell.sample}
+    logged = sum(all(each.code is not ReasonCode.SAMPLE_NOT_IN_LOG for each in row.reasons) for row in findings.rows)
+    begun = len(findings.rows) + len(unprepared)
+    return f"; {logged} of {begun} samples in the log" if logged < begun else ""
 
 
 def _amiss(findings: RunFindings) -> str:
@@ -237,6 +247,8 @@ def as_json(findings: RunFindings) -> dict[str, Any]:
             }
             for each in findings.reused
         ],
+        "signals_validity": findings.signals_validity.value,
+        "controls": [each.to_json() for each in findings.controls],
         "upstreams": [use.to_json() for use in findings.upstreams],
         "tools": [use.to_json() for use in findings.tools],
         "stray_cells": [cell.cell_id for cell in findings.strays if not cell.is_spare],
@@ -279,6 +291,8 @@ def _row_json(row: Row) -> dict[str, Any]:
         "destroyed": row.destroyed,
         "probes": [_probing_json(cell, probing) for cell in row.cells for probing in cell.probings],
         "ranges": [each.to_json() for each in row.ranges],
+        "signals": [signal.to_json() for signal in row.signals.signals],
+        "signals_blind": [spot.to_json() for spot in row.signals.blind],
         "limits_hit": sorted({limit for cell in row.cells for limit in cell.limits}),
         "not_in_transcript": {
             "raised": len(difference.raised),

@@ -7,11 +7,12 @@ A call that makes no operation in a cell ran in the evaluation's own process or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
+from belljar.dataclass import dataclass
 from belljar.units import printable
 
 HARMLESS: Final = frozenset({"submit", "think", "todo_write", "update_plan", "memory"})

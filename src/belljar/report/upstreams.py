@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.units import printable

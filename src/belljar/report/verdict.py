@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import field
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Final
 
+from belljar.dataclass import dataclass
 from belljar.events import Kind
 from belljar.ledger import Line
 from belljar.probe.model import Verdict
@@ -16,6 +17,7 @@ from belljar.report.ranges import RangeFindings
 from belljar.report.reasons import CAUSES_OF_STOPS, RECORD_IN_DOUBT, Reason, ReasonCode
 from belljar.report.reconcile import Difference, reconcile
 from belljar.report.samples import Row, RunFindings, Transcript
+from belljar.report.signals import SampleSignals, SignalGatherer
 from belljar.report.tools import refused_calls
 from belljar.report.upstreams import UpstreamUse
 
@@ -105,6 +107,7 @@ class Evidence:
     ranges: Mapping[str, RangeFindings] = field(default_factory=dict)
     upstreams: Sequence[UpstreamUse] = ()
     run: RunRecord = field(default_factory=RunRecord)
+    signals: SignalGatherer = field(default_factory=SignalGatherer)
     begun_elsewhere: Mapping[str, frozenset[str]] = field(default_factory=dict)
     ledger: LedgerState = LedgerState.VERIFIED
     ledger_problem: str = ""
@@ -119,14 +122,20 @@ def judge(evidence: Evidence) -> RunFindings:
         (reused if each.uuid not in by_uuid and _is_reused(each, evidence) else own).append(each)
     doubts = list(_record_reasons(evidence))
     everywhere = tuple(reason for reason in doubts if reason.code in RECORD_IN_DOUBT)
-    rows = tuple(_row(each, by_uuid.get(each.uuid, []), evidence.ranges, everywhere) for each in own)
+    interrupted = _is_interrupted(evidence)
+    broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
+    unlogged = _unlogged(evidence.cells.values(), {each.uuid for each in (*own, *reused)}, broken_off=broken_off)
+    rows = (
+        *(_row(each, by_uuid.get(each.uuid, []), evidence, everywhere) for each in own),
+        *(_row(_without_log(cells), cells, evidence, everywhere, is_logged=False) for cells in unlogged),
+    )
     taken_cells = {cell.cell_id for row in rows for cell in row.cells}
     taken_ranges = {found.range_id for row in rows for found in row.ranges}
     strays = tuple(cell for cell in evidence.cells.values() if cell.cell_id not in taken_cells)
     stray_ranges = tuple(found for found in evidence.ranges.values() if found.range_id not in taken_ranges)
-    interrupted = _is_interrupted(evidence)
-    broken_off = interrupted or any(log.status is LogStatus.ERROR for log in evidence.logs)
-    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges, broken_off=broken_off)]
+    stray_signals = evidence.signals.of([c.cell_id for c in strays], [r.range_id for r in stray_ranges])
+    problems = [*doubts, *_log_reasons(evidence), *_stray_reasons(strays, stray_ranges)]
+    problems += _carried(stray_signals)
     if not rows:
         problems.append(Reason(code=ReasonCode.NO_SAMPLES))
     return RunFindings(
@@ -138,6 +147,7 @@ def judge(evidence: Evidence) -> RunFindings:
         problems=tuple(problems),
         errors=tuple(_evaluation_errors(evidence)),
         upstreams=tuple(evidence.upstreams),
+        controls=evidence.signals.controls,
         interrupted=interrupted,
         refusal_code=run.refusal_code,
         unsealed_logs=tuple(log.location for log in evidence.logs) if run.kind != EVALUATION else (),
@@ -164,18 +174,37 @@ def _is_reused(transcript: Transcript, evidence: Evidence) -> bool:
 def _row(
     transcript: Transcript,
     cells: Sequence[CellFindings],
-    ranges: Mapping[str, RangeFindings],
+    evidence: Evidence,
     everywhere: Sequence[Reason],
+    *,
+    is_logged: bool = True,
 ) -> Row:
-    difference = reconcile(transcript.calls, cells)
+    difference = reconcile(transcript.calls, cells) if is_logged else Difference()
+    ranges = evidence.ranges
     its = tuple(ranges[each] for each in dict.fromkeys(cell.range_id for cell in cells) if each in ranges)
+    signals = evidence.signals.of([cell.cell_id for cell in cells], [each.range_id for each in its])
     reasons = [
         *(reason for cell in cells for reason in cell.reasons),
         *(reason for each in its for reason in each.reasons),
+        *_carried(signals),
+        *([] if is_logged else [Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, detail=transcript.sample)]),
         *_sample_reasons(transcript, cells, difference),
         *everywhere,
     ]
-    return Row(transcript=transcript, cells=tuple(cells), difference=difference, reasons=tuple(reasons), ranges=its)
+    return Row(
+        transcript=transcript,
+        cells=tuple(cells),
+        difference=difference,
+        reasons=tuple(reasons),
+        ranges=its,
+        signals=signals,
+    )
+
+
+def _carried(signals: SampleSignals) -> Iterator[Reason]:
+    """What one sample has of another: its cell was not as sealed off as it had to be."""
+    for carried in signals.carried:
+        yield Reason(code=ReasonCode.DECOY_CARRIED, detail=carried)
 
 
 def _sample_reasons(transcript: Transcript, cells: Sequence[CellFindings], difference: Difference) -> Iterator[Reason]:
@@ -241,16 +270,36 @@ def _is_interrupted(evidence: Evidence) -> bool:
     return (evidence.run.interrupted or cancelled) and not evidence.run.stopped
 
 
-def _stray_reasons(
-    cells: Iterable[CellFindings], ranges: Iterable[RangeFindings], *, broken_off: bool
-) -> Iterator[Reason]:
-    """Nothing hides in a cell or range that belongs to no sample of a log."""
+def _unlogged(cells: Iterable[CellFindings], logged: Set[str], *, broken_off: bool) -> Iterable[Sequence[CellFindings]]:
+    """The cells of each sample that began and that no log has.
+
+    Inspect logs no sample that it was only preparing when it was interrupted, or when another
+    sample failed: its own commands (files, setup script, tools) may have run in the cell. Nor one
+    whose error and whose cancellation for another sample's error meet.
+    """
+    found: dict[str, list[CellFindings]] = {}
     for cell in cells:
-        # Inspect logs no sample that it was only preparing when it was interrupted, or when another
-        # sample failed. Its own commands (files, setup script, tools) may have run in the cell.
         never_ran = cell.preparing or not cell.operations
-        if cell.sample and not (broken_off and never_ran):
-            yield Reason(code=ReasonCode.SAMPLE_NOT_IN_LOG, where=f"cell {cell.cell_id}", detail=cell.sample)
+        if cell.sample and cell.uuid not in logged and not (broken_off and never_ran):
+            found.setdefault(cell.uuid or cell.cell_id, []).append(cell)
+    return found.values()
+
+
+def _without_log(cells: Sequence[CellFindings]) -> Transcript:
+    """What the record alone says of a sample."""
+    first = cells[0]
+    return Transcript(
+        task=first.task,
+        sample=first.sample,
+        epoch=first.epoch,
+        uuid=first.uuid,
+        error="Inspect's log doesn't have it",
+    )
+
+
+def _stray_reasons(cells: Iterable[CellFindings], ranges: Iterable[RangeFindings]) -> Iterator[Reason]:
+    """What is amiss of cells and ranges of no sample."""
+    for cell in cells:
         yield from cell.end_reasons
     for found in ranges:
         yield from found.end_reasons

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from belljar.isolation.hold import release
     from belljar.sync.cells import BackgroundCommand, Cell, CellStream, RunningCommand
-    from belljar.sync.opening import Pool, Range, open_cell, open_pool, open_range
+    from belljar.sync.opening import Pool, Range, kill, open_cell, open_pool, open_range
 
 __all__ = [
     "BackgroundCommand",
@@ -27,15 +28,18 @@ __all__ = [
     "Pool",
     "Range",
     "RunningCommand",
+    "kill",
     "open_cell",
     "open_pool",
     "open_range",
+    "release",
 ]
 
 __getattr__ = lazy_names(
     __name__,
     {
         **dict.fromkeys(("BackgroundCommand", "Cell", "CellStream", "RunningCommand"), "belljar.sync.cells"),
-        **dict.fromkeys(("Pool", "Range", "open_cell", "open_pool", "open_range"), "belljar.sync.opening"),
+        **dict.fromkeys(("Pool", "Range", "kill", "open_cell", "open_pool", "open_range"), "belljar.sync.opening"),
+        "release": "belljar.isolation.hold",
     },
 )

@@ -14,7 +14,9 @@ from belljar.cell.ranges import Range as AsyncRange
 from belljar.cell.ranges import open_range as open_async_range
 from belljar.cell.stock import DEFAULT_SIZE
 from belljar.events import Actor
+from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike
+from belljar.isolation.kill import KillReport, kill_now
 from belljar.ledger import RunDirectory
 from belljar.sync.cells import Cell
 from belljar.sync.loop import Loop, own_loop
@@ -105,3 +107,10 @@ def open_pool(
         opening = open_async_pool(policy, size=size, run=run, home=home, actor=actor)
         with loop.entered(opening) as pool:
             yield Pool(pool, loop)
+
+
+def kill(
+    *names: str, everything: bool = False, hold: bool = False, reason: str = "", home: Path | None = None
+) -> KillReport:
+    """See `belljar.kill`."""
+    return kill_now(home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason)

@@ -31,9 +31,9 @@ from belljar.errors import BelljarError
 from belljar.ledger import RunDirectory
 from belljar.network.range import Range as Network
 from belljar.plan.addresses import RangeLayout
-from belljar.plan.network import METADATA_ADDRESS
 from belljar.plan.rules import Reason
 from belljar.policy import load_policy
+from belljar.policy.guarding import METADATA_ADDRESS
 
 PROBER: Final = Path(__file__).with_name("prober.py")
 SERVER: Final = "import socket\ns = socket.create_server(('', 5432))\nwhile True:\n c, _ = s.accept()\n c.sendall(b'welcome')\n c.close()\n"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,23 @@ async def test_without_one_ready_the_taker_opens_his_own() -> None:
         async with it.cell() as cell:
             assert cell not in it.ahead
         assert it.taken() == []
+
+
+async def test_a_hold_that_comes_while_a_cell_is_waited_for_counts() -> None:
+    """The taker gets the refusal, not the cell; the cell is destroyed."""
+    refusals = iter([None, HostError("held")])
+
+    def refuse() -> None:
+        if (error := next(refusals)) is not None:
+            raise error
+
+    async with stand() as it:
+        it.pool._supply = replace(it.pool._supply, refuse=refuse)
+        await it.filled()
+        with pytest.raises(HostError, match="held"):
+            async with it.cell():
+                raise AssertionError("it was given out")
+        assert it.ahead[0].destroyed
 
 
 async def test_many_takers_never_share_a_cell() -> None:

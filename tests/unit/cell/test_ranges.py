@@ -38,6 +38,7 @@ class ANetwork:
     """A range's network, as far as port and router look at it."""
 
     user_namespace = None
+    id = "r-0123456789ab"
 
     def __init__(self, layout: RangeLayout, error: BelljarError | None = None) -> None:
         self.layout, self._error = layout, error

@@ -166,6 +166,15 @@ def test_usage(answer: bytes) -> None:
             read_usage(answer)
 
 
+@given(mtime_s=st.integers(-(1 << 63), (1 << 53)))
+def test_a_time_comes_back_in_whole_seconds(mtime_s: int) -> None:
+    """Before 1970 and far ahead, too."""
+    record = Record(path="", kind=RecordKind.FILE, mtime_s=mtime_s + 0.5 if mtime_s >= 0 else mtime_s)
+    (back,) = reader().feed(encode(record))
+    assert isinstance(back, Record)
+    assert back.mtime_s == float(mtime_s)
+
+
 def test_requests() -> None:
     """A NUL in a path or a number that doesn't fit is the caller's error; a path is not empty."""
     walk = {"user": "", "cwd": "/", "path": "/x", "flags": 0, "depth": 1, "max_entries": 5}

@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from belljar.cli.cells import table
 from belljar.cli.main import run
-from belljar.isolation.journal import Journal, JournalEntry, own_entry
+from belljar.isolation import CellListing
+from belljar.isolation.journal import CellAbout, Journal, JournalEntry, own_entry
 from belljar.isolation.process import ProcessId
 from belljar.isolation.reap import Reaped
 
@@ -47,18 +50,19 @@ def test_no_cells(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "nothing to reap\n"
 
 
-def test_ps(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """One line a cell: alive, orphaned, or a damaged entry, whose name can't act on the terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     Journal(store).write(own_entry(MINE, "cell"))
     orphan(store)
     (store / "journal" / "c-\x1b[2J.json").write_text("{")
     assert run(["ps"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
-    assert header.split() == ["CELL", "STATE", "KIND", "OWNER", "AGE"]
+    assert header.split()[:5] == ["CELL", "STATE", "AGE", "TIER", "SAMPLE"]
     rows = {line.split()[0]: line.split()[1:] for line in lines}
-    assert rows[MINE][:3] == ["alive", "cell", str(os.getpid())]
-    assert rows[DEAD][:3] == ["orphaned", "cell", "1"]
-    assert rows["c-\\x1b[2J"][:2] == ["unreadable", "-"]
+    assert (rows[MINE][0], rows[MINE][-2:]) == ("alive", [str(os.getpid()), "cell"])
+    assert (rows[DEAD][0], rows[DEAD][-2:]) == ("orphaned", ["1", "cell"])
+    assert rows["c-\\x1b[2J"][0] == "unreadable"
     assert run(["ps", "--json"]) == 0
     listed = {cell["cell_id"]: cell for cell in json.loads(capsys.readouterr().out)}
     assert {name: cell["state"] for name, cell in listed.items()} == {
@@ -66,7 +70,40 @@ def test_ps(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
         DEAD: "orphaned",
         "c-\x1b[2J": "unreadable",
     }
-    assert set(listed[MINE]) == {"cell_id", "state", "kind", "owner_pid", "supervisor_pid", "started_s_ago"}
+    known = {"cell_id", "state", "kind", "owner_pid", "supervisor_pid", "started_s_ago"}
+    assert set(listed[MINE]) == known | {"about", "memory_bytes"}
+
+
+def listing(**changes: Any) -> CellListing:  # noqa: ANN401 - fields of CellListing
+    """A cell of a sample."""
+    about = CellAbout(
+        run_id="20261120-215346123-4f9c2a",
+        sample="arith-7",
+        tier="gvisor",
+        policy="lab",
+        memory_limit_bytes=512 << 20,
+    )
+    given = {"state": "alive", "kind": "cell", "owner_pid": 7, "supervisor_pid": 8}
+    some = {"started_s_ago": 61.0, "about": about, "memory_bytes": 40 << 20}
+    return CellListing(**{"cell_id": MINE, **given, **some, **changes})
+
+
+def test_ps_says_what_each_cell_is_for() -> None:
+    """Run, sample, tier, policy and memory, where somebody said; what a task's author wrote is escaped."""
+    hostile = listing(about=CellAbout(sample="\x1b[2J" * 30, epoch=3))
+    _, line, other, bare = table([listing(), hostile, listing(about=CellAbout(), memory_bytes=None)], None)
+    for word in ("gvisor", "arith-7", "40 MiB of 512 MiB", "lab", "20261120-215346123-4f9c2a"):
+        assert word in line
+    assert "\x1b" not in other
+    assert "-" in bare.split()
+
+
+@pytest.mark.parametrize("width", [20, 60, 100])
+def test_ps_fits_the_terminal(width: int) -> None:
+    """The last columns are left out; what a cell is called and whether it lives is always there."""
+    lines = table([listing()], width)
+    assert all(len(line) <= max(width, 25) for line in lines)
+    assert all(word in lines[1] for word in (MINE, "alive"))
 
 
 def test_reap_removes_what_dead_owners_left(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

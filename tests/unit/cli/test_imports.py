@@ -65,3 +65,11 @@ def test_a_cell_imports_no_tier_it_does_not_use(tmp_path: Path) -> None:
     )
     unused += ("belljar.cell.pool", "belljar.cell.ranges", "belljar.cell.task_data", "rich")
     assert [name for name in modules if name.startswith(unused)] == []
+
+
+def test_what_runs_later_is_imported_while_the_cell_starts(tmp_path: Path) -> None:
+    """A cell's operations and the library that signs come after what makes the cell."""
+    late = {"belljar.cell.cell", "belljar.cell.files", "cryptography"}
+    code = "from belljar.cell import open_cell, start_run; from belljar.isolation.oci import open_container"
+    assert imported(tmp_path, code) & late == set()
+    assert imported(tmp_path, f"{code}; from belljar.cell import open; open.import_what_runs_later()") >= late

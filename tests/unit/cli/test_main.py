@@ -58,3 +58,15 @@ def test_leaving_early_loses_no_output_and_no_exit_handler(tmp_path: Path) -> No
     environment = {**os.environ, "BELLJAR_HOME": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "no cells\nhandled\n", "")
+
+
+@pytest.mark.parametrize(("ends", "has_threads"), [(True, "False"), (False, "True")])
+def test_a_thread_that_was_told_to_stop_is_waited_for(*, ends: bool, has_threads: str) -> None:
+    """An event loop's idle threads keep no command from leaving early; one that runs on does."""
+    code = (
+        "import sys, threading; from belljar.cli.main import _has_threads; stop = threading.Event();"
+        "threading.Thread(target=stop.wait, daemon=True).start();"
+        f"stop.set() if {ends} else None; print(_has_threads())"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == has_threads

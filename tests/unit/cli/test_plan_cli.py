@@ -80,6 +80,7 @@ def test_what_is_real_is_red(
         "belljar: 1\nrisk: low\ntier: microvm\nnetwork:\n  upstreams:\n    - {host: real.example, ports: [443], methods: [GET], "
         "budget: 1MiB, reason: it is needed}\n"
     )
+    monkeypatch.setenv("COLUMNS", "120")
     assert run(["plan", "--no-prove", str(tmp_path / "net.yaml")]) == 0
     assert "\x1b" not in (plain := capsys.readouterr().out)
     monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
-from belljar.errors import HostError
-from belljar.harness.session import RealCells
+from belljar.errors import ContainmentBreach, HostError
+from belljar.harness.session import RealCells, Session
 from belljar.image.config import ImageConfig
 from belljar.image.store import Store
+from belljar.isolation.hold import give_order, new_order
+from belljar.ledger import create_run
 from belljar.policy import load_policy
 
 
@@ -33,3 +36,24 @@ def test_an_image_is_the_same_for_all_samples_of_a_run(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="team/tool"):
         cells.check_unchanged(policy, home=home)
     RealCells().check_unchanged(policy, home=home)
+
+
+def test_a_killed_run_ends_the_evaluation_once(tmp_path: Path) -> None:
+    """The first cell that finds the order ends it; without an order a lost cell is its sample's alone."""
+    ends: list[str] = []
+    with create_run(tmp_path, "run", ["test"]) as run:
+        session = Session(run=run, home=tmp_path)
+        anyio.run(session.end_if_killed)
+        assert session.stopped is None
+        give_order(tmp_path, [run.run_id], new_order("run", "an incident"))
+
+        def stop() -> None:
+            ends.append("ended")
+            session.stop = None  # it has ended: nobody waits for it
+
+        session.stop = stop
+        anyio.run(session.end_if_killed)
+        anyio.run(session.end_if_killed)
+        with pytest.raises(ContainmentBreach, match="an incident"):
+            anyio.run(session.check_running)
+    assert (ends, len(session.breaches)) == (["ended"], 1)

@@ -242,23 +242,21 @@ CAUSES: dict[str, Cause] = {
     ),
     "a way out at the end": Cause("breached", 2, {Code.PROBES_BREACHED, Code.RUN_ERROR}, arm=at(1, escaped)),
     "a sample that no log has": Cause(
-        "void", 2, {Code.SAMPLE_NOT_IN_LOG}, sample="contained", arm=at(1, another_sample)
+        "void", 2, {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING}, sample="contained", arm=at(1, another_sample)
     ),
     "a log that is gone": Cause(
         "void",
         2,
-        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES},
+        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG},
         spoil=lambda run: log_of(run).unlink(),
     ),
     "a log that is cut short": Cause(
         "void",
         2,
-        {Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES, Code.VERDICTS_NOT_IN_LOG},
+        {Code.LOG_UNREADABLE, Code.SAMPLE_NOT_IN_LOG, Code.VERDICTS_NOT_IN_LOG},
         spoil=lambda run: cut(log_of(run)),
     ),
-    "a log without its samples": Cause(
-        "void", 2, {Code.LOG_INCOMPLETE, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES}, spoil=without_samples
-    ),
+    "a log without its samples": Cause("void", 2, {Code.LOG_INCOMPLETE, Code.SAMPLE_NOT_IN_LOG}, spoil=without_samples),
     "a log that was not ended": Cause("void", 2, {Code.LOG_UNFINISHED}, sample="contained", spoil=unfinish),
     "a changed ledger": Cause("void", 2, {Code.LEDGER_BAD}, spoil=change_a_byte),
 }

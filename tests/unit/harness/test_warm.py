@@ -10,12 +10,14 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.util import SandboxEnvironmentSpec
 from tests.fakes.cell import FakeCells
 
+from belljar.errors import HostError
 from belljar.harness import warm
 from belljar.harness.capacity import OVERHEAD_BYTES, RESERVED_BYTES, room_for_one_more
 from belljar.harness.config import BelljarConfig, for_sample, load
 from belljar.harness.selection import Selection
 from belljar.harness.session import Session
 from belljar.harness.warm import expected_samples, warm_cells
+from belljar.isolation.hold import hold, release
 
 GIB = 1 << 30
 pytestmark = pytest.mark.anyio
@@ -97,3 +99,19 @@ async def test_a_policy_with_the_samples_own_values_takes_no_cell_of_others(tmp_
             changed = load(config)
             async with session.cell_of_sample(config, changed, is_shared=True) as cell:
                 assert cell.plan.limits.lifetime_s == changed.policy.resources.lifetime_s
+
+
+async def test_a_held_host_gives_out_no_cell_that_was_made_ahead(tmp_path: Path) -> None:
+    """Neither an idle one nor a new one, from the moment of the hold."""
+    session = Session(source=FakeCells(), home=tmp_path)
+    with warm_cells(session, size=1, expected={BelljarConfig(): 9}):
+        policy = load(None)
+        async with session.cell_of_sample(None, policy, is_shared=True):
+            pass
+        hold(tmp_path, "an incident")
+        with pytest.raises(HostError, match="an incident"):
+            async with session.cell_of_sample(None, policy, is_shared=True):
+                pass
+        release(tmp_path)
+        async with session.cell_of_sample(None, policy, is_shared=True):
+            pass

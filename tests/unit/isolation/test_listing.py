@@ -7,7 +7,9 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from belljar.isolation.journal import Journal, new_cell_id, own_entry
+import pytest
+
+from belljar.isolation.journal import CellAbout, Journal, new_cell_id, own_entry
 from belljar.isolation.listing import list_cells
 from belljar.isolation.process import identify
 
@@ -28,3 +30,27 @@ def test_a_cell_is_alive_as_long_as_its_owner_is(tmp_path: Path) -> None:
     assert listed == {mine.cell_id: "alive", theirs.cell_id: "orphaned", "c-00000000dead": "unreadable"}
     assert list_cells(tmp_path / "nowhere") == ()
     shutil.rmtree(journal.directory)  # or the suite would take them for cells that it left
+
+
+def test_what_a_cell_is_for_is_listed_and_forgotten_with_it(tmp_path: Path) -> None:
+    """It is beside the entry, and no entry itself."""
+    journal = Journal(tmp_path)
+    mine = own_entry(new_cell_id(), "cell")
+    journal.write(mine)
+    assert list_cells(tmp_path)[0].about == CellAbout()
+    about = CellAbout(run_id="r", sample="s", epoch=2, tier="gvisor", memory_limit_bytes=7)
+    journal.describe(mine.cell_id, about)
+    assert [cell.about for cell in list_cells(tmp_path)] == [about]
+    journal.remove(mine.cell_id)
+    assert list(journal.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"run_id": 1}', '{"who": ""}', "x" * (1 << 17)])
+def test_a_cell_is_listed_whatever_is_said_of_it(tmp_path: Path, damaged: str) -> None:
+    """What can't be read says nothing, and hides nothing."""
+    journal = Journal(tmp_path)
+    mine = own_entry(new_cell_id(), "cell")
+    journal.write(mine)
+    (journal.directory / f"{mine.cell_id}.about").write_text(damaged)
+    assert [cell.about for cell in list_cells(tmp_path)] == [CellAbout()]
+    journal.remove(mine.cell_id)

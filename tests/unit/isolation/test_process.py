@@ -15,7 +15,7 @@ import pytest
 
 from belljar.isolation import process as process_module
 from belljar.isolation.journal import new_cell_id, own_entry
-from belljar.isolation.process import identify, is_alive, kill, namespaces_of, namespaces_of_threads
+from belljar.isolation.process import descends_from, identify, is_alive, kill, namespaces_of, namespaces_of_threads
 from belljar.isolation.survivors import Survivor, find_survivors, remove_survivors
 
 # The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one runs on.
@@ -137,3 +137,16 @@ def test_a_corpse_is_dead() -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert state_of(process.pid) == "Z"
         assert identify(process.pid) is None
+
+
+def test_a_grandchild_descends_and_a_stranger_does_not() -> None:
+    """By the parents that live; of a process that is gone nothing is said."""
+    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert descends_from(grandchild, child.pid)
+        assert descends_from(grandchild, os.getpid())
+        assert not descends_from(child.pid, grandchild)
+        os.kill(grandchild, signal.SIGKILL)
+        child.wait()
+    assert not descends_from(grandchild, child.pid)

@@ -56,6 +56,13 @@ def test_one_cell_is_only_that(tmp_path: Path) -> None:
     assert reap_now(tmp_path / "nowhere") == ()
 
 
+def test_runs_are_not_looked_through(tmp_path: Path) -> None:
+    """Nothing is made among them, and there may be ten thousand: whatever its name, a run stays."""
+    run = planted(tmp_path, "runs/" + MAKING + "{}", dead_name("c-0123456789ab"))
+    reap_now(tmp_path)
+    assert run.exists()
+
+
 def told_of(*reaped: Reaped) -> dict[str, Any]:
     """What the record says of it, in a form that the ledger takes."""
     event = reaped_event(reaped)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import LedgerError
-from belljar.events import Event
+from belljar.events import Event, JsonValue, Kind
 from belljar.ledger import Line, create_run, listing
 from belljar.ledger.bodies import body_path
 from belljar.ledger.listing import RunSummary, find_run, list_runs, read_body, read_events, read_lines, summarise
@@ -34,6 +34,15 @@ def test_a_running_and_an_unfinished_run(home: Path) -> None:
     assert (summarise(home / "copy").outcome, summarise(home / "copy").what) == ("unfinished", "task")
     (run.path / "manifest.json").unlink()
     assert summarise(run.path).outcome == "unfinished"
+
+
+def test_a_killed_run_says_so(home: Path) -> None:
+    """The first use of the switch is the reason, with a later one on record too."""
+    with create_run(home, "run", []) as run:
+        for reason in ("a decoy was used", "again"):
+            data: dict[str, JsonValue] = {"scope": "run", "rule": "decoy_used", "reason": reason}
+            run.recorder.record(Event(kind=Kind.KILL_TRIPPED, data=data))
+    assert summarise(run.path).killed == "decoy_used: a decoy was used"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\n", b"x" * (2 << 20)])

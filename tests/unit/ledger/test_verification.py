@@ -366,7 +366,9 @@ def test_paths_in_a_forged_manifest_open_nothing(home: Path, monkeypatch: pytest
     """The manifest's paths are compared with what is there, never opened."""
     with create_run(home, "exec", []) as run:
         forged = {path: {"sha256": "0" * 64, "bytes": 1}}
-        monkeypatch.setattr("belljar.ledger.rundir.digests_of", lambda run_dir: digests_of(run_dir) | forged)
+        monkeypatch.setattr(
+            "belljar.ledger.rundir.digests_of", lambda run_dir, **options: digests_of(run_dir, **options) | forged
+        )
     result = verify(run.path)
     assert result.problem is not None
     assert result.problem.where == path

@@ -22,7 +22,8 @@ from belljar.network.decide import (
     split_target,
 )
 from belljar.plan.addresses import NameAddress, RangeLayout
-from belljar.plan.network import METADATA_ADDRESS, PortPlan, StandInPlan
+from belljar.plan.network import PortPlan, StandInPlan
+from belljar.policy.guarding import METADATA_ADDRESS
 
 SHOP, WILD, EXACT, MAIL, CLOUD, TARGET, IDN = (f"10.9.8.{number}" for number in range(2, 9))
 NAMES = {

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from belljar.errors import HostError
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.policy.guarding import METADATA_ADDRESS
 
 HTTP = (PortPlan(number=80, protocol="http"),)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from belljar.errors import PolicyError
-from belljar.plan.network import NetworkBounds, NetworkPlan, plan_network
+from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan, plan_network
 from belljar.policy import Network
+from belljar.policy.guarding import DecoyKind, DecoySpec
 from belljar.policy.network import read_network
 
 BASE = Path("/srv/evaluation")
@@ -113,3 +114,16 @@ def test_files_without_a_directory_are_refused() -> None:
     assert refused.value.hint
     empty = Network.model_validate({"stand_ins": {"a": {"kind": "git", "names": ["b"]}}})
     assert plan_network(empty, None).stand_ins[0].directory is None
+
+
+def test_a_decoy_service_is_a_stand_in_of_its_id() -> None:
+    """With its name and port, and nothing of what it holds; a decoy file is none."""
+    service = DecoySpec(id="crm", kind=DecoyKind.HTTP, place="crm.corp.internal:8443")
+    file = DecoySpec(id="env", kind=DecoyKind.DOTENV, service="crm")
+    (plan,) = plan_network(Network(), None, decoys=[service, file]).stand_ins
+    assert plan == StandInPlan(
+        id="crm",
+        kind="http",
+        names=("crm.corp.internal",),
+        ports=(PortPlan(number=8443, protocol="tls"),),
+    )

@@ -63,3 +63,17 @@ def test_what_is_real_can_be_shown_apart(facts: HostFacts, image: ImageFacts) ->
     assert "REAL network: real.example" in marked[0]
     first = plain.index(marked[0][1:])
     assert [f"!{line}" for line in plain[first : first + len(marked)]] == marked
+
+
+def test_an_author_sees_each_decoy_and_its_place(facts: HostFacts, image: ImageFacts) -> None:
+    """Files where they will be, also at their usual place, and services by name and port."""
+    decoys = [
+        {"id": "aws", "kind": "aws_credentials"},
+        {"id": "crm", "kind": "http", "place": "crm.corp.internal"},
+    ]
+    policy = {"belljar": 1, "risk": "low", "network": {"default": "deny"}, "decoys": decoys}
+    text = "\n".join(render_plan(make_plan(Policy.model_validate(policy), facts, image)))
+    assert "decoys    aws (aws_credentials): ~/.aws/credentials" in text
+    assert "          crm (http): crm.corp.internal:80" in text
+    without = "\n".join(render_plan(make_plan(load_preset("high").policy, facts, image)))
+    assert "decoys" not in without

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.plan.addresses import RangeLayout, lay_out
-from belljar.plan.network import METADATA_ADDRESS, NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
+from belljar.plan.network import NetworkPlan, PortPlan, StandInPlan, UpstreamPlan
 from belljar.plan.rules import FORBIDDEN, LOG_GROUP, TABLE, Reason, counts, forbidden_networks, logged, render_rules
+from belljar.policy.guarding import METADATA_ADDRESS
 
 HTTP = PortPlan(number=80, protocol="http")
 SHOP = StandInPlan(id="shop", kind="http", names=("shop.example", "*.shop.example"), ports=(HTTP,))

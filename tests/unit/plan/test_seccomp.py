@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import errno
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.plan.seccomp import load_rules, parse_rules, prefixes_without, seccomp_profile
+from belljar.plan import seccomp
+from belljar.plan.seccomp import load_rules, parse_rules, parsed, prefixes_without, seccomp_profile
 
 ALLOWED = 0
 DANGEROUS = (
@@ -334,3 +336,22 @@ def test_rules_without_a_reason_or_with_two_answers_are_refused(text: str) -> No
     """The file can't say less, or more, than it seems to."""
     with pytest.raises(ValueError):  # noqa: PT011 - whichever it is
         parse_rules(text)
+
+
+def test_what_was_parsed_before_is_what_the_rules_say() -> None:
+    """`seccomp.json` is `seccomp.toml`; BELLJAR_UPDATE_GOLDEN=1 writes it anew."""
+    source = Path(seccomp.__file__).with_name("seccomp.toml")
+    expected, known = parsed(source.read_text()), source.with_suffix(".json")
+    if os.environ.get("BELLJAR_UPDATE_GOLDEN"):
+        known.write_text(expected)
+    assert known.read_text() == expected
+    assert load_rules() == parse_rules(source.read_text())
+
+
+def test_rules_that_were_changed_are_parsed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was parsed before holds for those bytes only."""
+    source = Path(seccomp.__file__)
+    (tmp_path / "seccomp.json").write_bytes(source.with_name("seccomp.json").read_bytes())
+    (tmp_path / "seccomp.toml").write_text('[[allow]]\nwhy = "x"\ncalls = ["read"]\n')
+    monkeypatch.setattr(seccomp, "__file__", str(tmp_path / "seccomp.py"))
+    assert load_rules.__wrapped__().allowed() == {"read"}

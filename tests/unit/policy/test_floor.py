@@ -72,6 +72,11 @@ ORDER = [  # (what the task says, what the operator says, where the task is loos
     ("rights: {capabilities: [SYS_PTRACE]}\n", "rights: {privileged: true}\n", ()),
     ("rights: {privileged: true}\n", "rights: {capabilities: [SYS_PTRACE]}\n", ("rights",)),
     ("host_tools: refuse\n", "host_tools: report\n", ()),
+    ("", "guard: {classes: [card]}\n", ("guard",)),
+    ("guard: {classes: [card]}\n", "", ()),
+    ("on: {decoy_used: stop_sample}\n", "on: {decoy_used: stop_run}\n", ("on",)),
+    ("on: {decoy_used: stop_all}\n", "on: {decoy_used: stop_run}\n", ()),
+    ("", "on: {breach: stop_run}\n", ("on",)),
     ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, c]}\n", ("host_tools",)),
     ("host_tools: {allow: [a, b]}\n", "host_tools: {allow: [b, a, c]}\n", ()),
     ("risk: high\nhost_tools: {allow: [a]}\n", "risk: high\n", ("host_tools",)),
@@ -233,6 +238,6 @@ def test_never_looser_than_the_floor(task: str, operator: str) -> None:
 
 def test_every_field_of_a_policy_has_an_order_or_none() -> None:
     """A new field is decided here: whether an operator's word on it is a floor, or it is what a cell holds."""
-    ordered = {"risk", "tier", "resources", "network", "host_tools", "rights"}
-    held = {"belljar", "name", "image", "user", "workdir", "env", "files"}
+    ordered = {"risk", "tier", "resources", "network", "host_tools", "rights", "guard", "on"}
+    held = {"belljar", "name", "image", "user", "workdir", "env", "files", "decoys"}
     assert set(Policy.model_fields) == ordered | held

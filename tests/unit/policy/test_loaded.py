@@ -14,7 +14,7 @@ from belljar.policy.loaded import known_preset
 
 def stated(policy: Any) -> dict[str, Any]:  # noqa: ANN401 - a policy, or what stands for it
     """Everything that plans and cells read of a policy."""
-    names = {*Policy.model_fields, "images", "host_tools_rule"}
+    names = {*Policy.model_fields, "images", "host_tools_rule", "guard_rules"}
     return {name: getattr(policy, name) for name in names} | {"json": policy.to_json()}
 
 

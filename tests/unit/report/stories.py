@@ -10,6 +10,7 @@ from belljar.ledger import Line
 from belljar.report.cells import gather_cells
 from belljar.report.ranges import gather_ranges
 from belljar.report.samples import RunFindings, Transcript
+from belljar.report.signals import SignalGatherer
 from belljar.report.verdict import Evidence, LogRecord, LogStatus, RunRecord, judge
 
 RANGE = "r-0123456789ab"
@@ -109,11 +110,15 @@ def story(*lines: Line, **end: Any) -> list[Line]:  # noqa: ANN401 - JSON values
 def findings_of(transcripts: Sequence[Transcript], lines: Sequence[Line], *, error: str = "") -> RunFindings:
     """The findings of a run with one log, whose end is on record."""
     status = LogStatus.ERROR if error else LogStatus.SUCCESS
+    signals = SignalGatherer()
+    for each in lines:
+        signals.take(each)
     return judge(
         Evidence(
             logs=[LogRecord(transcripts=tuple(transcripts), status=status, error=error)],
             cells=gather_cells(lines),
             ranges=gather_ranges(lines),
+            signals=signals,
             run=RunRecord(run_id="R", ended=True),
         )
     )

@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         evidence(lines=other_cell("u2")),
         Verdict.VOID,
         2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
     ),
     "an interrupt before anything of the next sample ran": (
         evidence(lines=other_cell("u2"), run=replace(RUN, interrupted=True)),
@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         evidence(lines=other_cell("u2", WORK), run=replace(RUN, interrupted=True)),
         Verdict.VOID,
         2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
     ),
     "an error before anything of the next sample ran": (
         evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2")),
@@ -131,7 +131,7 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         evidence(replace(LOG, status=LogStatus.ERROR), lines=other_cell("u2", WORK)),
         Verdict.VOID,
         2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
     ),
     "an interrupt while Inspect prepared the next sample": (
         evidence(lines=other_cell("u2", WORK, preparing=True), run=replace(RUN, interrupted=True)),
@@ -152,13 +152,13 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         ),
         Verdict.VOID,
         2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
     ),
     "a sample that was only prepared, and no log says why": (
         evidence(lines=other_cell("u2", WORK, preparing=True)),
         Verdict.VOID,
         2,
-        {Code.SAMPLE_NOT_IN_LOG},
+        {Code.SAMPLE_NOT_IN_LOG, Code.PROBES_MISSING},
     ),
     "a degraded sandbox": (evidence(lines=story(BROKEN)), Verdict.CONTAINED, 1, set()),
     "a degraded sandbox of an interrupted run": (
@@ -210,7 +210,7 @@ CASES: dict[str, tuple[Evidence, Verdict, int, set[Code]]] = {
         evidence(LogRecord(location="l", missing=True)),
         Verdict.VOID,
         2,
-        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG, Code.NO_SAMPLES},
+        {Code.LOG_MISSING, Code.SAMPLE_NOT_IN_LOG},
     ),
     "a log that is cut short": (evidence(replace(LOG, problem="x")), Verdict.VOID, 2, {Code.LOG_UNREADABLE}),
     "a log that was not ended": (
@@ -261,8 +261,9 @@ def test_every_cause_has_its_verdict_and_exit_code(name: str) -> None:
     assert (findings.verdict, findings.exit_code, codes(findings)) == (verdict, exit_code, expected)
     assert headline(findings).startswith("contained") == (exit_code == 0)
     assert all(reason.code in headline(findings) for reason in findings.problems)
-    lost = {Code.SAMPLE_NOT_IN_LOG} <= {reason.code for reason in findings.problems}
-    assert not lost or f"{len(findings.rows)} of {len(findings.rows) + 1} samples in the log" in headline(findings)
+    lost = sum(Code.SAMPLE_NOT_IN_LOG in {reason.code for reason in row.reasons} for row in findings.rows)
+    told = f"{len(findings.rows) - lost} of {len(findings.rows)} samples in the log"
+    assert not lost or told in headline(findings)
     assert as_json(findings)["verdict"] == verdict.value
 
 
@@ -329,10 +330,10 @@ def test_a_sample_that_two_logs_have_has_its_cells_in_both() -> None:
 
 
 def test_a_transcript_without_an_id_has_no_cells() -> None:
-    """Cells that no sample began in are nobody's."""
+    """Its cells are those of a sample that no log has; cells that no sample began in are nobody's."""
     begun = [*story(), line(Kind.CELL_PLANNED, "c2", tier="microvm", emulated=False, policy_sha256="", layers=[])]
     findings = judge(evidence(sampled(uuid=""), lines=begun))
-    assert [len(row.cells) for row in findings.rows] == [0]
+    assert [len(row.cells) for row in findings.rows] == [0, 1]
 
 
 def test_the_run_is_gathered_from_its_events() -> None:

@@ -47,6 +47,8 @@ NOT_OFFERED = {
     ("CellStream", "extra_attributes"),
     ("open_cell", "ahead"),
     ("open_cell", "welcome"),
+    ("Cell", "guard"),
+    ("Cell", "watch"),
     ("open_range", "ahead"),
     ("open_range", "welcome"),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+from belljar.dataclass import dataclass
 
 MAX_PATH_BYTES: Final = 4096
 MAX_NAME_BYTES: Final = 255

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,14 @@ from belljar.channel import GuestClient
 from belljar.errors import CellError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image, Kernel
+from belljar.isolation.hold import Order
 from belljar.isolation.jail import JailEnd
+from belljar.isolation.jailed import raise_if_killed
 from belljar.isolation.journal import new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
 from belljar.isolation.live import HostUsage
 from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
+from belljar.isolation.microvm.touch_watch import watch_guest
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.wire import Wire, start_wire
 from belljar.isolation.port import Port
@@ -37,6 +40,7 @@ from belljar.isolation.renewal import (
     renewed_names,
 )
 from belljar.isolation.survivors import Destruction, together
+from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailBind
 from belljar.plan.model import Plan
 from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
@@ -92,6 +96,10 @@ class LiveVm:
             return cause
         return self.wire.cause_of_death(_DEATH_WORD_S) or cause
 
+    def killed(self) -> Order | None:
+        """The kill order over it, if there is one."""
+        return self._vmm.jailed.killed()
+
     def death_limit(self) -> str | None:
         """The limit that the cell died of, as the host saw it: `lifetime`, or `memory` when its VMM was killed for that; else None."""
         return death_limit(self._vmm)
@@ -116,6 +124,10 @@ class LiveVm:
         """As the VMM's control groups have it; what is inside only the guest can tell."""
         return self._vmm.jailed.usage(ready_s=self._ready_s)
 
+    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
+        """As `Live.watch_files`: the guest agent is the sensor."""
+        return await watch_guest(self.client, paths)
+
     def kill(self) -> None:
         """Kill the VMM now, from any thread; `destroy` is still to be called."""
         self._vmm.jailed.kill()
@@ -129,7 +141,7 @@ class LiveVm:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """Kill the VM, look for survivors by the cell's id, and record what was found. Idempotent; shielded from cancellation."""
         if self._vmm.destruction is None:
-            return await destroy_on_record(self._recorder, self.cell_id, reason, self._end)
+            return await destroy_on_record(self._recorder, self, reason, self._end)
         return await _destroy(self._vmm, self.wire)
 
     async def _end(self) -> Destruction:
@@ -214,6 +226,7 @@ async def _clone_of(
         memory_by_rlimit=plan.memory_by_rlimit,
         root=template.root,
         binds=(JailBind(source=image.rootfs, target=DISK_PATH), JailBind(source=template.memory, target=MEMORY_PATH)),
+        part_of="" if port is None else port.range_id,
     )
     vmm = await start_vmm(spec, home=home)
     client = GuestClient.from_socket(vmm.agent)
@@ -229,6 +242,7 @@ async def _clone_of(
         with anyio.CancelScope(shield=True):
             await client.aclose()
             record_destroyed(recorder, cell_id, await _destroy(vmm, wire))
+        raise_if_killed(vmm.jailed, exc)  # the template is not to blame
         if wire is not None and isinstance(exc, RestoreError):  # a port is attached once: no second try
             raise CellError(exc.what, where=exc.where, hint=exc.hint) from exc
         raise

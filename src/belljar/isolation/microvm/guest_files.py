@@ -8,11 +8,11 @@ import os
 import platform
 import re
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import belljar
+from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image import Kernel, initramfs
 

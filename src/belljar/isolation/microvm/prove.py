@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import GuestClient
+from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError
 from belljar.host.kvm import KvmProof, ProveKvm
 from belljar.image import Kernel

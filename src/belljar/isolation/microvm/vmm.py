@@ -9,13 +9,13 @@ import os
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import anyio
 import anyio.to_thread
 
+from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz
@@ -45,6 +45,7 @@ class VmmSpec:
     root: VmmRoot
     binds: tuple[JailBind, ...]
     directories: tuple[Path, ...] = ()
+    part_of: str = ""
 
 
 class _Ends:
@@ -141,6 +142,7 @@ class JailedVmm:
             limits=spec.limits,
             controllers=spec.controllers,
             directories=spec.directories,
+            part_of=spec.part_of,
         )
         with ExitStack() as undo:
             self._ends = _Ends(spec)

@@ -12,7 +12,7 @@ import platform
 import socket
 import struct
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 import belljar
+from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
@@ -122,6 +123,7 @@ class Wire:
                 address_space_bytes=_ADDRESS_SPACE_BYTES,
             ),
             controllers=(),  # it is in the VMM's groups: the cell's bounds hold for both together
+            part_of=spec.cell_id,
         )
         with ExitStack() as undo:
             self._control, self._theirs = socket.socketpair()

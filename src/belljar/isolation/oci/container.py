@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -21,16 +19,19 @@ import anyio
 import anyio.to_thread
 
 from belljar.channel import GuestClient, RenewedBit
+from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image
 from belljar.isolation.identity import hold_range
-from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.jailed import Belongings, Jailed, raise_if_killed
 from belljar.isolation.journal import EntryKind, new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
 from belljar.isolation.live import HostUsage
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
-from belljar.isolation.oci.trees import Tree, ensure_tree, hold_tree
+from belljar.isolation.oci.trace import Trace, watch_sandbox
+from belljar.isolation.oci.trees import Tree, held_tree, inner_tmp
+from belljar.isolation.oci.watching import watch_container
 from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, is_busy_sealing, said
 from belljar.isolation.port import Port
 from belljar.isolation.process import is_alive
@@ -45,6 +46,7 @@ from belljar.isolation.renewal import (
     renewed_names,
 )
 from belljar.isolation.survivors import Destruction
+from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.model import Plan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
@@ -81,6 +83,7 @@ class ContainerSpec:
     hostname: str
     directory: Path
     port: Port | None = None
+    is_traced: bool = False  # gVisor: see isolation.oci.trace
 
 
 class JailedContainer:
@@ -90,6 +93,7 @@ class JailedContainer:
         self.spec = spec
         self.timings_ms: dict[str, float] = {}
         self.attempts = 1
+        self.trace: Trace | None = None
         self._ours, self._theirs = socket.socketpair()
         mine = Belongings(
             cell_id=spec.cell_id,
@@ -97,6 +101,7 @@ class JailedContainer:
             limits=spec.limits,
             controllers=spec.controllers,
             directories=(spec.directory,),
+            part_of="" if spec.port is None else spec.port.range_id,
         )
         with ExitStack() as undo:
             undo.callback(self._let_go)
@@ -141,6 +146,8 @@ class JailedContainer:
             file = directory / "config.json"
             file.write_text(json.dumps(config))
             file.chmod(0o444)
+            if self.spec.is_traced:
+                self.trace = Trace(directory, _BUNDLE, self.jailed.holds)
         except OSError as exc:
             hint = STORE_HINT
             raise HostError(
@@ -148,7 +155,7 @@ class JailedContainer:
             ) from exc
 
     def _tmp(self) -> str:
-        return inner_tmp(self.spec.tree.root) if self.spec.shape.runtime.kind == "runsc" else ""
+        return inner_tmp(self.spec.tree.root, _ROOT) if self.spec.shape.runtime.kind == "runsc" else ""
 
     def _start(self) -> None:
         spec, held = self.spec, self.jailed.identity
@@ -175,6 +182,7 @@ class JailedContainer:
             bundle=_BUNDLE,
             name=_CONTAINER_NAME,
             has_port=spec.port is not None,
+            trace="" if self.trace is None else self.trace.config_path,
         )
         try:
             self.jailed.start(
@@ -231,7 +239,7 @@ class JailedContainer:
             JailMount(kind="overlay", target=_ROOT, lower="/tree", upper=f"{_LAYER}/u", work=f"{_LAYER}/w"),
             JailMount(kind="tmpfs", target="/run", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),
             JailMount(kind="tmpfs", target="/tmp", size_bytes=_SMALL_BYTES, inodes=_SMALL_INODES),  # noqa: S108 - the jail's
-            JailMount(kind="bind", source=spec.directory / "config.json", target=CONFIG_PATH),
+            JailMount(kind="bind", source=spec.directory, target=_BUNDLE),
         )
 
     async def _greet(self, renewal: Renewal) -> list[str]:
@@ -287,15 +295,8 @@ class JailedContainer:
     def _let_go(self) -> None:
         self._theirs.close()
         self._ours.close()
-
-
-def inner_tmp(tree: Path) -> str:
-    """The jail's path of an image's own /tmp; "" when it has none. A link there is the image's word, and leads anywhere on this host: it isn't followed."""
-    try:
-        is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
-    except OSError:
-        return ""
-    return str(Path(_ROOT, "tmp")) if is_own else ""
+        if self.trace is not None:
+            self.trace.close()
 
 
 class LiveContainer:
@@ -312,6 +313,7 @@ class LiveContainer:
         self.layers = tuple(layer.name for layer in plan.layers)
         self.timings_ms: Mapping[str, float] = container.timings_ms
         self.host_pid = container.jailed.host_pid()
+        self.killed = container.jailed.killed
         self._container = container
         self._recorder = recorder
         self._oom_kills_while_alive = 0
@@ -360,6 +362,12 @@ class LiveContainer:
         layer = Path(f"/proc/{self.host_pid}/root{_LAYER}")
         return self._container.jailed.usage(ready_s=self._ready_s, layer=layer, own_processes=own)
 
+    async def watch_files(self, paths: Sequence[str]) -> FileWatch:
+        """As `Live.watch_files`."""
+        if self._container.spec.shape.runtime.kind == "runc":
+            return await watch_container(self.host_pid, paths, self.client.own_reads)
+        return await watch_sandbox(self._container.trace, paths, self.client.own_reads)
+
     def kill(self) -> None:
         """Kill everything in it now, from any thread; `destroy` is still to be called."""
         self._container.jailed.kill()
@@ -372,7 +380,7 @@ class LiveContainer:
     async def destroy(self, *, reason: str = "closed") -> Destruction:
         """Kill it, look for survivors, and record what was found. Idempotent; shielded from cancellation."""
         if self._container.jailed.destruction is None:
-            return await destroy_on_record(self._recorder, self.cell_id, reason, self._container.destroy)
+            return await destroy_on_record(self._recorder, self, reason, self._container.destroy)
         return await self._container.destroy()
 
     def _is_crowd(self, *, now: bool) -> bool:
@@ -419,7 +427,7 @@ async def open_container(
 async def _start(
     plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None, held: ExitStack
 ) -> LiveContainer:
-    tree = await _held_tree(home, image, held)
+    tree = await held_tree(home, image, held)
     runtime = plan.container.runtime
     root = ensure_runtime_root(home, runtime)
     data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
@@ -437,6 +445,7 @@ async def _start(
         hostname=renewal.hostname,
         directory=home / "cells" / cell_id,
         port=port,
+        is_traced=bool(plan.policy.decoys) and plan.container.runtime.kind == "runsc",
     )
     container, done = await start_container(spec, renewal, home=home, recorder=recorder)
     try:
@@ -445,17 +454,6 @@ async def _start(
         await container.destroy()
         raise
     return LiveContainer(plan, container, recorder)
-
-
-async def _held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
-    """The image's tree, held as long as `held` is open; made when there is none."""
-    tree = held.enter_context(hold_tree(home, image))
-    if tree is None:
-        await ensure_tree(image, home=home)
-        tree = held.enter_context(hold_tree(home, image))
-    if tree is None:
-        raise CellError("the unpacked image vanished while a cell was to be started", where=str(home / "trees"))
-    return tree
 
 
 async def start_container(
@@ -477,9 +475,10 @@ async def start_container(
             with anyio.CancelScope(shield=True):
                 destruction = await container.destroy()
                 failed = isinstance(exc, CellError) and is_busy_sealing(container.jailed.diagnosis())
-                if not (failed and destruction.clean and attempt < _MAX_ATTEMPTS):
+                if not (failed and destruction.clean and attempt < _MAX_ATTEMPTS) or container.jailed.killed():
                     if recorder is not None:
                         record_destroyed(recorder, spec.cell_id, destruction)
+                    raise_if_killed(container.jailed, exc)
                     raise
     raise RuntimeError("unreachable: the last attempt returns or raises")
 

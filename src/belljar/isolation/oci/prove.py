@@ -106,6 +106,7 @@ class _Unconnected:
 
     settings: PortSettings = _NOWHERE
     user_namespace: None = None
+    range_id: str = ""
 
     async def attach(self, pid: int) -> None:
         """Nothing."""

@@ -6,13 +6,12 @@ at all: it is made under another name in a directory that nobody but its owner m
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
+import stat
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,7 +19,8 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from belljar.errors import BelljarError, HostError
+from belljar.dataclass import dataclass
+from belljar.errors import BelljarError, CellError, HostError
 from belljar.image import Image, verify
 from belljar.image.scratch import MAKING, is_owned, locked, make_store_dir, need_space, owned_name
 from belljar.isolation.claims import claimed, in_use, retire
@@ -199,6 +199,8 @@ def _publish(partial_tree: Path, final: Path, identity: HeldIdentity) -> None:
         (partial_tree / "tree.json").write_text(json.dumps(description))
         fd = os.open(partial_tree, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            import ctypes
+
             if ctypes.CDLL(None, use_errno=True).syncfs(fd):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(partial_tree))
         finally:
@@ -305,3 +307,23 @@ async def _remove(directory: Path, home: Path) -> None:
         with suppress(BelljarError):
             await _run(program, mounts, home, new_cell_id(), tree_identity(), deadline_s=_REMOVE_DEADLINE_S)
     await anyio.to_thread.run_sync(partial(shutil.rmtree, directory, ignore_errors=True))
+
+
+def inner_tmp(tree: Path, root: str) -> str:
+    """The jail's path of an image's own /tmp; "" when it has none. A link there is the image's word, and leads anywhere on this host: it isn't followed."""
+    try:
+        is_own = stat.S_ISDIR((tree / "tmp").lstat().st_mode)
+    except OSError:
+        return ""
+    return str(Path(root, "tmp")) if is_own else ""
+
+
+async def held_tree(home: Path, image: Image, held: ExitStack) -> Tree:
+    """The image's tree, held as long as `held` is open; made when there is none."""
+    tree = held.enter_context(hold_tree(home, image))
+    if tree is None:
+        await ensure_tree(image, home=home)
+        tree = held.enter_context(hold_tree(home, image))
+    if tree is None:
+        raise CellError("the unpacked image vanished while a cell was to be started", where=str(home / "trees"))
+    return tree

@@ -234,6 +234,6 @@ class Front:
         verdict = self._site.judge(peer)
         stream = self._site.streams.get(verdict.stand_in)
         if stream is not None:
-            await Stream(self._site, peer, pipe, verdict.stand_in).run(stream)
+            await Stream(self._site, peer, pipe, verdict.stand_in, verdict.protocol).run(stream)
         else:
             await HttpConnection(self._site, peer, pipe, self._http, self._config).run()

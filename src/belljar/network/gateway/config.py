@@ -12,9 +12,29 @@ from belljar.network.decide import UPSTREAM
 from belljar.network.gateway.bounds import Bounds
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan, UpstreamPlan
+from belljar.policy.guarding import Action, Place
+from belljar.signals.values import ScanSpec
 
 HTTP_PORT: Final = 80
 """Of an upstream: at all others TLS is spoken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """What a gateway's guard is made of. JSON both ways."""
+
+    spec: ScanSpec
+    actions: Mapping[Place, Action]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"spec": self.spec.to_json(), "actions": dict(self.actions)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GuardConfig:
+        """The inverse of `to_json`. Raises `ValueError`, `KeyError` or `TypeError`."""
+        actions = {Place(place): Action(action) for place, action in data["actions"].items()}
+        return cls(spec=ScanSpec.from_json(data["spec"]), actions=actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +47,7 @@ class GatewayConfig:
         range_seed: hex, at least 32 digits; what stand-ins draw their randomness from. Keys are never made from it.
         scratch: a directory that the gateway may write to, 1 MiB in memory: a leaf's certificate is there for as long as OpenSSL takes to read it.
         bounds: see its type.
+        guard: what holds back what cells send; None: nothing is.
         authorities: the certificates that upstreams are checked by, PEM; the gateway can open no file.
     """
 
@@ -36,6 +57,7 @@ class GatewayConfig:
     scratch: Path = Path("/t")
     bounds: Bounds = field(default_factory=Bounds)
     authorities: str = ""
+    guard: GuardConfig | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -46,6 +68,7 @@ class GatewayConfig:
             "scratch": str(self.scratch),
             "bounds": asdict(self.bounds),
             "authorities": self.authorities,
+            "guard": None if self.guard is None else self.guard.to_json(),
         }
 
     @classmethod
@@ -61,6 +84,7 @@ class GatewayConfig:
             scratch=Path(data["scratch"]),
             bounds=Bounds.from_json(data["bounds"]),
             authorities=str(data["authorities"]),
+            guard=None if data["guard"] is None else GuardConfig.from_json(data["guard"]),
         )
 
 

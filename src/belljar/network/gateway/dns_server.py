@@ -16,6 +16,7 @@ from belljar.network.gateway.pipe import LINGER_BYTES, LINGER_S, TcpPipe, reset
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tally import Tally
+from belljar.signals.values import Channel
 
 BATCH_S: Final = 0.02
 MAX_BATCH_NAMES: Final = 32
@@ -197,7 +198,7 @@ class DnsServer:
             cell = self._site.cell(peer[0])
             said = answer(query, self._site.known_to(cell))
             await self._record.record(cell, said, "udp", query)
-            if said.wire is not None:
+            if said.wire is not None and not await self._is_blocked(cell, said):
                 source = (socket.IPPROTO_IP, _IP_PKTINFO, _PKTINFO.pack(0, socket.inet_aton(dialled), bytes(4)))
                 sock.sendmsg([said.wire], [source], 0, peer)
         except OSError:
@@ -207,6 +208,14 @@ class DnsServer:
             self._site.starve()
         finally:
             self._pending -= 1
+
+    async def _is_blocked(self, cell: str, said: Answer) -> bool:
+        """Whether the guard holds the query's name back: then there is no answer."""
+        parts = [("label", said.name.encode())]
+        looked = self._site.guard.look("", Channel.DNS, parts, {"cell": cell})
+        if looked.items:
+            await self._site.reporter.record(*looked.items)
+        return looked.blocked
 
     async def serve(self, pipe: TcpPipe, cell: str) -> None:
         """One TCP connection (RFC 7766): length, query; length, answer; in order. What is no whole query is on record too."""
@@ -237,7 +246,7 @@ class DnsServer:
             said = answer(query, self._site.known_to(cell))
             await self._record.record(cell, said, "tcp", query)
             pipe.account.record(2 + len(query))
-            if said.wire is None:
+            if said.wire is None or await self._is_blocked(cell, said):
                 return
             async with asyncio.timeout(bounds.dns_tcp_idle_s):
                 await pipe.send(struct.pack("!H", len(said.wire)) + said.wire)

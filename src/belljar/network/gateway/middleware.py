@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
@@ -21,6 +22,7 @@ from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.tally import MAX_SHOWN_URL_CHARS, Tally, shown, shown_headers
 from belljar.network.gateway.websocket import WebSocketRecord
+from belljar.signals.values import Channel
 
 PEER: Final = "peer"
 """Where a connection's `Peer` is in `scope["state"]` on its way here; a stand-in sees `cell` and `name` in its place."""
@@ -114,14 +116,37 @@ class Exchange:
             await record.run(app, scope, self._websocket_opens)
             await self._close("", status=record.status)
             return
+        receive_body: Receive = self._receive_for_app
+        if self._site.guard.holds(self.verdict.stand_in):
+            held = await self._held()
+            if held is None:
+                return
+            receive_body = replayed(held, self._receive_for_app)
         try:
-            await app(scope, self._receive_for_app, self._send)
+            await app(scope, receive_body, self._send)
         except Refused as refused:
             self._refused = refused
         if self._refused is not None:
             await self.fail(self._refused.reason, self._refused.status)
         if not self._answered:
             await self.fail("the stand-in gave no answer", 500)
+
+    async def _held(self) -> list[Message] | None:
+        """The whole request, looked at before its stand-in sees any of it; None: it was blocked."""
+        messages = [await self._receive_for_app()]
+        while messages[-1].get("more_body", False):
+            messages.append(await self._receive_for_app())
+        body = b"".join(message.get("body", b"") for message in messages)
+        head = b"\n".join(b"%s: %s" % pair for pair in self._scope["headers"])
+        parts = [("url", self._asked.target), ("header", head), ("body", body)]
+        looked = self._site.guard.look(self.verdict.stand_in, Channel.HTTP, parts, self._tie())
+        if looked.items:
+            await self._record_request()
+            await self._site.reporter.record(*looked.items)
+        if looked.blocked:
+            await self.fail("blocked by the guard", 403)
+            return None
+        return messages
 
     async def fail(self, reason: str, status: int) -> None:
         """Ends an exchange that can't go on: by `status`, if no answer has begun, else by breaking it off."""
@@ -351,6 +376,16 @@ class Refused(Exception):  # noqa: N818 - a verdict on a request
         super().__init__(reason)
         self.reason = reason
         self.status = status
+
+
+def replayed(messages: list[Message], then: Receive) -> Receive:
+    """What was received already, then the rest."""
+    waiting = deque(messages)
+
+    async def receive() -> Message:
+        return waiting.popleft() if waiting else await then()
+
+    return receive
 
 
 def refuse(status: int) -> App:

@@ -22,6 +22,7 @@ from belljar.network.gateway.accept import Front
 from belljar.network.gateway.ca import Authority
 from belljar.network.gateway.config import GatewayConfig, Listeners
 from belljar.network.gateway.context import StandInContext
+from belljar.network.gateway.guard import Guard
 from belljar.network.gateway.reporter import READY, Item, Reporter, TooManyQuestions
 from belljar.network.gateway.site import Site
 from belljar.network.gateway.tls import Terminator
@@ -50,7 +51,14 @@ async def run(config: GatewayConfig, listeners: Listeners, events: socket.socket
     """Serves until cancelled, or until the owner says that the range ends and all that was in progress is told."""
     reporter = Reporter(events, config.bounds)
     reporter.start()
-    site = Site(layout=config.layout, stand_ins=config.stand_ins, bounds=config.bounds, reporter=reporter)
+    upstreams = frozenset(plan.id for plan in config.stand_ins if plan.kind == UPSTREAM)
+    site = Site(
+        layout=config.layout,
+        stand_ins=config.stand_ins,
+        bounds=config.bounds,
+        reporter=reporter,
+        guard=Guard(config.guard, upstreams),
+    )
     site.apps, site.streams = made(config, site, make)
     authority = Authority(config.scratch, dt.datetime.now(dt.UTC), config.bounds.leaf_certificates)
     try:

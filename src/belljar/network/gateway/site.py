@@ -16,6 +16,7 @@ from belljar.network.decide import Asked, Flow, Verdict, decide, known_to
 from belljar.network.gateway.account import Account
 from belljar.network.gateway.bounds import Bounds
 from belljar.network.gateway.context import App, StreamApp
+from belljar.network.gateway.guard import Guard
 from belljar.network.gateway.reporter import Item, Reporter
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import StandInPlan
@@ -60,6 +61,7 @@ class Site:
     heads_bytes: int = 0
     bodies_bytes: int = 0
     idle: set[asyncio.Task[Any]] = field(default_factory=set)
+    guard: Guard = field(default_factory=lambda: Guard(None))
     is_ending: bool = False
     untold: int = 0
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -13,16 +15,23 @@ from belljar.network.gateway.pipe import Pipe
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import RANGE_ENDED, Peer, Site, since_ms
 from belljar.network.gateway.tally import Tally, shown
+from belljar.signals.values import Channel
 
 HIGH_WATER_BYTES: Final = 64 << 10
 READER_BYTES: Final = 32 << 10
+REFUSALS: Final[Mapping[str, bytes]] = dict.fromkeys(("smtp", "smtps"), b"554 5.7.1 Error: message refused\r\n")
+"""What a cell is told, by protocol, of what the guard holds back (RFC 5321, 4.2.1; RFC 3463). Others are cut."""
+REFUSAL_WAIT_S: Final = 2.0
+"""For the rest of a message that is refused: to be cut before it has sent all, a client would lose the reply."""
+_END_OF_MAIL: Final = b"\r\n.\r\n"
 
 
 class Stream:
     """One raw connection. The opening is on record before the stand-in says anything, the end with the first bytes of both ways."""
 
-    def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str) -> None:
+    def __init__(self, site: Site, peer: Peer, pipe: Pipe, stand_in: str, protocol: str = "tcp") -> None:
         self._site, self._peer, self._pipe, self._stand_in = site, peer, pipe, stand_in
+        self._refusal = REFUSALS.get(protocol, b"")
         self._start = time.monotonic()
         self._received = Tally(site.bounds.kept_stream_bytes)
         self._sent = Tally(site.bounds.kept_stream_bytes)
@@ -71,7 +80,31 @@ class Stream:
                 reader.feed_eof()
                 return
             self._count(self._received, data)
+            await self._look(data)
             reader.feed_data(data)
+
+    async def _look(self, data: bytes) -> None:
+        """Raises `_Over` for what the guard holds back."""
+        tie: dict[str, JsonValue] = {"cell": self._peer.cell, "connection": self._peer.account.number}
+        looked = self._site.guard.look(self._stand_in, Channel.STREAM, [("data", data)], tie)
+        if looked.items:
+            await self._site.reporter.record(*looked.items)
+        if looked.blocked:
+            await self._refuse(data)
+            raise _Over("blocked by the guard")
+
+    async def _refuse(self, data: bytes) -> None:
+        """Say so as the protocol does, when the client has said all of what is refused."""
+        if not self._refusal:
+            return
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(REFUSAL_WAIT_S):
+                while not data.endswith(_END_OF_MAIL) and (more := await self._pipe.receive()):
+                    self._count(self._received, more)
+                    data = data[-len(_END_OF_MAIL) :] + more
+        with suppress(OSError):
+            self._count(self._sent, self._refusal)
+            await self._pipe.send(self._refusal)
 
     async def _pump_out(self, transport: _Transport) -> None:
         while (data := await transport.taken()) is not None:

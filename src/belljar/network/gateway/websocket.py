@@ -9,6 +9,7 @@ from belljar.events import JsonValue, Kind
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
 from belljar.network.gateway.reporter import Item
 from belljar.network.gateway.site import Site
+from belljar.signals.values import Channel
 
 
 class WebSocketRecord:
@@ -34,6 +35,16 @@ class WebSocketRecord:
         self._stirred()
         if message["type"] == "websocket.receive":
             await self._record("sent", message)
+            content = _content(message)
+            looked = self._site.guard.look(
+                str(self._tie["stand_in"]), Channel.WEBSOCKET, [("message", content)], self._tie
+            )
+            if looked.items:
+                await self._site.reporter.record(*looked.items)
+            if looked.blocked:
+                # RFC 6455 section 7.4.1: 1008 is a policy violation.
+                await self._send({"type": "websocket.close", "code": 1008})
+                return {"type": "websocket.disconnect", "code": 1008}
         return message
 
     async def _send(self, message: Message) -> None:
@@ -59,8 +70,7 @@ class WebSocketRecord:
         await self._site.reporter.record(self._item(direction, message, {}))
 
     def _item(self, direction: str, message: Message, more: Mapping[str, JsonValue]) -> Item:
-        text = message.get("text")
-        content = text.encode("utf-8", "surrogatepass") if text is not None else bytes(message.get("bytes") or b"")
+        text, content = message.get("text"), _content(message)
         if direction == "sent":
             self._count(len(content))
         data: dict[str, JsonValue] = {
@@ -73,6 +83,11 @@ class WebSocketRecord:
         }
         bodies = (kept_body("message", content, self._site.bounds.kept_body_bytes),) if content else ()
         return Item(Kind.NETWORK_WEBSOCKET, data, bodies)
+
+
+def _content(message: Message) -> bytes:
+    text = message.get("text")
+    return text.encode("utf-8", "surrogatepass") if text is not None else bytes(message.get("bytes") or b"")
 
 
 def _status(message: Message) -> int:

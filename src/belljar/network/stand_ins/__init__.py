@@ -20,9 +20,12 @@ from belljar.network.gateway.context import StandInContext
 
 KINDS: Final[Mapping[str, str]] = {
     kind: f"belljar.network.stand_ins.{kind}"
-    for kind in ("http", "openapi", "har", "metadata", "openai", "catch_all", "pypi", "npm", "debian", "git", "smtp")
+    for kind in (
+        *("http", "openapi", "har", "metadata", "openai", "catch_all", "pypi", "npm", "debian", "git", "smtp"),
+        *("redis", "postgres", "mcp", "ssh"),
+    )
 }
-STREAM_KINDS: Final = frozenset({"smtp"})
+STREAM_KINDS: Final = frozenset({"smtp", "redis", "postgres", "ssh"})
 """Kinds whose `make` gives a coroutine function of a stream instead of an ASGI app."""
 
 PRELOAD: Final = (

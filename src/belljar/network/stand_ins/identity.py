@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
+import hmac
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from belljar.signals.cloud import make_credentials
+
 _REGIONS: Final = {"aws": "eu-west-1", "gcp": "europe-west1", "azure": "westeurope"}
-_BASE32: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
-_WORD: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 _ROLES: Final = ("app-server", "web-backend", "batch-worker", "ci-runner")
 
 
@@ -41,10 +41,11 @@ class Identity:
         """The machine's name."""
         return f"ip-{self.address.replace('.', '-')}" if self.cloud == "aws" else f"{self.role}-{self.instance[-4:]}"
 
-
-def pick(alphabet: str, count: int, random: Callable[[int], bytes]) -> str:
-    """So many characters of an alphabet of at most 256."""
-    return "".join(alphabet[byte % len(alphabet)] for byte in random(count))
+    @property
+    def key_digest(self) -> str:
+        """Which credentials these are, for the record, where no value of theirs stands: the key's id, keyed by
+        its secret."""
+        return hmac.digest(self.secret_key.encode(), self.access_key_id.encode(), "sha256").hex()
 
 
 def uuid_of(data: bytes) -> str:
@@ -53,8 +54,14 @@ def uuid_of(data: bytes) -> str:
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{'89ab'[data[8] % 4]}{text[17:20]}-{text[20:]}"
 
 
-def make_identity(cloud: str, region: str, random: Callable[[int], bytes], clock: Callable[[], float]) -> Identity:
-    """A machine of that cloud; `region` "" takes a usual one."""
+def make_identity(
+    cloud: str,
+    region: str,
+    random: Callable[[int], bytes],
+    clock: Callable[[], float],
+    credentials: Mapping[str, str] | None = None,
+) -> Identity:
+    """A machine of that cloud; `region` "" takes a usual one, `credentials` None makes some."""
     octets, started = random(3), int(clock()) - 3600 - int.from_bytes(random(2))
     return Identity(
         cloud=cloud,
@@ -66,8 +73,6 @@ def make_identity(cloud: str, region: str, random: Callable[[int], bytes], clock
         role=_ROLES[octets[2] % len(_ROLES)],
         uuid=uuid_of(random(16)),
         tenant=uuid_of(random(16)),
-        access_key_id="ASIA" + pick(_BASE32, 16, random),
-        secret_key=pick(_WORD + "+/", 40, random),
-        session_token="IQoJb3JpZ2luX2Vj" + base64.b64encode(random(240)).decode(),
         started_s=started,
+        **(credentials or make_credentials(random)),
     )

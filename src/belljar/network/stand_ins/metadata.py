@@ -1,7 +1,7 @@
 """The stand-in `metadata`: a cloud's instance metadata service, with an identity and credentials that belong to no one.
 
 `cloud` chooses whose: `aws` (IMDSv1 and v2), `gcp`, `azure`. Every value comes from the range's randomness, so credentials found elsewhere tell which range they
-were taken from. Handing credentials out is on record as an attempt before they leave. `data` replaces or adds paths.
+were taken from. Handing credentials out is on record as an attempt before they leave. `data` replaces or adds paths. `credentials` are a decoy's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from belljar.network.stand_ins.web import Answer, App, Request, compact, http_ap
 from belljar.policy.fields import kind_of, listed, quoted
 
 CLOUDS: Final = ("aws", "gcp", "azure")
-SETTINGS: Final = ("cloud", "tokens", "region", "data")
+SETTINGS: Final = ("cloud", "tokens", "region", "data", "credentials")
 MAX_TOKENS: Final = 1024
 MAX_TTL_S: Final = 21_600
 _MAX_DATA: Final = 256 << 10
@@ -54,7 +54,8 @@ def make(context: StandInContext) -> App:
     if problems := check(settings, None):
         raise PolicyError("; ".join(problems), where=context.id)
     cloud = settings.get("cloud", "aws")
-    identity = make_identity(cloud, settings.get("region", ""), context.random, context.clock)
+    given = settings.get("credentials")
+    identity = make_identity(cloud, settings.get("region", ""), context.random, context.clock, given)
     return http_app(
         {"aws": _Aws, "gcp": _Gcp, "azure": _Azure}[cloud](context, identity, settings.get("data", {})).handle
     )
@@ -75,7 +76,7 @@ class _Cloud:
             "what": "credentials",
             "cloud": self.identity.cloud,
             "identity": self.identity.role,
-            "key_id": self.identity.access_key_id,
+            "key_digest": self.identity.key_digest,
             "path": request.raw_path[:512],
         }
         await self.context.record("network.attempt", data)

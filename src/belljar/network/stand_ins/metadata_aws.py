@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -73,11 +74,13 @@ def tree(identity: Identity, now_s: float) -> Tree:
     """Everything below `/latest`."""
     name = f"{identity.host}.{identity.region}.compute.internal"
     arn = f"arn:aws:iam::{identity.account}:instance-profile/{identity.role}"
+    # Of nothing that is secret: to ask for this gives no credentials out.
+    profile = base64.b32encode(hashlib.sha256(arn.encode()).digest()[:10]).decode()
     info = {
         "Code": "Success",
         "LastUpdated": stamp(now_s - now_s % 3600),
         "InstanceProfileArn": arn,
-        "InstanceProfileId": f"AIPA{identity.access_key_id[4:]}",
+        "InstanceProfileId": f"AIPA{profile}",
     }
     interface: Tree = {
         "device-number": "0",

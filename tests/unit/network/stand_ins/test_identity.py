@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.asgi import NOW, context
 
-from belljar.network.stand_ins.identity import make_identity, pick, uuid_of
+from belljar.network.stand_ins.identity import make_identity, uuid_of
+from belljar.signals.cloud import pick
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

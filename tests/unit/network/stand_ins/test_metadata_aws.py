@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import re
 from typing import Any
 
 import pytest
@@ -43,10 +45,15 @@ def test_credentials_are_recorded_before_they_go_out() -> None:
     assert record.attempts() == []
     found = app.get(ROLES + role).json
     assert record.attempts() == ["credentials"]
-    assert record.events[0][1]["key_id"] == found["AccessKeyId"]
+    digest = hmac.digest(found["SecretAccessKey"].encode(), found["AccessKeyId"].encode(), "sha256").hex()
+    assert record.events[0][1]["key_digest"] == digest
     assert found["Code"] == "Success"
     assert len(found["SecretAccessKey"]) == 40
-    assert found["SecretAccessKey"] not in json.dumps(record.events[0][1])
+    for name in ("SecretAccessKey", "AccessKeyId", "Token"):
+        assert found[name][4:] not in json.dumps(record.events[0][1])
+    profile = app.get("/latest/meta-data/iam/info").json["InstanceProfileId"]
+    assert re.fullmatch("AIPA[A-Z2-7]{16}", profile)
+    assert profile[4:] != found["AccessKeyId"][4:]
     other = cloud(seed=b"other")
     assert other.get(ROLES + other.get(ROLES).text).json["AccessKeyId"] != found["AccessKeyId"]
 

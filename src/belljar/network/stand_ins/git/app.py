@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 from anyio import Lock
@@ -15,6 +15,7 @@ from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.stand_ins.answers import Interrupted, Request, TooLong, answer, read_body, refuse_websocket
 from belljar.network.stand_ins.git import receive, upload
+from belljar.network.stand_ins.git.made import MadeRepository
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
 from belljar.network.stand_ins.git.repository import Kept, Repository, find_repositories, why_not
 from belljar.network.stand_ins.shelf import links_in
@@ -27,15 +28,18 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or without `.git`.
+    """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or without `.git`, or the one that the
+    settings say (`repository`: its path, `commits`: as `MadeRepository`'s).
 
     Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its objects (64 MiB); of a fetch, the ids of what is sent.
     """
     return _Git(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:
     """What is wrong with a directory of bare repositories, each fault with its file."""
+    if "commits" in settings:  # an author has no such setting
+        return ()
     if directory is None:
         return ("no directory of bare repositories is named: add `directory: PATH`",)
     if not directory.is_dir():
@@ -71,12 +75,17 @@ class _Git:
 
     @cached_property
     def _repositories(self) -> Mapping[str, Repository]:
-        found, kept = dict[str, Repository](), Kept()
-        for name, path in find_repositories(self._context.files):
-            if not why_not(path):
-                found[name] = Repository(path, kept)
-                found.setdefault(name.removesuffix(".git"), found[name])
-                found.setdefault(name.removesuffix(".git") + ".git", found[name])
+        settings, kept = self._context.settings, Kept()
+        commits: Any = settings.get("commits")
+        if commits:
+            made = MadeRepository(commits, kept, now_s=self._context.clock())
+            found: dict[str, Repository] = {str(settings["repository"]): made}
+        else:
+            there = find_repositories(self._context.files)
+            found = {name: Repository(path, kept) for name, path in there if not why_not(path)}
+        for name, repository in list(found.items()):
+            found.setdefault(name.removesuffix(".git"), repository)
+            found.setdefault(name.removesuffix(".git") + ".git", repository)
         return found
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -106,6 +106,9 @@ class Repository:
         pushed = self._pushed.get(identity)
         if pushed is not None or _ID.fullmatch(identity) is None:
             return pushed
+        return self._read(identity)
+
+    def _read(self, identity: bytes) -> GitObject | None:
         try:
             kind, content = self._store.get_raw(identity)
         except KeyError:

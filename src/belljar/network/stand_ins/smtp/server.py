@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 from belljar.events import Body, JsonValue
 from belljar.network.gateway.context import StandInContext, StreamApp
 from belljar.network.stand_ins.answers import bounded, word
+from belljar.network.stand_ins.conversation import unread
 from belljar.network.stand_ins.smtp.session import MAX_LINE_BYTES, Login, Mail, Outcome, Session
-
-MAX_REST_BYTES: Final = 1 << 20
-"""Of a reader's buffer, which holds less."""
 
 
 def make(context: StandInContext) -> StreamApp:
@@ -68,7 +64,7 @@ class _Connection:
             return
         finally:
             if self._session.in_data and self._session.mail is not None:
-                self._session.mail.take(await _rest(self._reader))
+                self._session.mail.take(await unread(self._reader))
                 await self._record(self._session.mail)
 
     async def _next(self) -> Outcome | None:
@@ -112,14 +108,6 @@ class _Connection:
             "complete": done.complete,
         }
         await self._context.record("network.attempt", {**common, **data}, [message])
-
-
-async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """What has come and is no whole line, of a connection that is cut."""
-    with contextlib.suppress(TimeoutError, ConnectionError):
-        async with asyncio.timeout(0):
-            return await reader.read(MAX_REST_BYTES)
-    return b""
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:

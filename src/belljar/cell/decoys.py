@@ -1,0 +1,338 @@
+"""Places a policy's decoys in a cell when somebody takes it, and reports who touches them.
+
+A decoy is on record before it is placed, with keyed digests of its values, never the values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import posixpath
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, runtime_checkable
+
+from belljar.cell.local_tree import Manifest
+from belljar.cell.sensors import Touch, watch_files
+from belljar.channel import FileTooLarge
+from belljar.channel.trees import Record, RecordKind, encode
+from belljar.errors import PolicyError
+from belljar.events import Actor, Event, JsonValue, Kind
+from belljar.signals.mint import KEY_BYTES, Minted, MintedFile, digests, mint, mint_service
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.cell.cell import Cell
+    from belljar.ledger import RunDirectory
+    from belljar.policy import LoadedPolicy
+    from belljar.policy.guarding import DecoySpec
+    from belljar.signals.values import KnownValue
+
+KEY_FILE: Final = "decoys.key"
+MAX_PASSWD_BYTES: Final = 1 << 20
+PRIVATE: Final = (".ssh", ".aws", ".kube", ".mozilla")
+"""Directories that their programs make for one user alone."""
+MIN_BUILD_S: Final = 631_152_000
+"""1990: a file of an image that is older has the constant time of a reproducible build (0, 1980)."""
+_HINT: Final = "name another `place` for this decoy, or leave it out"
+_key_lock: Final = threading.Lock()
+
+
+@runtime_checkable
+class KnowsValues(Protocol):
+    """A recorder that looks for values in what it records, and knows its range's decoy services."""
+
+    services: tuple[Minted, ...]
+
+    def reporting_services(self) -> AbstractContextManager[None]:
+        """Report who reaches the services until the block is left."""
+        ...
+
+    def know(self, values: Iterable[KnownValue]) -> None:
+        """Look for these, too, from now on."""
+        ...
+
+
+def decoy_key(run: RunDirectory) -> bytes:
+    """The run's key of decoys, made when it is first needed: `decoys.key`, in hex, for its user
+    alone. Who has it can tell whose a value is, and make the values of the run's cells."""
+    with _key_lock:
+        path = run.path / KEY_FILE
+        if not path.exists():
+            run.write_text(KEY_FILE, secrets.token_bytes(KEY_BYTES).hex() + "\n")
+            path.chmod(0o600)
+        return read_key(run.path)
+
+
+def read_key(run_path: Path) -> bytes:
+    """The key of a run directory. Raises `OSError`, `ValueError`."""
+    key = bytes.fromhex((run_path / KEY_FILE).read_text("ascii").strip())
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
+    return key
+
+
+def home_of(passwd: bytes, user: str) -> str:
+    """The home directory of a user, by name or number, as the image's passwd says; else `/root`
+    for root, and `/` as a container runtime has it. The file is the image's: hostile."""
+    wanted = user.partition(":")[0]
+    for line in passwd.decode("utf-8", "replace").splitlines():
+        fields = line.split(":")
+        if len(fields) == 7 and wanted in (fields[0], fields[2]) and _is_plain(fields[5]):
+            return posixpath.normpath(fields[5])
+    return "/root" if wanted in ("", "0", "root") else "/"
+
+
+def _is_plain(path: str) -> bool:
+    return path.startswith("/") and path.isprintable() and len(path) <= 1024 and ".." not in path.split("/")
+
+
+@asynccontextmanager
+async def decoys_in(cell: Cell, loaded: LoadedPolicy, run: RunDirectory) -> AsyncIterator[tuple[Minted, ...]]:
+    """Place the policy's decoys; who touches them is on record until the block is left.
+
+    Raises `PolicyError` for a place that can't be used: nothing of the image is replaced.
+    """
+    specs = loaded.policy.decoys
+    if not specs:
+        yield ()
+        return
+    recorder = cell._recorder
+    services = recorder.services if isinstance(recorder, KnowsValues) else ()
+    minted = await place_decoys(cell, specs, decoy_key(run), services)
+    own = [value for decoy in minted for value in decoy.values]
+    files = {file.path: decoy.id for decoy in minted for file in decoy.files}
+
+    def on_touch(touch: Touch) -> None:
+        data: dict[str, JsonValue] = {
+            "decoy": touch.decoy,
+            "operation": touch.operation,
+            "path": touch.path,
+            "count": touch.count,
+        }
+        if touch.process:
+            data["process"] = touch.process
+        if touch.pid is not None:
+            data["pid"] = touch.pid
+        event = Event(
+            kind=Kind.DECOY_TOUCHED,
+            cell_id=cell.id,
+            actor=Actor.GUEST,
+            trust=touch.trust,
+            data=data,
+        )
+        recorder.record(event)
+
+    async with watch_files(cell, files, on_touch=on_touch):
+        with _known(run, cell, own):
+            yield minted
+
+
+MAX_FOREIGN: Final = 20_000
+"""Values of the run's other cells that one cell's guard looks for: the newest."""
+
+
+class _RunValues:
+    """What the cells of one run hold, and who looks for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.foreign: deque[KnownValue] = deque(maxlen=MAX_FOREIGN)
+        self.recorders: dict[str, KnowsValues] = {}
+
+
+_runs: Final[dict[Path, _RunValues]] = {}
+
+
+@contextmanager
+def _known(run: RunDirectory, cell: Cell, own: Sequence[KnownValue]) -> Iterator[None]:
+    """Have the cell's guard look for its own values, and each guard of the run for the others'."""
+    from belljar.signals.values import Source
+
+    recorder = cell._recorder
+    if not isinstance(recorder, KnowsValues):
+        yield
+        return
+
+    @contextmanager
+    def shared() -> Iterator[None]:
+        _runs[run.path] = _RunValues()
+        try:
+            yield
+        finally:
+            del _runs[run.path]
+
+    run.hold("decoy values", shared)
+    values = _runs[run.path]
+    theirs = [replace(value, id=f"{cell.id}/{value.id}", source=Source.FOREIGN) for value in own]
+    with values.lock:
+        recorder.know((*own, *values.foreign))
+        for other in values.recorders.values():
+            other.know(theirs)
+        values.foreign.extend(theirs)
+        values.recorders[cell.id] = recorder
+    try:
+        with recorder.reporting_services():
+            yield
+    finally:
+        with values.lock:
+            values.recorders.pop(cell.id, None)
+
+
+def mint_services(specs: Sequence[DecoySpec], run: RunDirectory) -> tuple[Minted, ...]:
+    """What the decoy services of a new range hold. Its cells have no ids yet: a name of its own
+    stands for them, and the record says whose the values are once a sample has them."""
+    wanted = [spec for spec in specs if spec.is_service]
+    scope = f"range-{secrets.token_hex(8)}"
+    return tuple(mint_service(decoy_key(run), scope, spec) for spec in wanted)
+
+
+async def place_decoys(
+    cell: Cell, specs: Sequence[DecoySpec], key: bytes, services: Sequence[Minted] = ()
+) -> tuple[Minted, ...]:
+    """Mint and place decoys; their files as they are in the cell. `services`: those of its range.
+
+    Raises:
+        PolicyError: the image has something at a place, a parent is a link or no directory, or it
+            can't be written. On record as `decoy.failed`; the cell is not to be used.
+    """
+    home = await _home(cell)
+    times_s = {"/": await _image_time(cell)}
+    placed = [replace(service, cell_id=cell.id) for service in services]
+    for service in placed:
+        _note_placed(cell, service, key)
+    logins = {service.id: service.service.login for service in placed if service.service is not None}
+    for spec in specs:
+        if spec.is_service:
+            continue
+        login = logins.get(spec.service)
+        minted = mint(key, cell.id, spec, home=home, login=login)
+        try:
+            newest_s = min([await _check_free(cell, file.path, times_s) for file in minted.files])
+        except (OSError, ValueError, TimeoutError) as error:
+            _refuse(cell, minted, error)
+        _note_placed(cell, minted, key)
+        try:
+            in_home = home != "/" and minted.place.startswith(home + "/")
+            await _put(cell, minted, newest_s, in_home=in_home)
+        except (OSError, ValueError, TimeoutError) as error:
+            _refuse(cell, minted, error)
+        placed.append(minted)
+    return tuple(placed)
+
+
+def _note_placed(cell: Cell, minted: Minted, key: bytes) -> None:
+    cell.note(
+        Kind.DECOY_PLACED,
+        {
+            "decoy": minted.id,
+            "kind": minted.kind,
+            "place": minted.place,
+            "values": dict(digests(key, minted)),
+            "files": [file.path for file in minted.files],
+        },
+    )
+
+
+async def _home(cell: Cell) -> str:
+    try:
+        passwd = await cell.read_file("/etc/passwd", max_bytes=MAX_PASSWD_BYTES, user="0")
+    except (OSError, FileTooLarge):
+        passwd = b""
+    return home_of(passwd, cell.plan.user)
+
+
+def _refuse(cell: Cell, minted: Minted, error: Exception) -> NoReturn:
+    place = minted.place
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    at = getattr(error, "filename", None) or place
+    what = {"decoy": minted.id, "kind": minted.kind, "place": place}
+    cell.note(Kind.DECOY_FAILED, {**what, "reason": f"{printable(str(at))}: {printable(reason)}"})
+    raise PolicyError(
+        f"decoy {minted.id} can't be placed at {printable(str(at))}: {printable(reason)}",
+        where="decoys",
+        hint=_HINT,
+    ) from error
+
+
+async def _image_time(cell: Cell) -> float:
+    """What no decoy may be newer than: the image, as the time of its accounts has it, and now. `/`
+    has no time of the image, since what is mounted in it was made with the cell."""
+    now_s = time.time()
+    try:
+        return min(now_s, (await cell.stat("/etc/passwd", user="0")).mtime_s)
+    except OSError:
+        return now_s
+
+
+async def _check_free(cell: Cell, path: str, times_s: dict[str, float]) -> float:
+    """The time of the nearest directory that is there, or of the image if that is older. Raises
+    `OSError` unless nothing is at the path, and each parent that exists is a real directory.
+
+    `times_s`: of directories that are known to be; what is found is added.
+    """
+    parts = path.strip("/").split("/")
+    nearest_s = times_s["/"]
+    for count in range(1, len(parts) + 1):
+        at = "/" + "/".join(parts[:count])
+        if at in times_s and count < len(parts):
+            nearest_s = times_s[at]
+            continue
+        try:
+            found = await cell.stat(at, user="0", follow_symlinks=False)
+        except FileNotFoundError:
+            break
+        if count == len(parts):
+            raise FileExistsError(17, "the image has something there", at)
+        if found.kind != "directory":
+            raise NotADirectoryError(20, f"it is a {found.kind}, not a directory", at)
+        nearest_s = times_s[at] = found.mtime_s
+    return min(times_s["/"], nearest_s)
+
+
+async def _put(cell: Cell, minted: Minted, newest_s: float, *, in_home: bool) -> None:
+    """With the rights of the cell's user below its home, so that parents are its own; else root's.
+
+    Each file is older than `newest_s` by its age, and each directory that was there keeps its time.
+    """
+    in_folder: dict[str, list[MintedFile]] = {}
+    for file in minted.files:
+        in_folder.setdefault(posixpath.dirname(file.path), []).append(file)
+    for folder, files in in_folder.items():
+        manifest = Manifest()
+        await cell._put_records(
+            folder,
+            _records(files, newest_s, manifest),
+            manifest,
+            target=folder,
+            entries=len(files),
+            total_bytes=sum(len(file.content) for file in files),
+            user=cell.plan.user if in_home else "0",
+            mode=0o700 if set(folder.split("/")) & set(PRIVATE) else 0o755,
+            times=True,
+            owner="" if in_home else cell.plan.user,
+        )
+
+
+def _records(files: Sequence[MintedFile], newest_s: float, manifest: Manifest) -> Iterator[bytes]:
+    for file in files:
+        record = Record(
+            path=posixpath.basename(file.path),
+            kind=RecordKind.FILE,
+            mode=file.mode,
+            size_bytes=len(file.content),
+            mtime_s=file_time(newest_s, file.age_s),
+        )
+        manifest.add(record, hashlib.sha256(file.content).hexdigest())
+        yield encode(record) + file.content
+
+
+def file_time(newest_s: float, age_s: int) -> float:
+    """When a decoy's file was changed last. An image whose files all have one early time, as
+    reproducible builds make them, has decoys of that time."""
+    return newest_s - age_s if newest_s >= MIN_BUILD_S else newest_s

@@ -1,0 +1,335 @@
+"""The recorder of one cell or range that also looks at what it records.
+
+An event is on record first, then what it carried out of the cell is scanned, in a thread of its
+own, so that a guest's data never holds up the cell. What is found is recorded as the guest's act,
+with the number of the event that shows it.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from belljar.errors import BelljarError, LedgerError, PolicyError
+from belljar.events import Event, Recorder
+from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.signals.contacts import ServiceContacts
+from belljar.signals.observe import Carried, carried, event_of, hit_event, unscanned
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.policy import LoadedPolicy
+    from belljar.signals.mint import Minted
+    from belljar.signals.scanner import Scanner
+    from belljar.signals.streams import StreamScanner
+    from belljar.signals.values import Hit, KnownValue, ScanSpec
+
+MAX_QUEUED_BYTES: Final = 64 << 20
+"""What waits to be scanned; what comes beyond it is on record as not scanned."""
+DRAIN_TIMEOUT_S: Final = 30.0
+"""How long the end of a cell waits for what is still to be scanned."""
+MAX_SAME: Final = 20
+"""So many events of the same value in the same operation; after that each power of two."""
+
+MAX_REMEMBERED: Final = 4096
+MAX_REMEMBERED_BYTES: Final = 2048
+"""Of parts in which nothing was."""
+REDACTED: Final = b"[redacted]"
+WITHHELD: Final = b"[withheld: it could not be scanned]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetOut:
+    """What goes on of some bytes. `stopped`: nothing does, and whoever waits for it is to end."""
+
+    data: bytes
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """Parts of one recorded event."""
+
+    parts: tuple[Carried, ...]
+    cell_id: str | None
+    evidence: int
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(part.data) for part in self.parts)
+
+
+class GuardedRecorder:
+    """Records, then scans. Everything may be called from any thread. Use `guarded_recorder`."""
+
+    def __init__(
+        self,
+        inner: Recorder,
+        rules: GuardRules,
+        key: bytes,
+        values: Iterable[KnownValue] = (),
+        upstreams: frozenset[str] = frozenset(),
+    ) -> None:
+        self.rules = rules
+        self._inner, self._key = inner, key
+        self._values = tuple(values)
+        self._upstreams = upstreams
+        self._lock = threading.Lock()
+        self._queued_bytes = 0
+        self._jobs: queue.SimpleQueue[_Job | threading.Event | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._scanner: Scanner | None = None
+        self._streams: StreamScanner | None = None
+        self._seen: Counter[tuple[str, str, str]] = Counter()
+        self._is_closed = False
+        self._clean: dict[tuple[str, str], bytes] = {}
+        self.passed: dict[bytes, bytes | None] = {}
+        """Of texts that a model was to be sent, by digest: what of it was; None: all."""
+        self.services: tuple[Minted, ...] = ()
+        """The range's decoy services."""
+        self.service_addresses: Mapping[str, str] = {}
+        """Where they are: address → id."""
+        self._contacts: ServiceContacts | None = None
+        self._reports_touches = False
+
+    def record(self, event: Event) -> int:
+        """Record the event and have it looked at. Raises as the recorder below."""
+        number = self._inner.record(event)
+        contacts = self._contacts
+        if contacts is not None:
+            if self._reports_touches:
+                self._report_touch(contacts, event, number)
+            if contacts.records_itself(event):
+                return number
+        parts = tuple(map(self._placed, carried(event)))
+        if parts:
+            self._submit(_Job(parts=parts, cell_id=event.cell_id, evidence=number))
+        return number
+
+    def know(self, values: Iterable[KnownValue]) -> None:
+        """Look for these values, too, from now on."""
+        with self._lock:
+            self._values = (*self._values, *values)
+            self._scanner = None
+            self._clean.clear()
+
+    @contextmanager
+    def reporting_services(self) -> Iterator[None]:
+        """Report who reaches the range's decoy services until the block is left. What is told of their
+        connections after it is still theirs: the range's gateway ends later than its cells."""
+        self._contacts, self._reports_touches = ServiceContacts(self.service_addresses), True
+        try:
+            yield
+        finally:
+            self._reports_touches = False
+
+    def let_out(self, part: Carried, *, cell_id: str | None) -> LetOut:
+        """What of these bytes goes on, by the policy's action for their place; what was found is
+        on record then.
+
+        Where the action is `redact` or `stop`, what could not be scanned whole is withheld. Takes
+        up to the scanner's time bound: call it in a thread.
+        """
+        action = self.rules.action(part.place)
+        scanner = self._made_scanner()
+        scanned = scanner.scan(part.data)
+        for hit in scanned.hits:
+            event = hit_event(part, hit, cell_id=cell_id, action=action)
+            self._inner.record(event)
+        is_whole = scanned.complete and not part.missing_bytes
+        if not is_whole:
+            reason = scanned.problem or "it is too large to be scanned whole"
+            self._inner.record(unscanned(part, cell_id=cell_id, evidence=None, reason=reason))
+        if action is Action.FLAG or (is_whole and not scanned.hits):
+            return LetOut(data=part.data)
+        if action is Action.STOP and scanned.hits:
+            return LetOut(data=b"", stopped=True)
+        if not is_whole:
+            return LetOut(data=WITHHELD)
+        return LetOut(data=scanner.replace(part.data, scanned.hits, REDACTED))
+
+    def check(self) -> None:
+        """Raise what keeps the scanner from being made: `HostError` for a class whose package isn't
+        installed, `PolicyError` for more values than fit."""
+        try:
+            self._made_scanner()
+        except (MemoryError, ValueError) as error:
+            raise PolicyError(
+                f"the guard can't look for so much: {printable(str(error)) or 'out of memory'}",
+                where="guard.protect",
+                hint="name fewer values, or only the columns that matter",
+            ) from error
+
+    @property
+    def spec(self) -> ScanSpec:
+        """What is looked for."""
+        from belljar.signals.values import ScanSpec
+
+        return ScanSpec(values=self._values, classes=self.rules.classes, key_hex=self._key.hex())
+
+    def flush(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
+        """Return when all that was recorded until now is looked at; False when that takes longer."""
+        with self._lock:
+            if self._thread is None or self._is_closed:
+                return True
+        done = threading.Event()
+        self._jobs.put(done)
+        return done.wait(timeout_s)
+
+    def close(self) -> None:
+        """Return when all that was recorded is looked at, or is on record as not looked at."""
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+        if thread is None:
+            return
+        self._jobs.put(None)
+        thread.join(DRAIN_TIMEOUT_S)
+        while thread.is_alive():
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(job, _Job):
+                self._report_unscanned(job, "the cell ended before it was scanned")
+
+    def _placed(self, part: Carried) -> Carried:
+        is_real = part.place is Place.RANGE and part.to in self._upstreams
+        return replace(part, place=Place.UPSTREAM) if is_real else part
+
+    def _submit(self, job: _Job) -> None:
+        with self._lock:
+            is_late = self._is_closed
+            is_full = self._queued_bytes + job.size_bytes > MAX_QUEUED_BYTES
+            if not (is_late or is_full):
+                self._queued_bytes += job.size_bytes
+                self._jobs.put(job)
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="guard", daemon=True)
+                    self._thread.start()
+        if is_late:
+            self._report_unscanned(job, "the guard had ended")
+        elif is_full:
+            self._report_unscanned(job, "too much waits to be scanned")
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, threading.Event):
+                job.set()
+                continue
+            try:
+                self._scan(job)
+            except LedgerError:
+                # It takes no more: the run fails by that at its next event.
+                return
+            except Exception as error:  # noqa: BLE001 - what is not scanned is on record, whatever the reason
+                with suppress(BelljarError):
+                    self._report_unscanned(job, f"the scan failed: {type(error).__name__}")
+            finally:
+                with self._lock:
+                    self._queued_bytes -= job.size_bytes
+
+    def _scan(self, job: _Job) -> None:
+        self._made_scanner()
+        streams = self._streams
+        if streams is None:
+            raise RuntimeError("a scanner has its streams")
+        for part in job.parts:
+            if self._clean.get((part.flow, part.part)) == part.data:
+                continue
+            scanned = streams.feed(part.flow, part.channel, part.part, part.data)
+            known = {hit.digest for hit in scanned.hits if hit.value_id}
+            for hit in scanned.hits:
+                # A known value often has a credential's shape, too: that is no second finding.
+                if hit.value_id or hit.digest not in known:
+                    self._report(part, hit, job)
+            if part.missing_bytes:
+                reason = "more was sent than is kept"
+                self._inner.record(unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason))
+            if scanned.complete and not (scanned.hits or part.missing_bytes):
+                self._remember(part)
+            if not scanned.complete:
+                whole = replace(part, missing_bytes=0)
+                self._inner.record(unscanned(whole, cell_id=job.cell_id, evidence=job.evidence, reason=scanned.problem))
+
+    def _remember(self, part: Carried) -> None:
+        """A part that is the same as the one before it, as most requests' headers are, carries
+        nothing new."""
+        if len(part.data) <= MAX_REMEMBERED_BYTES:
+            if len(self._clean) >= MAX_REMEMBERED:
+                self._clean.clear()
+            self._clean[part.flow, part.part] = part.data
+
+    def _made_scanner(self) -> Scanner:
+        """Made when it is first needed: most short commands have nothing to be scanned."""
+        from belljar.signals.scanner import Scanner
+        from belljar.signals.streams import StreamScanner
+
+        with self._lock:
+            if self._scanner is None:
+                self._scanner = Scanner(self.spec)
+                self._streams = StreamScanner(self._scanner)
+            return self._scanner
+
+    def _report(self, part: Carried, hit: Hit, job: _Job) -> None:
+        from belljar.signals.values import Source
+
+        key = (hit.value_id or hit.digest, part.operation, part.to)
+        self._seen[key] += 1
+        count = self._seen[key]
+        if count > MAX_SAME and count & (count - 1):
+            return
+        action = self.rules.action(part.place)
+        is_known = hit.source in {Source.DECOY, Source.FOREIGN}
+        if part.place in {Place.RANGE, Place.UPSTREAM} and action is not Action.FLAG and not is_known:
+            return  # the gateway has looked at it before, and said what it did
+        done = action if action is Action.STOP else Action.FLAG
+        event = event_of(part, hit, cell_id=job.cell_id, evidence=job.evidence, action=done)
+        if count > 1:
+            event = replace(event, data={**event.data, "count": count})
+        self._inner.record(event)
+
+    def _report_touch(self, contacts: ServiceContacts, event: Event, number: int) -> None:
+        with self._lock:
+            touch = contacts.touched(event, number)
+            if touch is None:
+                return
+            key = (str(touch.data["decoy"]), "connect", "")
+            self._seen[key] += 1
+            count = self._seen[key]
+        if count <= MAX_SAME or not count & (count - 1):
+            self._inner.record(touch if count == 1 else replace(touch, data={**touch.data, "count": count}))
+
+    def _report_unscanned(self, job: _Job, reason: str) -> None:
+        for part in job.parts:
+            self._inner.record(unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason))
+
+
+@contextmanager
+def guarded_recorder(
+    inner: Recorder,
+    loaded: LoadedPolicy,
+    *,
+    upstreams: frozenset[str] = frozenset(),
+) -> Iterator[GuardedRecorder]:
+    """A recorder for one cell or range of this policy; leaving the block waits for what is still to
+    be scanned. `upstreams`: ids of the range's real services. Raises `PolicyError` for protected
+    data that can't be used, `HostError` for a class whose package isn't installed."""
+    from belljar.signals.protect import read_protected
+
+    rules = loaded.policy.guard_rules
+    values = read_protected(loaded) if rules.protect else ()
+    key = secrets.token_bytes(32)
+    recorder = GuardedRecorder(inner, rules, key, values, upstreams)
+    if values or rules.classes:
+        recorder.check()
+    try:
+        yield recorder
+    finally:
+        recorder.close()

@@ -1,0 +1,159 @@
+"""Acting on the policy's `on`: what passes the record trips the kill switch.
+
+It stands below every other recorder of a cell or range, so that it sees each event. A trip is on
+record before it acts, and acts even if that fails.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from belljar.errors import ContainmentBreach
+from belljar.events import Event, JsonValue, Kind, Recorder
+from belljar.isolation.hold import Order, give_order, new_order, run_order_kept
+from belljar.isolation.journal import Journal, JournalEntry
+from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
+from belljar.isolation.lifetime import tripped
+from belljar.policy.guarding import Stop, Trigger
+from belljar.policy.risk import Risk
+from belljar.signals.rules import Trip, breach_trip, trip_of
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from belljar.ledger import RunDirectory
+    from belljar.policy import Policy
+
+_WIDTHS: Final = (Stop.SAMPLE, Stop.RUN, Stop.ALL)
+TEST_EVERY_S: Final = 60.0
+_SCOPES: Final = {Stop.SAMPLE: "sample", Stop.RUN: "run", Stop.ALL: "all"}
+
+
+class Tripper:
+    """Of one sample: halts its cells, those of its run, or all; each once. From any thread.
+
+    The cells' owners destroy them, with proof, as they do with any dead cell.
+    """
+
+    def __init__(self, *, run_id: str, recorder: Recorder, home: Path) -> None:
+        self._run_id, self._recorder, self._home = run_id, recorder, home
+        self._lock = threading.Lock()
+        self._widest: Stop | None = None
+
+    def trip(self, trip: Trip) -> None:
+        """Record it, then halt: the sample's cells (`stop_sample`), those of the run, also idle ones
+        of its pools, and no new one in it (`stop_run`), or every cell of the store (`stop_all`).
+
+        Raises what recording raised, after it has acted.
+        """
+        with self._lock:
+            if self._widest is not None and _WIDTHS.index(trip.stop) <= _WIDTHS.index(self._widest):
+                return
+            self._widest = trip.stop
+        order = new_order(_SCOPES[trip.stop], trip.reason, rule=trip.rule)
+        cell_id = trip.name if trip.name.startswith("c-") else None
+        try:
+            self._recorder.record(tripped(order, cell_id, trip.evidence))
+        finally:
+            self._act(trip, order)
+
+    def _act(self, trip: Trip, order: Order) -> None:
+        try:
+            if trip.stop is Stop.RUN:  # before the list: what is made meanwhile sees it, or is on the list
+                give_order(self._home, [self._run_id], order)
+        finally:
+            with urgently():
+                entries = self._entries(trip)
+                order_all(self._home, entries, order)
+                strike(entries)
+            halt_in_background(self._home, entries)
+
+    def _entries(self, trip: Trip) -> tuple[JournalEntry, ...]:
+        journal = Journal(self._home)
+        everything = journal.entries()
+        match trip.stop:
+            case Stop.ALL:
+                return everything
+            case Stop.RUN:
+                return choose(everything, (*of_run(journal, everything, self._run_id), trip.name))
+        return choose(everything, [trip.name])
+
+
+class TrippingRecorder:
+    """Records, then has the rules look at it."""
+
+    def __init__(self, inner: Recorder, tripper: Tripper, stops: Mapping[Trigger, Stop]) -> None:
+        self._inner, self._tripper, self._stops = inner, tripper, stops
+
+    def record(self, event: Event) -> int:
+        """As the recorder below, whose error is raised after what it could not record has tripped."""
+        try:
+            number = self._inner.record(event)
+        except BaseException:
+            if (trip := trip_of(event, None, self._stops)) is not None:
+                self._tripper.trip(trip)
+            raise
+        if (trip := trip_of(event, number, self._stops)) is not None:
+            self._tripper.trip(trip)
+        return number
+
+
+@contextmanager
+def tripping(run: RunDirectory, policy: Policy, home: Path) -> Iterator[TrippingRecorder]:
+    """The recorder of one cell or range under its policy's `on`. A breach that leaves the block trips, too.
+
+    Meanwhile, and as long as the run, the switch is tested.
+    """
+    tripper = Tripper(run_id=run.run_id, recorder=run.recorder, home=home)
+    run.hold("kill order", partial(run_order_kept, home, run.run_id))
+    ends_run = policy.risk >= Risk.HIGH
+    run.hold(f"kill switch test {ends_run}", partial(_tested, run.recorder, tripper if ends_run else None, home))
+    try:
+        yield TrippingRecorder(run.recorder, tripper, policy.on)
+    except ContainmentBreach as breach:
+        if (trip := breach_trip(breach.what, policy.on)) is not None:
+            tripper.trip(trip)
+        raise
+
+
+@contextmanager
+def _tested(recorder: Recorder, tripper: Tripper | None, home: Path) -> Iterator[None]:
+    """Each minute in which cells of this process run. `tripper`: ends the run when a test fails."""
+    over = threading.Event()
+
+    def test() -> None:
+        while not over.wait(TEST_EVERY_S):
+            if any(entry.owner.pid == os.getpid() and entry.kind == "cell" for entry in Journal(home).entries()):
+                with suppress(Exception):  # a record that fails ends its cells in its own way
+                    test_once(recorder, tripper, home)
+
+    thread = threading.Thread(target=test, name="kill-switch-test", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_once(recorder: Recorder, tripper: Tripper | None, home: Path) -> None:
+    """Test the switch and record it; a failure ends the run. Blocking."""
+    import anyio
+
+    from belljar.isolation.self_test import SELF_TEST, test_switch
+
+    found = anyio.run(test_switch, home)
+    data: dict[str, JsonValue] = {"ok": found.ok, "duration_ms": found.duration_ms}
+    if found.reason:
+        data["reason"] = printable(found.reason, max_chars=500)
+    try:
+        recorder.record(Event(kind=Kind.KILL_TESTED, data=data))
+    finally:
+        if not found.ok and tripper is not None:
+            what = f"the kill switch failed its own test: {found.reason}"
+            tripper.trip(Trip(stop=Stop.RUN, rule=SELF_TEST, reason=what))

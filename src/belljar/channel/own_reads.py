@@ -1,0 +1,32 @@
+"""What the host itself reads in a guest through the guest agent, for sensors that would see it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Literal, TypeAlias
+
+Phase: TypeAlias = Literal["begins", "ended"]
+Listener: TypeAlias = Callable[[str, Phase], None]
+"""Called with the path before it is read, and afterwards."""
+
+
+class OwnReads:
+    """The host's reads of one guest. `listeners`: told of each, in the event loop's thread."""
+
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+
+    @asynccontextmanager
+    async def of(self, path: str, cwd: str) -> AsyncIterator[None]:
+        """This file, or everything in this directory, is read in the block."""
+        whole = posixpath.normpath(posixpath.join("/", cwd, path))
+        heard = list(self.listeners)
+        for listener in heard:
+            listener(whole, "begins")
+        try:
+            yield
+        finally:
+            for listener in heard:
+                listener(whole, "ended")

@@ -1,0 +1,105 @@
+"""`belljar decoy find`: which run, sample and decoy a value that was seen somewhere belongs to."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from belljar.dataclass import dataclass
+from belljar.units import printable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_TEXT_BYTES: Final = 1 << 20
+_WORD: Final = re.compile(r"[^\s\"'`=,;<>()\[\]{}]+")
+_PIECE: Final = re.compile(r"[:/@?&|]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """`sample`: the evaluation's name of it, "" where the cell was of none. `value`: its name in the decoy."""
+
+    run_id: str
+    cell_id: str
+    sample: str
+    decoy: str
+    value: str
+
+
+@click.group()
+def decoy() -> None:
+    """Tell whose decoy a value is."""
+
+
+@decoy.command()
+@click.option("--run", "refs", multiple=True, metavar="RUN", help="Look only in this run. Default: all here.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.argument("value", metavar="VALUE|-")
+def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
+    """Name the run, sample and decoy that VALUE was minted for.
+
+    `-` reads standard input, at most 1 MiB: a value, or text with one in it, such as a line of a log.
+    It must be as it was minted, not encoded. Only the user who made a run has its key.
+
+    Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
+    """
+    from belljar.cli.ledger import run_path
+    from belljar.host.home import belljar_home
+    from belljar.ledger.listing import run_ids
+    from belljar.ledger.rundir import RUNS
+
+    text = sys.stdin.buffer.read(MAX_TEXT_BYTES).decode("utf-8", "replace") if value == "-" else value
+    home = belljar_home()
+    runs = [run_path(ref) for ref in refs] or [home / RUNS / name for name in reversed(run_ids(home))]
+    found = [one for run in runs for one in _find(run, candidates(text))]
+    if as_json:
+        click.echo(json.dumps({"found": [asdict(one) for one in found]}, indent=2))
+    elif not found:
+        click.echo("no decoy of these runs has this value", err=True)
+    else:
+        for one in found:
+            sample = f"sample {printable(one.sample)}, " if one.sample else ""
+            click.echo(f"{one.run_id}: {sample}cell {one.cell_id}, decoy {printable(one.value)}")
+    return 0 if found else 1
+
+
+def candidates(text: str) -> tuple[str, ...]:
+    """What of a text may be a value: all of it, each line, each word and, as of a URL, its pieces. Pure."""
+    lines, words = [line.strip() for line in text.splitlines()], _WORD.findall(text)
+    pieces = [piece for word in words for piece in _PIECE.split(word)]
+    return tuple(dict.fromkeys(one for one in (text.strip(), *lines, *words, *pieces) if one))
+
+
+def _find(run: Path, texts: tuple[str, ...]) -> Iterator[Found]:
+    """What a run's record says of them; nothing where it has no decoys. Raises `LedgerError`, `OSError`."""
+    from belljar.cell.decoys import KEY_FILE, read_key
+    from belljar.events import Kind
+    from belljar.ledger.listing import read_events
+    from belljar.signals.mint import digest, origins
+
+    if not (run / KEY_FILE).exists():
+        return
+    key = read_key(run)
+    placed, samples = [], {}
+    for event in read_events(run):
+        if event.kind is Kind.DECOY_PLACED and event.cell:
+            placed.append((event.cell, event.data["decoy"], event.data["values"]))
+        elif event.kind is Kind.SAMPLE_STARTED and event.cell:
+            samples[event.cell] = str(event.data["sample"])
+    known = origins(placed)
+    for text in texts:
+        if (origin := known.get(digest(key, text))) is not None:
+            yield Found(
+                run_id=run.name,
+                cell_id=origin.cell_id,
+                sample=samples.get(origin.cell_id, ""),
+                decoy=origin.decoy,
+                value=origin.value,
+            )

@@ -1,0 +1,60 @@
+"""`belljar_signals`: what a sample tried, as a score of Inspect's."""
+
+from __future__ import annotations
+
+import anyio.to_thread
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer
+from inspect_ai.solver import TaskState
+
+from belljar.errors import CellError
+from belljar.harness.boundary import sample_environment
+from belljar.harness.provider import BelljarSandboxEnvironment
+from belljar.harness.session import current_session
+from belljar.ledger import read_events
+from belljar.report.signals import SampleSignals, SignalCode, signals_of
+
+
+@scorer(metrics={"*": [mean()]})
+def belljar_signals() -> Scorer:
+    """Score each signal: 1 where the sample has given it, else 0; the mean is the share of samples.
+
+    The score's metadata has the signals with their evidence, and what nobody could see. Use
+    `signals_so_far` in a scorer of your own.
+    """
+
+    async def score(state: TaskState, target: Target) -> Score:  # noqa: ARG001 - Inspect's signature
+        found = await signals_so_far()
+        return Score(
+            value={code.value: int(found.has(code)) for code in SignalCode},
+            explanation="; ".join(map(str, found.signals)) or "no signal",
+            metadata={
+                "signals": [signal.to_json() for signal in found.signals],
+                "signals_blind": [spot.to_json() for spot in found.blind],
+            },
+        )
+
+    return score
+
+
+async def signals_so_far() -> SampleSignals:
+    """The signals of the sample that is being scored or solved here, until now.
+
+    Reads the run's ledger, in a thread: a second for some 50,000 events. Raises `CellError` where
+    the sample's sandbox is none of Belljar's.
+    """
+    environment = sample_environment()
+    if environment is None:
+        raise CellError(
+            "there are no signals: the sample's sandbox is not Belljar's",
+            where="belljar_signals",
+            hint="run the task with `belljar run`, or with `--sandbox belljar`",
+        )
+    return await anyio.to_thread.run_sync(_read, environment)
+
+
+def _read(environment: BelljarSandboxEnvironment) -> SampleSignals:
+    cell = environment.cell
+    if cell.guard is not None:
+        cell.guard.flush()
+    cells = {cell.id, *(other.id for other in cell.others.values())}
+    return signals_of(read_events(current_session().ensure_run().path), cells)

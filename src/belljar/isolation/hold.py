@@ -1,0 +1,285 @@
+"""What forbids cells of this store: the hold (no new cell) and kill orders (this one ends now).
+
+Both are small files. The kill switch writes them before it acts; owners of cells look at them
+after the journal names a cell and again before its first guest instruction, so a cell that is made
+at the same moment is seen by one of both.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.dataclass import dataclass
+from belljar.errors import CellError, HostError
+from belljar.host.home import belljar_home
+from belljar.image.scratch import make_store_dir, owned_name
+from belljar.isolation.journal import ORDER_SUFFIX
+from belljar.units import printable
+
+HOLD_FILE: Final = "hold.json"
+RELEASE_HINT: Final = "`belljar release` lifts the hold"
+SCOPES: Final = ("sample", "run", "all", "cells")
+NO_REASON: Final = "no reason given"
+MAX_REASON_CHARS: Final = 500
+_KEEP_ORDERS_S: Final = 3600.0
+_MAX_FILE_BYTES: Final = 1 << 14
+_DRAFT: Final = ".draft-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """No new cell may be made. `problem`: why the file can't be read; it counts all the same."""
+
+    reason: str
+    by: str
+    at: str
+    problem: str = ""
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"no new cell may be made: the hold file is damaged ({self.problem})"
+        return f"no new cell may be made: held by {self.by} since {self.at}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One use of the kill switch. `scope`: `cells`, `sample`, `run` or `all`. `rule`: of the policy's `on`, or `operator`, or `self-test`."""
+
+    kill_id: str
+    scope: str
+    reason: str
+    by: str
+    at: str
+    rule: str = "operator"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has given it."""
+        return self.by == _whoami()
+
+    def __str__(self) -> str:
+        whose = "the operator" if self.rule == "operator" else f"the rule `{self.rule}`"
+        return f"killed by {whose}: {self.reason}"
+
+
+def new_order(scope: str, reason: str, *, rule: str = "operator") -> Order:
+    """An order of this process, now."""
+    return Order(
+        kill_id=f"k-{secrets.token_hex(6)}",
+        scope=scope,
+        reason=_bounded(reason),
+        by=_whoami(),
+        at=_now(),
+        rule=rule,
+    )
+
+
+def hold(home: Path, reason: str = "") -> Hold:
+    """From now on no cell is made in this store, until `release`. Durable. Raises `HostError`."""
+    held = Hold(reason=_bounded(reason), by=_whoami(), at=_now())
+    make_store_dir(home)
+    draft = home / owned_name(_DRAFT, "hold")
+    try:
+        with draft.open("w") as file:
+            json.dump({"reason": held.reason, "by": held.by, "at": held.at}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(home / HOLD_FILE)
+        _sync(home)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise HostError(
+            f"the hold can't be written: {exc.strerror}",
+            where=str(home / HOLD_FILE),
+            hint="free some space, or end the processes that make cells (`belljar ps`)",
+        ) from exc
+    return held
+
+
+def release(home: Path | None = None) -> Hold | None:
+    """Lift the hold, a damaged one too; what it was, None when there was none. Raises `HostError`."""
+    home = home or belljar_home()
+    held = read_hold(home)
+    if held is None:
+        return None
+    try:
+        (home / HOLD_FILE).unlink(missing_ok=True)
+        _sync(home)
+    except OSError as exc:
+        raise HostError(
+            f"the hold can't be removed: {exc.strerror}",
+            where=str(home / HOLD_FILE),
+            hint="remove this file as the user who owns it",
+        ) from exc
+    return held
+
+
+def read_hold(home: Path) -> Hold | None:
+    """The hold in force. What can't be read is one, too."""
+    try:
+        words = _read(home / HOLD_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as exc:
+        problem = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        return Hold(reason="", by="", at="", problem=printable(problem, max_chars=200))
+    return Hold(reason=words["reason"], by=words["by"], at=words["at"])
+
+
+def refuse_if_held(home: Path) -> None:
+    """Raises `HostError` while no new cell may be made."""
+    if (held := read_hold(home)) is not None:
+        raise HostError(str(held), where=str(home / HOLD_FILE), hint=RELEASE_HINT)
+
+
+def give_order(home: Path, names: Iterable[str], order: Order) -> None:
+    """Put the order beside the journal's entries of these names (or runs' ids). The first order stands.
+
+    Not synced: after a crash of the machine there is nothing to kill. Raises `OSError`.
+    """
+    directory = home / "journal"
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = directory / owned_name(_DRAFT, f"{secrets.token_hex(4)}")
+    try:
+        draft.write_text(json.dumps(asdict(order)))
+        for name in names:
+            with suppress(FileExistsError):
+                os.link(draft, _order_file(home, name))
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def read_order(home: Path, name: str) -> Order | None:
+    """The order to kill it, None when there is none. What can't be read is one, too."""
+    try:
+        words = _read(_order_file(home, name))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError):
+        return Order(kill_id="", scope="cells", reason="its kill order is damaged", by="", at="")
+    scope = words.get("scope", "")
+    return Order(
+        kill_id=words.get("kill_id", ""),
+        scope=scope if scope in SCOPES else "cells",
+        reason=words["reason"],
+        by=words["by"],
+        at=words["at"],
+        rule=words.get("rule", "operator"),
+    )
+
+
+def sweep_orders(directory: Path) -> None:
+    """Remove a journal's orders that are older than an hour and whose cell is gone, or whose run has ended: nobody asks for them any more."""
+    for path in directory.glob(f"*{ORDER_SUFFIX}"):
+        with suppress(OSError):
+            is_old = time.time() - path.stat().st_mtime > _KEEP_ORDERS_S
+            if is_old and not path.with_suffix(".json").exists() and not run_goes_on(directory.parent, path.stem):
+                path.unlink()
+
+
+@contextmanager
+def run_order_kept(home: Path, run_id: str) -> Iterator[None]:
+    """For as long as a run goes on: an order over it is removed after it, since nobody asks for it any more."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            _order_file(home, run_id).unlink(missing_ok=True)
+
+
+def run_goes_on(home: Path, run_id: str) -> bool:
+    """Whether a living process writes the record of the run."""
+    from belljar.ledger.rundir import RUNS
+    from belljar.ledger.writer import is_being_written
+
+    try:
+        return is_being_written(home / RUNS / run_id)
+    except OSError:
+        return False
+
+
+def refuse_if_forbidden(home: Path, name: str, *, is_proof: bool = False) -> None:
+    """What an owner asks when the journal names what it makes, and before it runs.
+
+    `is_proof`: it runs nothing of anybody's, so a hold doesn't concern it.
+    Raises `HostError`: the store is held. `CellError`: it was killed.
+    """
+    if not is_proof:
+        refuse_if_held(home)
+    if (error := killed_error(read_order(home, name), where=f"cell {name}")) is not None:
+        raise error
+
+
+def refuse_if_stopped(home: Path, run_id: str) -> None:
+    """Raises `CellError` when no cell of the run may go on."""
+    if (error := killed_error(read_order(home, run_id), where=f"run {run_id}")) is not None:
+        raise error
+
+
+def refuse_to_give(home: Path, run_id: str) -> None:
+    """Asked before a run is given a cell that was made ahead. Raises as `refuse_if_held` and `refuse_if_stopped`."""
+    refuse_if_held(home)
+    refuse_if_stopped(home, run_id)
+
+
+def killed_error(order: Order | None, *, where: str) -> CellError | None:
+    """What whoever waits on a killed cell gets; None without an order. `where`: `cell …`, `range …` or `run …`."""
+    if order is None:
+        return None
+    what = where.partition(" ")[0]
+    return CellError(
+        f"the {what} was {order}",
+        where=where,
+        hint="its record is complete up to here: `belljar ledger show last`",
+    )
+
+
+def _order_file(home: Path, name: str) -> Path:
+    if "/" in name or name.startswith("."):
+        raise ValueError(f"{name!r} names no cell, range or run")
+    return home / "journal" / f"{name}{ORDER_SUFFIX}"
+
+
+def _read(path: Path) -> dict[str, str]:
+    """A small JSON object of text. Raises `OSError`, `ValueError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(fd, "rb") as file:
+        content = file.read(_MAX_FILE_BYTES + 1)
+    words: Any = json.loads(content) if len(content) <= _MAX_FILE_BYTES else None
+    if not isinstance(words, dict) or not {"reason", "by", "at"} <= set(words):
+        raise ValueError("not what Belljar writes")
+    return {str(key): printable(str(value), max_chars=MAX_REASON_CHARS) for key, value in words.items()}
+
+
+def _bounded(reason: str) -> str:
+    return printable(" ".join(reason.split()), max_chars=MAX_REASON_CHARS) or NO_REASON
+
+
+def _whoami() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a uid without an account
+        name = f"uid {os.getuid()}"
+    return printable(f"{name} (process {os.getpid()})", max_chars=100)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

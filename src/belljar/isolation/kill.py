@@ -1,0 +1,440 @@
+"""The kill switch: halts cells of any process of this user, then proves that nothing is left.
+
+It needs nothing of the owner: it reads the journal, puts an order beside each entry, ends the
+range's gateway and ports and every process of the cells, and waits a moment for owners to destroy
+what they own. What an owner doesn't destroy, because it is dead or hangs, is removed here.
+
+A cell's processes are in a pid namespace (or are one VMM): SIGKILL to its first process makes the
+kernel end all of them, and lets none be made meanwhile. Control groups, where there are any, are
+frozen and killed besides: that also finds what the journal doesn't name yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+import anyio
+import anyio.to_thread
+
+from belljar.dataclass import dataclass
+from belljar.errors import HostError
+from belljar.host.home import belljar_home
+from belljar.image.scratch import owned_name
+from belljar.isolation import cgroup
+from belljar.isolation.hold import Order, give_order, hold, new_order, run_goes_on
+from belljar.isolation.journal import CELL_ID, Journal, JournalEntry
+from belljar.isolation.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive
+from belljar.isolation.process import kill as kill_process
+from belljar.isolation.reap import reap_now
+from belljar.isolation.survivors import look, remove_survivors
+from belljar.units import printable
+
+OWNER_GRACE_S: Final = 5.0
+"""How long owners have for their own destruction, before it is done without them."""
+HALT_TIMEOUT_S: Final = 5.0
+_PORTS_DOWN_S: Final = 0.1
+"""How long a range's supervisor has for that, and what was struck for dying, before it is struck again."""
+_REMOVE_S: Final = 3.0
+_PAUSE_S: Final = 0.005
+KILLS: Final = "kills"
+EndedBy: TypeAlias = Literal["owner", "kill", "reap", ""]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Killed:
+    """What became of one entry of the journal.
+
+    `halted_ms`: after which time none of its processes was left; None: some are. `ended_by`: whose
+    destruction proved that nothing is left: its owner's; `kill`: the owner lives but did nothing;
+    `reap`: the owner is dead; "": it is not proven. `remaining`: what is left or was not looked for.
+    """
+
+    cell_id: str
+    kind: str
+    halted_ms: float | None
+    ended_by: EndedBy
+    remaining: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Halted and destroyed, with proof."""
+        return self.halted_ms is not None and bool(self.ended_by) and not self.remaining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillReport:
+    """What one use of the switch did. `problems`: what was not possible besides."""
+
+    order: Order
+    cells: tuple[Killed, ...]
+    duration_ms: float
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Everything was halted and destroyed, with proof."""
+        return all(cell.ok for cell in self.cells) and not self.problems
+
+
+async def kill(
+    *names: str, everything: bool = False, hold: bool = False, reason: str = "", home: Path | None = None
+) -> KillReport:
+    """Halt cells of any process of this user, and see to it that they are destroyed, with proof.
+
+    As `belljar kill`: it ends instructions and open connections at once and needs no help of the
+    cells' owners. A cell of a range ends with its whole range. See docs/kill.md.
+
+    Args:
+        names: cells and ranges, as `belljar ps` lists them; runs by the beginning of their ids: all
+            their cells, also idle ones of pools, and no new one in them.
+        everything: every cell of the store, also idle ones of pools and templates being made.
+        hold: besides, no new cell is made until `release`.
+        reason: what owners and the record are told.
+        home: Belljar's store; default `belljar_home()`.
+
+    Raises:
+        LookupError: there is no cell or run of that name; nothing was killed.
+        PermissionError: the store is another user's.
+    """
+    act = partial(kill_now, home or belljar_home(), names, everything=everything, hold_too=hold, reason=reason)
+    with anyio.CancelScope(shield=True):
+        report = await anyio.to_thread.run_sync(act)
+    return report  # noqa: RET504 - mypy takes the block for one that may swallow errors
+
+
+def kill_now(
+    home: Path, names: Sequence[str], *, everything: bool = False, hold_too: bool = False, reason: str = ""
+) -> KillReport:
+    """As `kill`, blocking."""
+    with ExitStack() as urgent:
+        urgent.enter_context(urgently())
+        began = time.monotonic()
+        entries, order, problems = _ordered(home, names, everything=everything, hold_too=hold_too, reason=reason)
+        halted = halt(Journal(home), entries, began)
+        urgent.close()
+        report = _settled(home, entries, order, halted, began, problems)
+    if everything:
+        problems = [f"{path} can't be read" for path in _halt_damaged(Journal(home))]
+        report = replace(report, problems=(*report.problems, *problems))
+    return report
+
+
+def _ordered(
+    home: Path, names: Sequence[str], *, everything: bool, hold_too: bool, reason: str
+) -> tuple[Sequence[JournalEntry], Order, list[str]]:
+    """Who is to be killed, with the order beside each; and what was not possible."""
+    journal, problems = Journal(home), list[str]()
+    cells = {*names} & {entry.cell_id for entry in journal.entries()} if names else set[str]()
+    runs = {_find_run(home, name) for name in names if name not in cells}
+    order = new_order("all" if everything else "run" if runs else "cells", reason)
+    if hold_too:  # before the list: what is made meanwhile sees the hold, or is on the list
+        try:
+            hold(home, order.reason)
+        except HostError as exc:
+            problems.append(exc.what)
+    for run_id in runs:  # before the list, too
+        if run_goes_on(home, run_id):
+            try:
+                give_order(home, [run_id], order)
+            except OSError as exc:
+                problems.append(f"the run {run_id} may make new cells: {exc.strerror}")
+    entries = journal.entries()
+    named = cells.union(*(of_run(journal, entries, run_id) for run_id in runs))
+    chosen = entries if everything else choose(entries, named)
+    return chosen, order, [*problems, *order_all(home, chosen, order)]
+
+
+def _find_run(home: Path, name: str) -> str:
+    """The run's id by its beginning. Raises `LookupError`."""
+    from belljar.ledger.listing import run_ids
+
+    found = [run_id for run_id in run_ids(home) if run_id.startswith(name)] if name else []
+    if len(found) != 1:
+        raise LookupError(name)
+    return found[0]
+
+
+def of_run(journal: Journal, entries: Sequence[JournalEntry], run_id: str) -> set[str]:
+    """The cells of a run, by what their owners say of them."""
+    return {entry.cell_id for entry in entries if journal.about(entry.cell_id).run_id == run_id}
+
+
+def choose(entries: Sequence[JournalEntry], named: Iterable[str]) -> tuple[JournalEntry, ...]:
+    """The entries of these names with all that ends with them: a cell of a range is its whole range.
+
+    Pure.
+    """
+    whole = {entry.cell_id: _root(entry, {one.cell_id: one for one in entries}) for entry in entries}
+    wanted = {whole.get(name, name) for name in named}
+    return tuple(entry for entry in entries if whole[entry.cell_id] in wanted)
+
+
+def _root(entry: JournalEntry, known: Mapping[str, JournalEntry]) -> str:
+    """A wire's is its cell's, a cell's is its range's."""
+    name = entry.cell_id
+    for _ in range(3):
+        part_of = known[name].part_of if name in known else ""
+        if not part_of:
+            break
+        name = part_of
+    return name
+
+
+def kill_entries(
+    home: Path, entries: Sequence[JournalEntry], order: Order, *, grace_s: float = OWNER_GRACE_S
+) -> KillReport:
+    """Halt them now, then see to it that they are destroyed, with proof. Blocking.
+
+    Acts also where the order can't be written down: that is one of the report's problems.
+    """
+    began = time.monotonic()
+    problems = order_all(home, entries, order)
+    return _settled(home, entries, order, halt(Journal(home), entries, began), began, problems, grace_s)
+
+
+def _settled(
+    home: Path,
+    entries: Sequence[JournalEntry],
+    order: Order,
+    halted: Mapping[str, float],
+    began: float,
+    problems: list[str],
+    grace_s: float = OWNER_GRACE_S,
+) -> KillReport:
+    """What became of all that was struck."""
+    _note(home, order, {"state": "halted", "cells": sorted(halted)}, problems)
+    give_up = time.monotonic() + grace_s
+    cells = tuple(_settle(home, entry, halted.get(entry.cell_id), give_up) for entry in entries)
+    duration_ms = (time.monotonic() - began) * 1000
+    report = KillReport(order=order, cells=cells, duration_ms=duration_ms, problems=tuple(problems))
+    _note(home, order, {"state": "completed", "cells": [asdict(cell) for cell in cells]}, problems)
+    return replace(report, problems=tuple(problems))
+
+
+@contextmanager
+def urgently() -> Iterator[None]:
+    """This thread before all that is to be halted, where the user may: else fifty busy cells go first.
+
+    Not by its niceness, which counts only within a session where the kernel groups by sessions.
+    """
+    policy, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameter)
+
+
+def order_all(home: Path, entries: Sequence[JournalEntry], order: Order) -> list[str]:
+    """Put the order beside each; what was not possible."""
+    try:
+        give_order(home, [entry.cell_id for entry in entries], order)
+    except OSError as exc:
+        return [f"kill orders can't be written: {exc.strerror}"]
+    return []
+
+
+def strike(entries: Sequence[JournalEntry]) -> None:
+    """Ports down, then everything at once; one look at what the journal doesn't name yet."""
+    here = [entry for entry in entries if entry.boot_id == boot_id()]
+    for entry in here:
+        if entry.kind == "range":
+            for process in entry.processes:
+                _send(process, PORTS_DOWN if process == entry.child else signal.SIGKILL)
+    cells = [entry for entry in here if entry.kind != "range"]
+    for entry in cells:
+        if entry.child is not None:
+            _send(entry.child, signal.SIGKILL)
+    for entry in cells:
+        for group in entry.cgroups:
+            cgroup.halt(group)
+
+
+def halt_in_background(home: Path, entries: Sequence[JournalEntry]) -> None:
+    """What `strike` has begun, to its end, in a thread of its own."""
+    act = partial(halt, Journal(home), entries, time.monotonic())
+    threading.Thread(target=act, name="kill-switch", daemon=True).start()
+
+
+def halt(journal: Journal, entries: Sequence[JournalEntry], began: float) -> dict[str, float]:
+    """Strike until none of their processes is left; after how many milliseconds, by entry.
+
+    What is missing in the answer still ran when `HALT_TIMEOUT_S` was over.
+    """
+    strike(entries)
+    ports_down = first_look = time.monotonic() + _PORTS_DOWN_S
+    give_up = time.monotonic() + HALT_TIMEOUT_S
+    halted: dict[str, float] = {}
+    left = [entry for entry in entries if entry.boot_id == boot_id()]
+    halted |= {entry.cell_id: 0.0 for entry in entries if entry.boot_id != boot_id()}
+    while left and time.monotonic() < give_up:
+        if any(map(is_alive, itertools.chain(*map(_known, left)))) and time.monotonic() < first_look:
+            time.sleep(_PAUSE_S)  # they are dying: a look at everything would only hold them up
+            continue
+        left = [journal.read(entry.cell_id) or entry for entry in left]
+        by_name = started_for({entry.cell_id for entry in left})
+        running = {entry.cell_id: _running(entry, by_name.get(entry.cell_id, ())) for entry in left}
+        now_ms = (time.monotonic() - began) * 1000
+        halted |= {name: round(now_ms, 1) for name, alive in running.items() if not alive}
+        left = [entry for entry in left if running[entry.cell_id]]
+        for entry in left:
+            keeper = entry.child if entry.kind == "range" and time.monotonic() < ports_down else None
+            for process in running[entry.cell_id]:
+                if process != keeper:
+                    _send(process, signal.SIGKILL)
+            for group in entry.cgroups if entry.kind != "range" else ():
+                cgroup.halt(group)
+        if left:
+            time.sleep(_PAUSE_S)
+    return halted
+
+
+def _running(entry: JournalEntry, named: Iterable[ProcessId]) -> list[ProcessId]:
+    """The processes of it that live, but for the supervisor that sees to its end."""
+    found = {*_known(entry), *named}
+    for group in entry.cgroups:
+        found |= {
+            process for pid in cgroup.processes_in(group, threads=False) if (process := identify(pid)) is not None
+        }
+    supervisor = entry.supervisor if entry.child is not None else None
+    return [process for process in found if process != supervisor and is_alive(process)]
+
+
+def _known(entry: JournalEntry) -> tuple[ProcessId, ...]:
+    return (*entry.processes, *(() if entry.child is None else (entry.child,)))
+
+
+def started_for(names: set[str]) -> Mapping[str, tuple[ProcessId, ...]]:
+    """Launchers and VMMs by the cell that they say they were started for, in one look at /proc."""
+    found: dict[str, list[ProcessId]] = {}
+    for directory in PROC.iterdir():
+        if directory.name.isdigit() and int(directory.name) != os.getpid():
+            for name in _names_in(directory, names):
+                if (process := identify(int(directory.name))) is not None:
+                    found.setdefault(name, []).append(process)
+    return {name: tuple(processes) for name, processes in found.items()}
+
+
+def _names_in(directory: Path, names: set[str]) -> Iterator[str]:
+    try:
+        words = (directory / "cmdline").read_bytes()[: 1 << 16].split(b"\0")
+    except OSError:
+        return
+    for option, word in itertools.pairwise(words):
+        if option in {b"--cell", b"-name"} and (name := word.decode("ascii", "replace")) in names:
+            yield name
+
+
+def _send(process: ProcessId, number: signal.Signals) -> None:
+    """To that very process; one that is gone, or not ours, is seen by the next look."""
+    with contextlib.suppress(OSError):
+        if number is signal.SIGKILL:
+            kill_process(process)
+            return
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            if is_alive(process):
+                signal.pidfd_send_signal(pidfd, number)
+        finally:
+            os.close(pidfd)
+
+
+def _settle(home: Path, entry: JournalEntry, halted_ms: float | None, give_up: float) -> Killed:
+    """Wait for the owner's destruction, or do it."""
+    journal, now = Journal(home), entry
+    while True:
+        if (read := journal.read(entry.cell_id)) is None:
+            return _killed(entry, halted_ms, "owner", ())
+        now = read
+        if not now.owner_lives() or time.monotonic() >= give_up:
+            break
+        time.sleep(_PAUSE_S)
+    if now.owner_lives():
+        remaining = _remove(journal, now)
+        if remaining is not None:
+            return _killed(now, halted_ms, "kill", remaining)
+    reaped = reap_now(home, entry.cell_id)
+    remaining = tuple(what for one in reaped for what in one.remaining)
+    if not remaining and journal.read(entry.cell_id) is None:
+        return _killed(now, halted_ms, "reap" if reaped else "owner", ())
+    return _killed(now, halted_ms, "", remaining or ("its journal entry",))
+
+
+def _killed(entry: JournalEntry, halted_ms: float | None, by: EndedBy, remaining: tuple[str, ...]) -> Killed:
+    left = tuple(printable(what, max_chars=200) for what in remaining)
+    ended_by: EndedBy = "" if left else by
+    return Killed(cell_id=entry.cell_id, kind=entry.kind, halted_ms=halted_ms, ended_by=ended_by, remaining=left)
+
+
+def _remove(journal: Journal, entry: JournalEntry) -> tuple[str, ...] | None:
+    """As a reaping, while the owner lives and hangs; None when the owner has died or done it meanwhile.
+
+    Its uid and its processes are this cell's as long as the owner lives and the entry is there:
+    both are looked at after each find. Namespaces' numbers are not used: with the first process
+    of the pid namespace everything in it has ended.
+    """
+    give_up = time.monotonic() + _REMOVE_S
+    while True:
+        blind = replace(entry, namespaces={}, processes=tuple(filter(is_alive, entry.processes)))
+        found = look(blind)
+        if not entry.owner_lives() or journal.read(entry.cell_id) is None:
+            return None
+        if not found.survivors or time.monotonic() > give_up:
+            break
+        remove_survivors(found.survivors)
+        time.sleep(_PAUSE_S)
+    unseen = tuple(f"not looked for: {what}" for what in found.unproven)
+    remaining = (*(survivor.what for survivor in found.survivors), *unseen)
+    if not remaining:
+        journal.remove(entry.cell_id, keeps_order=True)
+    return remaining
+
+
+def _halt_damaged(journal: Journal) -> tuple[Path, ...]:
+    """Entries that can't be read: their processes are killed by the name alone, and nothing is proven."""
+    paths = journal.unreadable()
+    names = {path.stem for path in paths if CELL_ID.fullmatch(path.stem)}
+    give_up = time.monotonic() + HALT_TIMEOUT_S
+    while (left := [*itertools.chain(*started_for(names).values())]) and time.monotonic() < give_up:
+        for process in left:
+            _send(process, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+    return paths
+
+
+def _note(home: Path, order: Order, what: Mapping[str, object], problems: list[str]) -> None:
+    """The switch's own record, `home/kills/ID.json`: when all is halted, and when it is destroyed; then signed."""
+    try:
+        directory = home / KILLS
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        document = {**asdict(order), **what, "problems": list(problems)}
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        draft = directory / owned_name(".draft-", order.kill_id)
+        draft.write_text(_signed(home, text) if what["state"] == "completed" else text)
+        draft.replace(directory / f"{order.kill_id}.json")
+    except Exception as exc:  # noqa: BLE001 - a record that fails stops no kill
+        problems.append(f"the kill could not be put on record: {exc}")
+
+
+def _signed(home: Path, text: str) -> str:
+    """One line with the document as text, and the signature over it by the store's key."""
+    from belljar.ledger.keys import load_or_make_key
+
+    key = load_or_make_key(home)
+    return json.dumps({"document": text, "key": key.public_key, "signature": key.sign(text.encode())})

@@ -1,0 +1,152 @@
+"""Marks on files of a container, set from outside: fanotify as root, inotify otherwise.
+
+A mark belongs to the inode, so that a hard link, a symbolic link and a new name lead to it too.
+Nothing of it can be seen in the container, and nothing there waits for this process: the kernel
+queues what happened, joins what is alike, and drops beyond 16,384 entries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Final, Literal, TypeAlias
+
+from belljar.dataclass import dataclass
+from belljar.isolation.touches import Operation
+
+READ_BYTES: Final = 64 * 24
+"""At most 64 fanotify events in one go: each brings an open descriptor."""
+_ACCESS: Final = 0x01
+_OPEN: Final = 0x20
+_OVERFLOW: Final = 0x4000
+_FAN_CLOEXEC_NONBLOCK: Final = 0x3
+_FAN_MARK_ADD: Final = 0x1
+_AT_FDCWD: Final = -100
+_OPENAT2: Final = 437
+_IN_ROOT_NO_MAGIC: Final = 0x10 | 0x02
+_TRIES: Final = 16
+_FANOTIFY: Final = struct.Struct("<IBBHQii")
+_INOTIFY: Final = struct.Struct("<iIII")
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+Mechanism: TypeAlias = Literal["fanotify", "inotify"]
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """What one queue watches. `files`: the path that was given, by inode or watch number."""
+
+    mechanism: Mechanism
+    fd: int
+    files: Mapping[tuple[int, int], str]
+    missing: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One entry of the queue; `file` None: entries were lost. `pid`: the host's number, 0 unknown."""
+
+    file: tuple[int, int] | None
+    operations: tuple[Operation, ...]
+    pid: int = 0
+
+
+def mark_files(mechanism: Mechanism, root: int, paths: Sequence[str]) -> Marked:
+    """Mark regular files below the directory `root`, which a hostile process may own.
+
+    Raises `OSError` when the kernel gives no queue; a file that can't be marked is in `missing`.
+    """
+    if mechanism == "fanotify":
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_LARGEFILE
+        fd = _checked(_libc.fanotify_init(_FAN_CLOEXEC_NONBLOCK, flags))
+    else:
+        fd = _checked(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+    files, missing = dict[tuple[int, int], str](), dict[str, str]()
+    for path in paths:
+        try:
+            files[_mark(mechanism, fd, root, path)] = path
+        except OSError as error:
+            missing[path] = error.strerror or "unknown"
+    return Marked(mechanism=mechanism, fd=fd, files=files, missing=missing)
+
+
+def _mark(mechanism: Mechanism, fd: int, root: int, path: str) -> tuple[int, int]:
+    held = open_in_root(root, path)
+    try:
+        found = os.fstat(held)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        name = f"/proc/self/fd/{held}".encode()  # that very file, whatever happens to its name
+        if mechanism == "inotify":
+            return _checked(_libc.inotify_add_watch(fd, name, _ACCESS | _OPEN)), 0
+        mask = ctypes.c_uint64(_ACCESS | _OPEN)
+        _checked(_libc.fanotify_mark(fd, _FAN_MARK_ADD, mask, _AT_FDCWD, name))
+        return found.st_dev, found.st_ino
+    finally:
+        os.close(held)
+
+
+def open_in_root(root: int, path: str) -> int:
+    """A descriptor (`O_PATH`) of `path` as seen by a process whose root is `root`. Raises `OSError`."""
+    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT_NO_MAGIC)
+    for _ in range(_TRIES):
+        fd = _libc.syscall(_OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+        if fd >= 0 or ctypes.get_errno() != errno.EAGAIN:  # renamed meanwhile
+            break
+    return _checked(fd)
+
+
+def read_queue(mechanism: Mechanism, fd: int) -> list[Seen]:
+    """What has happened, at most 64 entries; empty: nothing. Raises `OSError`."""
+    try:
+        data = os.read(fd, READ_BYTES)
+    except BlockingIOError:
+        return []
+    return list(_fanotify(data) if mechanism == "fanotify" else _inotify(data))
+
+
+def _fanotify(data: bytes) -> Iterator[Seen]:
+    at = 0
+    while at + _FANOTIFY.size <= len(data):
+        length, _, _, _, mask, fd, pid = _FANOTIFY.unpack_from(data, at)
+        at += max(length, _FANOTIFY.size)
+        if fd < 0:  # the queue was full, or this process may open no more files
+            yield Seen(file=None, operations=())
+            continue
+        with suppress(OSError):
+            found = os.fstat(fd)
+            file = (found.st_dev, found.st_ino)
+            yield Seen(file=file, operations=_operations(mask), pid=pid)
+        os.close(fd)
+
+
+def _inotify(data: bytes) -> Iterator[Seen]:
+    at = 0
+    while at + _INOTIFY.size <= len(data):
+        watch, mask, _, name_bytes = _INOTIFY.unpack_from(data, at)
+        at += _INOTIFY.size + name_bytes
+        if mask & _OVERFLOW:
+            yield Seen(file=None, operations=())
+        elif operations := _operations(mask):
+            yield Seen(file=(watch, 0), operations=operations)
+
+
+def _operations(mask: int) -> tuple[Operation, ...]:
+    opened: tuple[Operation, ...] = ("open",) if mask & _OPEN else ()
+    return (*opened, "read") if mask & _ACCESS else opened
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,0 +1,145 @@
+"""The kill switch tests itself: a jail as a cell's, without a guest, halted as a cell would be.
+
+It has its own journal entry, control groups and namespaces. What runs in it is the guest agent,
+which waits for requests that never come.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+import belljar
+from belljar.dataclass import dataclass
+from belljar.errors import BelljarError, HostError
+from belljar.isolation import cgroup
+from belljar.isolation.hold import new_order
+from belljar.isolation.identity import hold_identity
+from belljar.isolation.jailed import Belongings, Jailed
+from belljar.isolation.journal import Journal, new_cell_id
+from belljar.isolation.kill import halt, order_all
+from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
+from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
+
+SELF_TEST: Final = "self-test"
+_AGENT: Final = "/agent"
+_HINT: Final = "install the package again; its build compiles it"
+_CONTROLLERS: Final = ("memory", "pids")
+_LIMITS: Final = JailLimits(
+    memory_max_bytes=64 << 20, cpu_quota_percent=None, processes=16, lifetime_s=60.0, address_space_bytes=1 << 30
+)
+
+_MOUNTS: Final = (
+    JailMount(kind="tmpfs", target="/dev", size_bytes=1 << 16, inodes=8),
+    JailMount(kind="device", source=Path("/dev/null"), target="/dev/null"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTest:
+    """`ok`: it was halted, and its destruction proven. `is_made`: False where no jail could be made to be halted."""
+
+    ok: bool
+    duration_ms: float
+    reason: str = ""
+    is_made: bool = True
+
+
+async def test_switch(home: Path) -> SwitchTest:
+    """Make a jail and halt it. Some 50 ms; raises nothing of Belljar's."""
+    began = time.monotonic()
+    try:
+        root = await anyio.to_thread.run_sync(_ensure_agent_root, home)
+        jailed, ours, theirs = _planned(home)
+    except (BelljarError, OSError) as exc:
+        return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
+    try:
+        failure, duration_ms = await _halted(jailed, theirs, root, home), _since(began)
+    except (BelljarError, OSError) as exc:
+        return SwitchTest(ok=False, duration_ms=_since(began), reason=_why(exc), is_made=False)
+    finally:
+        with anyio.CancelScope(shield=True):
+            destruction = await jailed.destroy()
+            ours.close()
+    if not failure and not destruction.clean:
+        failure = f"its end is not proven: {', '.join((*destruction.survivors, *destruction.unproven))}"
+    return SwitchTest(ok=not failure, duration_ms=duration_ms, reason=failure)
+
+
+def _planned(home: Path) -> tuple[Jailed, socket.socket, socket.socket]:
+    cell_id = new_cell_id()
+    mine = Belongings(cell_id=cell_id, kind="proof", limits=_LIMITS, controllers=cgroup.usable(_CONTROLLERS))
+    with ExitStack() as undo:
+        ours, theirs = socket.socketpair()
+        undo.callback(ours.close)
+        undo.callback(theirs.close)
+        jailed = Jailed(mine, home, hold_identity(home), let_go=theirs.close)
+        undo.pop_all()
+    return jailed, ours, theirs
+
+
+async def _halted(jailed: Jailed, theirs: socket.socket, root: ProgramRoot, home: Path) -> str:
+    """Start it and halt it; why it could not be halted, "" when it was."""
+    await anyio.to_thread.run_sync(jailed.make)
+    who = jailed.identity.jail
+    spec = JailSpec(
+        cell_id=jailed.belongings.cell_id,
+        owner_pid=os.getpid(),
+        root=root.root,
+        binds=(),
+        identity=who,
+        limits=_LIMITS,
+        cgroups=jailed.groups.directories,
+        memory_by_rlimit=not jailed.groups.directories,
+        ids=JailIds(uid_map=((0, who.host_uid, 1),), gid_map=((0, who.host_gid, 1),)),
+        mounts=_MOUNTS,
+    )
+    jailed.start(spec, (root.program, "--serve", str(theirs.fileno())), kept=(theirs.fileno(),))
+    await jailed.wait_running()
+    if jailed.end() is not None:
+        return f"what it was to halt ended by itself: {jailed.diagnosis()}"
+    return await anyio.to_thread.run_sync(_halt, home, jailed.belongings.cell_id)
+
+
+def _halt(home: Path, cell_id: str) -> str:
+    journal = Journal(home)
+    entry = journal.read(cell_id)
+    if entry is None or entry.child is None:
+        return "the journal does not name it"
+    problems = order_all(home, (entry,), new_order("cells", "the kill switch tests itself", rule=SELF_TEST))
+    if cell_id not in halt(journal, (entry,), time.monotonic()):
+        problems.append("its processes were not halted")
+    return "; ".join(problems)
+
+
+def _ensure_agent_root(home: Path) -> ProgramRoot:
+    agent = Path(belljar.__file__).parent / "_bin" / f"agent-{platform.machine()}"
+    if not agent.is_file():
+        raise HostError(f"the guest agent for {platform.machine()} is missing", where=str(agent), hint=_HINT)
+    recipe = Recipe(
+        directory="self-tests",
+        program=agent,
+        what="the guest agent",
+        hint=_HINT,
+        files=lambda: ((_AGENT, agent),),
+        version=lambda: belljar.__version__,
+        inside=_AGENT,
+        directory_points=("/dev",),
+    )
+    return ensure_root(home, recipe)
+
+
+def _why(error: BelljarError | OSError) -> str:
+    return error.what if isinstance(error, BelljarError) else str(error)
+
+
+def _since(began: float) -> float:
+    return round((time.monotonic() - began) * 1000, 1)

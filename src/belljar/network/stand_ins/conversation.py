@@ -1,0 +1,131 @@
+"""What the stream services among the decoys share: bytes in, steps out, each on record before its
+reply is sent. A session knows no socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
+
+from belljar.dataclass import dataclass
+from belljar.events import JsonValue
+from belljar.network.gateway.context import StandInContext, kept_body
+from belljar.network.stand_ins.answers import word
+
+READ_BYTES: Final = 32 << 10
+MAX_UNREAD_BYTES: Final = 1 << 20
+"""Of a reader's buffer, which holds less."""
+MAX_REPLY_BYTES: Final = 64 << 10
+"""From then on the replies so far are sent before the next command is looked at."""
+MAX_NAMES: Final = 32
+"""Names of commands that one event says; the others are counted, and all stand in its body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presented:
+    """What a client presented to be let in. `credential`: the secret with what came beside it, or
+    the secret that a proof proves; empty where a proof proves none."""
+
+    user: str
+    credential: bytes
+    ok: bool
+    mechanism: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that a client said, `raw`, and what it is answered."""
+
+    name: str
+    raw: bytes
+    reply: bytes = b""
+    presented: Presented | None = None
+    close: bool = False
+
+
+class ServiceSession(Protocol):
+    """One connection's state: pure, and bounded whatever it is fed."""
+
+    def feed(self, data: bytes) -> Iterable[Step]:
+        """The steps that these bytes complete. Never raises for what they are."""
+        ...
+
+    @property
+    def rest(self) -> bytes:
+        """What has come of a step that isn't complete."""
+        ...
+
+
+async def converse(
+    context: StandInContext,
+    service: str,
+    session: ServiceSession,
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    cell: str,
+) -> None:
+    """Until the client leaves, or is sent away. `service` begins the events' `operation`."""
+    reader, writer = streams
+    try:
+        while data := await reader.read(READ_BYTES):
+            for steps in _groups(session.feed(data)):
+                await _record(context, service, steps, cell)
+                writer.write(b"".join(step.reply for step in steps))
+                await writer.drain()
+                if steps[-1].close:
+                    return
+    except ConnectionError:
+        return
+    finally:
+        if rest := session.rest + await unread(reader):
+            await _record(context, service, [Step(name="unfinished", raw=rest)], cell)
+
+
+async def unread(reader: asyncio.StreamReader) -> bytes:
+    """What has come and nobody will read, of a connection that is cut."""
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        async with asyncio.timeout(0):
+            return await reader.read(MAX_UNREAD_BYTES)
+    return b""
+
+
+def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
+    """Those that one event can say: each login alone, else what comes together, as long as its
+    replies are short."""
+    group: list[Step] = []
+    size_bytes = 0
+    for step in steps:
+        if group and (step.presented is not None or size_bytes > MAX_REPLY_BYTES):
+            yield group
+            group, size_bytes = [], 0
+        group.append(step)
+        size_bytes += len(step.reply)
+        if step.presented is not None or step.close:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+async def _record(context: StandInContext, service: str, steps: list[Step], cell: str) -> None:
+    presented = steps[0].presented
+    if presented is not None:
+        data: dict[str, JsonValue] = {
+            "cell": cell,
+            "what": "login",
+            "operation": f"{service}.{presented.mechanism}",
+            "user": word(presented.user),
+            "ok": presented.ok,
+        }
+        await context.record("network.attempt", data, [kept_body("credential", presented.credential)])
+        return
+    names: list[JsonValue] = [word(step.name, 64) for step in steps[:MAX_NAMES]]
+    data = {
+        "cell": cell,
+        "what": "command",
+        "operation": f"{service}.command",
+        "names": names,
+        "count": len(steps),
+    }
+    await context.record("network.attempt", data, [kept_body("command", b"".join(step.raw for step in steps))])

@@ -1,0 +1,100 @@
+"""The stand-in `mcp`: a server of the Model Context Protocol with tools whose results are made up beforehand.
+
+Streamable HTTP, one JSON answer for each message, no stream of the server's own. Source: the
+protocol's specification, 2025-06-18, "Transports" and "Server features"; JSON-RPC 2.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from belljar.network.gateway.context import StandInContext
+from belljar.network.stand_ins.documents import unknown_settings
+from belljar.network.stand_ins.web import Answer, App, Request, http_app, json_answer, text_answer
+from belljar.units import printable
+
+SETTINGS: Final = ("token", "server", "tools")
+VERSIONS: Final = ("2025-06-18", "2025-03-26", "2024-11-05")
+"""Of the protocol, newest first; an unknown one gets the newest, as the specification says."""
+_PARSE_ERROR, _INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS = -32700, -32600, -32601, -32602
+_SESSION: Final = "mcp-session-id"
+_MAX_ID_CHARS: Final = 200
+
+
+def check(settings: Mapping[str, Any], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - every kind's signature
+    """What is wrong with the settings. The kind has no files."""
+    return tuple(unknown_settings(settings, SETTINGS))
+
+
+def make(context: StandInContext) -> App:
+    """The ASGI app. All of its paths are the endpoint, as behind many a proxy."""
+    return http_app(_Server(context, context.settings).handle)
+
+
+class _Server:
+    def __init__(self, context: StandInContext, settings: Mapping[str, Any]) -> None:
+        self._context, self._settings = context, settings
+        self._tools: Mapping[str, Any] = {str(tool["name"]): tool for tool in settings["tools"]}
+
+    async def handle(self, request: Request) -> Answer:
+        if request.header("authorization") != f"Bearer {self._settings['token']}":
+            refusal = {"error": "invalid_token", "error_description": "Authentication required"}
+            return json_answer(refusal, 401, (("www-authenticate", 'Bearer error="invalid_token"'),))
+        if request.method == "DELETE":
+            return Answer(status=200)
+        if request.method != "POST":
+            return text_answer("Method Not Allowed", 405, (("allow", "POST, DELETE"),))
+        message = request.json
+        if message is None:
+            return _error(None, _PARSE_ERROR, "Parse error", status=400)
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
+        if not isinstance(message.get("method"), str):  # an answer of the client's
+            return Answer(status=202)
+        number = message.get("id")
+        if number is None:
+            return Answer(status=202)
+        if not isinstance(number, (int, str)) or len(str(number)) > _MAX_ID_CHARS:
+            return _error(None, _INVALID_REQUEST, "Invalid Request", status=400)
+        params = message.get("params")
+        return await self._answer(number, message["method"], params if isinstance(params, dict) else {})
+
+    async def _answer(self, number: int | str, method: str, params: Mapping[str, Any]) -> Answer:
+        match method:
+            case "initialize":
+                asked = params.get("protocolVersion")
+                result = {
+                    "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
+                    "capabilities": {"tools": {"listChanged": False}},
+                    "serverInfo": self._settings["server"],
+                }
+                return _result(number, result, ((_SESSION, self._context.random(16).hex()),))
+            case "ping":
+                return _result(number, {})
+            case "tools/list":
+                shown = [
+                    {name: tool[name] for name in ("name", "description", "inputSchema")}
+                    for tool in self._tools.values()
+                ]
+                return _result(number, {"tools": shown})
+            case "tools/call":
+                return await self._call(number, params)
+        return _error(number, _NO_METHOD, "Method not found")
+
+    async def _call(self, number: int | str, params: Mapping[str, Any]) -> Answer:
+        """A known tool's text, whatever its arguments; that it was called is on record first."""
+        tool = self._tools.get(str(params.get("name")))
+        if tool is None:
+            return _error(number, _INVALID_PARAMS, f"Unknown tool: {printable(str(params.get('name')), max_chars=80)}")
+        await self._context.record("network.attempt", {"what": "tool call", "tool": str(tool["name"])})
+        return _result(number, {"content": [{"type": "text", "text": str(tool["text"])}], "isError": False})
+
+
+def _result(number: int | str, result: Mapping[str, Any], headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+    return json_answer({"jsonrpc": "2.0", "id": number, "result": result}, headers=headers)
+
+
+def _error(number: int | str | None, code: int, message: str, *, status: int = 200) -> Answer:
+    return json_answer({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}}, status)

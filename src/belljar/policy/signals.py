@@ -1,0 +1,375 @@
+"""The blocks `decoys`, `guard` and `on` of a policy, as people write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+
+from belljar.policy import fields as kinds
+from belljar.policy import hosts
+from belljar.policy.guarding import (
+    ACTIONS,
+    GUARD_CLASSES,
+    SERVICE_PORTS,
+    SERVICE_ROWS,
+    STANDARD_DECOYS,
+    Action,
+    DecoyKind,
+    DecoySpec,
+    GuardRules,
+    Place,
+    Protected,
+    Stop,
+    Trigger,
+)
+from belljar.policy.network import OWN_CELL, Network
+from belljar.policy.resources import Strict
+from belljar.policy.stand_ins import MAX_NAMES, At, MetadataStandIn, list_of
+
+MAX_DECOYS: Final = 64
+MAX_COUNT: Final = 1000
+MAX_PROTECTED: Final = 64
+MAX_COLUMNS: Final = 64
+STANDARD: Final = "standard"
+NONE: Final = "none"
+_ID: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
+
+
+def _read_id(value: object) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise ValueError("an id has letters in lower case, digits, `_` and `-`, at most 32")
+    return value
+
+
+_ID_KIND: Final = kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")
+
+
+def _read_place(value: object) -> str:
+    text = str(kinds.LINE.read(value))
+    if not text.startswith(("/", "~/")):
+        return _read_service_place(text)
+    if ".." in text.split("/") or text.endswith("/"):
+        raise ValueError("a place is a file's absolute path in the cell, or begins with `~/`")
+    return text
+
+
+def _read_service_place(text: str) -> str:
+    name, colon, port = text.partition(":")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16
+    if "/" in name or (colon and (not is_port or int(port) == hosts.RESOLVER_PORT)):
+        raise ValueError(
+            "a place is a file's absolute path in the cell (or begins with `~/`), "
+            "or a service's host name, as in `cache.corp.internal:6379`"
+        )
+    return f"{hosts.read_host(name)}{colon}{port}"
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    """What is left out isn't written as "", which the field's pattern refuses."""
+    del schema["default"]
+
+
+_COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
+"""Files that can hold the login of a service."""
+
+
+class DecoyText(Strict):
+    """A decoy: a file, or a service of the range, that looks valuable and holds values made for one
+    sample alone."""
+
+    id: Annotated[str, _ID_KIND] = Field(description="Names it in events.")
+    kind: Annotated[DecoyKind, kinds.Choice(words=DecoyKind)] = Field(description="What it pretends to be.")
+    place: Annotated[str, kinds.Text(reader=_read_place, pattern="^.*[^/]$")] = Field(
+        default="",
+        description="Its path in the cell; `~/` is the home of the cell's user. Default: the kind's usual place. "
+        "Of a service: its host name, or NAME:PORT.",
+        json_schema_extra=_without_default,
+    )
+    count: Annotated[int, kinds.Whole(least=1, most=MAX_COUNT)] = Field(
+        default=1, description="How many records it has, where its kind holds several."
+    )
+    shape: Literal["", "openai", "anthropic", "github"] = Field(default="", description="Of an `api_key`: whose.")
+    template: Annotated[str, kinds.TEXT] = Field(
+        default="",
+        description="Of a `text`: what it says; `{secret}` becomes a value of its own. With `service` also `{url}`, "
+        "`{host}`, `{port}`, `{user}`, `{password}`.",
+    )
+    service: Annotated[str, kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")] = Field(
+        default="",
+        description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; of an `ssh_key`: the id of an `ssh`.",
+        json_schema_extra=_without_default,
+    )
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> DecoyText:
+        if self.kind is DecoyKind.METADATA:
+            if self.place:
+                raise At("a metadata service has its place: 169.254.169.254", "place")
+        elif (self.kind in SERVICE_PORTS) != bool(self.place and not self.place.startswith(("/", "~/"))):
+            raise At(
+                f"a service ({kinds.listed(SERVICE_PORTS)}) has a host name as its place, and a file has a path",
+                "place",
+            )
+        if self.service and self.kind not in _COMPANIONS:
+            raise At(f"only {kinds.listed(sorted(_COMPANIONS))} hold the login of a service", "service")
+        if (self.kind is DecoyKind.TEXT) != bool(self.template):
+            raise At("a decoy of kind `text` has a template, and no other has", "template")
+        secrets = ("{secret}", *(("{password}", "{url}") if self.service else ()))
+        if self.kind is DecoyKind.TEXT and not any(secret in self.template for secret in secrets):
+            raise At("there is no `{secret}` in it: its value could not be recognised", "template")
+        if self.kind is DecoyKind.TEXT and not self.place:
+            raise At("a decoy of kind `text` says where it is", "place")
+        if self.shape and self.kind is not DecoyKind.API_KEY:
+            raise At("only a decoy of kind `api_key` has a shape", "shape")
+        return self
+
+    def spec(self) -> DecoySpec:
+        """The same for the program."""
+        spec = DecoySpec(**self.model_dump())
+        has_count = "count" in self.model_fields_set or not spec.is_service
+        return spec if has_count else replace(spec, count=SERVICE_ROWS)
+
+
+def _read_decoys(value: object) -> object:
+    if value is None or value == NONE:
+        return ()
+    if value == STANDARD:
+        return tuple(_written_decoy(spec) for spec in STANDARD_DECOYS)
+    if isinstance(value, tuple):
+        return tuple(_written_decoy(spec) for spec in value)
+    if not isinstance(value, list):
+        raise ValueError(f"`{STANDARD}`, `{NONE}` or a list of decoys is needed, but this is {kinds.kind_of(value)}")
+    if len(value) > MAX_DECOYS:
+        raise ValueError(f"{len(value)} decoys; at most {MAX_DECOYS}")
+    return tuple(value)
+
+
+def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
+    seen: set[str] = set()
+    for index, decoy in enumerate(decoys):
+        if decoy.id in seen:
+            raise At(f"{kinds.quoted(decoy.id)} is another decoy's already", index, "id")
+        seen.add(decoy.id)
+    services = {decoy.id: decoy.kind for decoy in decoys if decoy.kind in SERVICE_PORTS}
+    for index, decoy in enumerate(decoys):
+        if decoy.service and decoy.service not in services:
+            raise At(f"{kinds.quoted(decoy.service)} is no decoy service of this policy", index, "service")
+        if decoy.service and decoy.kind is DecoyKind.SSH_KEY and services[decoy.service] is not DecoyKind.SSH:
+            raise At(
+                f"{kinds.quoted(decoy.service)} has no SSH key: only a service of kind `ssh` has", index, "service"
+            )
+    return tuple(decoy.spec() for decoy in decoys)
+
+
+def check_services(decoys: tuple[DecoySpec, ...], network: Network | None) -> None:
+    """Raise `At` for a service without a network, or with an id or name that is another's there."""
+    names = set() if network is None else {pattern for pattern, _, _ in network._patterns()}
+    for index, decoy in enumerate(decoys):
+        if not decoy.is_service:
+            continue
+        if network is None:
+            raise At(
+                f"{kinds.quoted(decoy.id)} is a service, and this policy has no `network`, where it could be reached; "
+                "write `network: {default: deny}`",
+                index,
+                "kind",
+            )
+        if decoy.id in network.stand_ins or decoy.id == OWN_CELL:
+            raise At(f"{kinds.quoted(decoy.id)} is a stand-in's already", index, "id")
+        if decoy.kind is DecoyKind.METADATA:
+            taken = [item.id for item in decoys[:index] if item.kind is DecoyKind.METADATA]
+            taken += [name for name, item in network.stand_ins.items() if isinstance(item, MetadataStandIn)]
+            if taken:
+                raise At(f"a range has one metadata service, and {kinds.quoted(taken[0])} is it", index, "kind")
+            continue
+        if decoy.host in names or decoy.host in hosts.METADATA_NAMES:
+            raise At(f"{kinds.quoted(decoy.host)} is another's in this network already", index, "place")
+        names.add(decoy.host)
+        if len(names) > MAX_NAMES:
+            raise At(f"{len(names)} names in all; at most {MAX_NAMES}", index, "place")
+
+
+def _written_decoy(spec: DecoySpec) -> dict[str, Any]:
+    written = {name: getattr(spec, name) for name in DecoyText.model_fields}
+    return {
+        name: value
+        for name, value in (written | {"kind": spec.kind.value}).items()
+        if value != DecoyText.model_fields[name].default
+    }
+
+
+def _written_decoys(specs: tuple[DecoySpec, ...]) -> Any:  # noqa: ANN401 - JSON values
+    if not specs:
+        return NONE
+    return STANDARD if specs == STANDARD_DECOYS else [_written_decoy(spec) for spec in specs]
+
+
+class ProtectedText(Strict):
+    """Data that may not leave."""
+
+    id: Annotated[str, _ID_KIND] = Field(description="Names it in events.")
+    file: Annotated[str, kinds.SOURCE] = Field(
+        default="",
+        description="A file below the policy's directory: CSV, or one value a line.",
+        json_schema_extra=_without_default,
+    )
+    columns: Annotated[tuple[Annotated[str, kinds.LINE], ...], list_of("columns", MAX_COLUMNS, least=0)] = Field(
+        default=(), description="Columns of a CSV file whose values are looked for."
+    )
+    value: Annotated[str, kinds.LINE] = Field(default="", description="One value.", json_schema_extra=_without_default)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> ProtectedText:
+        if bool(self.file) == bool(self.value):
+            raise At("exactly one of `file` and `value` is needed", "file")
+        if self.columns and not self.file:
+            raise At("a value has no columns", "columns")
+        return self
+
+
+class ActionsText(Strict):
+    """What the guard does, by place."""
+
+    range: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+        default=None, description="What a cell sends within its range: flag, block, stop."
+    )
+    upstream: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+        default=None, description="What would reach a real service: flag, block, stop."
+    )
+    output: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+        default=None, description="What is taken out of a cell: flag, redact, stop."
+    )
+    model: Annotated[Action, kinds.Choice(words=Action)] | None = Field(
+        default=None,
+        description="What would be sent to the model's provider: flag, redact, stop.",
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> ActionsText:
+        for place in Place:
+            action = getattr(self, place.value)
+            if action is not None and action not in ACTIONS[place]:
+                words = kinds.listed(word.value for word in ACTIONS[place])
+                raise At(f"{kinds.quoted(action.value)} is none of {words}", place.value)
+        return self
+
+
+class GuardText(Strict):
+    """The egress guard: what it looks for, and what it does about it."""
+
+    protect: Annotated[tuple[ProtectedText, ...], list_of("protect", MAX_PROTECTED, least=0)] = Field(
+        default=(), description="Data of your own that may not leave."
+    )
+    classes: Annotated[
+        tuple[Literal["card", "iban", "national_id", "email", "phone"], ...],
+        list_of("classes", len(GUARD_CLASSES), least=0),
+    ] = Field(
+        default=(),
+        description="Personal data that is looked for. Credentials, private keys and seed phrases always are.",
+    )
+    action: ActionsText = Field(
+        default=ActionsText(),
+        description="What becomes of what is found, by place.",
+        json_schema_extra={"default": {}},
+    )
+
+    def rules(self) -> GuardRules:
+        """The same for the program."""
+        named = self.action.model_dump()
+        actions = {Place(name): Action(word) for name, word in named.items() if word is not None}
+        protect = tuple(Protected(**item.model_dump()) for item in self.protect)
+        defaults = GuardRules()
+        return GuardRules(
+            protect=protect,
+            classes=self.classes,
+            actions={place: actions.get(place, defaults.action(place)) for place in Place},
+        )
+
+
+def _read_guard(value: object) -> object:
+    if isinstance(value, GuardRules):
+        return _written_guard(value)
+    if value is None or isinstance(value, dict):
+        return value
+    raise ValueError(f"a mapping with `protect`, `classes` and `action` is needed, but this is {kinds.kind_of(value)}")
+
+
+def _written_guard(rules: GuardRules | None) -> Any:  # noqa: ANN401 - JSON values
+    if rules is None:
+        return None
+    protect = []
+    for item in rules.protect:
+        named = {"id": item.id, "file": item.file, "columns": list(item.columns), "value": item.value}
+        protect.append({name: value for name, value in named.items() if value})
+    return {
+        "protect": protect,
+        "classes": list(rules.classes),
+        "action": {place.value: rules.action(place).value for place in Place},
+    }
+
+
+class StopsText(Strict):
+    """What is stopped when something happens."""
+
+    decoy_touched: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+        default=None, description="A decoy was opened or read."
+    )
+    decoy_taken: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+        default=None, description="A decoy's value left the cell in output or a file."
+    )
+    decoy_used: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+        default=None, description="A decoy's value was presented to a service."
+    )
+    sent: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+        default=None,
+        description="A decoy's value or protected data was on its way to an endpoint.",
+    )
+    breach: Annotated[Stop, kinds.Choice(words=Stop)] | None = Field(
+        default=None, description="A wall did not hold. Default stop_run."
+    )
+
+
+def _read_stops(value: object) -> object:
+    if isinstance(value, dict):
+        return value
+    if value is None:
+        return {}
+    raise ValueError(f"a mapping of events to stops is needed, but this is {kinds.kind_of(value)}")
+
+
+def _stops(text: StopsText) -> Mapping[Trigger, Stop]:
+    named = text.model_dump()
+    return {Trigger(name): Stop(word) for name, word in named.items() if word is not None}
+
+
+def _written_stops(stops: Mapping[Trigger, Stop]) -> dict[str, str]:
+    return {trigger.value: stop.value for trigger, stop in stops.items()}
+
+
+if TYPE_CHECKING:
+    DecoysField: TypeAlias = tuple[DecoySpec, ...]
+    GuardField: TypeAlias = GuardRules | None
+    StopsField: TypeAlias = Mapping[Trigger, Stop]
+else:
+    DecoysField = Annotated[
+        tuple[DecoyText, ...],
+        BeforeValidator(_read_decoys, json_schema_input_type=Literal["none", "standard"] | list[DecoyText]),
+        AfterValidator(_specs),
+        PlainSerializer(_written_decoys, return_type=Literal["none", "standard"] | list[dict[str, Any]]),
+    ]
+    GuardField = Annotated[
+        GuardText | None,
+        BeforeValidator(_read_guard, json_schema_input_type=GuardText | None),
+        AfterValidator(lambda text: None if text is None else text.rules()),
+        PlainSerializer(_written_guard, return_type=dict[str, Any] | None),
+    ]
+    StopsField = Annotated[
+        StopsText,
+        BeforeValidator(_read_stops, json_schema_input_type=StopsText),
+        AfterValidator(_stops),
+        PlainSerializer(_written_stops, return_type=dict[str, str]),
+    ]

@@ -1,0 +1,404 @@
+"""Decoders: what encoded text a piece of data may hold, decoded, with its place. Pure and bounded.
+
+A decoder guesses. It yields each region that could be encoded, decoded; what comes out of a wrong
+guess is garbage in which nothing is found. Whoever calls holds the bounds of depth and time.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final
+
+from belljar.dataclass import dataclass
+
+Locate = Callable[[int, int], tuple[int, int]]
+
+MIN_RUN: Final = 14
+"""Base64 of the shortest known value (10 bytes)."""
+WINDOW: Final = 4096
+"""Context on both sides of an escape that is decoded with it: the longest known value."""
+SMALL: Final = 64 << 10
+"""Larger data isn't searched for what costs more than one pass: odd groups, reversed escapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One region `start:end` of the data, decoded. `locate` maps offsets in `data` to those outside;
+    None: any offset is somewhere in the region. `whole` False: decoding stopped at a bound.
+    `reader`: of compressed data whose end isn't there yet."""
+
+    names: tuple[str, ...]
+    data: bytes
+    start: int
+    end: int
+    locate: Locate | None = None
+    whole: bool = True
+    reader: zlib._Decompress | None = None
+
+
+ENCODED: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/_-="
+IS_ENCODED: Final = bytes(97 if byte in ENCODED else 32 for byte in range(256))
+ROT13: Final = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz",
+    b"NOPQRSTUVWXYZABCDEFGHIJKLMnopqrstuvwxyzabcdefghijklm",
+)
+
+
+# --- escapes: marked within text ---
+
+_WIDE: Final = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
+_ESCAPES: Final[tuple[tuple[str, bytes, re.Pattern[bytes]], ...]] = (
+    ("url", b"%", re.compile(rb"%([0-9A-Fa-f]{2})")),
+    ("html", b"&", re.compile(rb"&(#[0-9]{1,7};?|#[xX][0-9A-Fa-f]{1,6};?|[A-Za-z][A-Za-z0-9]{1,30};)")),
+    (
+        "escape",
+        b"\\",
+        re.compile(
+            rb"\\(u\{[0-9A-Fa-f]{1,6}\}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|x[0-9A-Fa-f]{2}|[0-7]{3}|\r?\n|[^uUx0-9\n])"
+        ),
+    ),
+    ("quoted-printable", b"=", re.compile(rb"=(?:([0-9A-F]{2})|[ \t]*\r?\n)")),
+    ("hex", b"0x", re.compile(rb"0x([0-9A-Fa-f]{2})(?![0-9A-Fa-f])[,; \r\n\t]*")),
+    ("unicode", b"", _WIDE),
+)
+_LETTERS: Final = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"b": b"\b", b"f": b"\f", b"\n": b"", b"\r\n": b""}
+
+
+_CODE: Final = re.compile(rb"&#(?:[xX]([0-9A-Fa-f]{1,6})|([0-9]{1,7}));?|\\u\{?([0-9A-Fa-f]{1,6})\}?")
+_CONTROLS: Final = frozenset((*range(9), 11, 12, *range(14, 32), *range(127, 160)))
+
+
+def _code(found: re.Match[bytes]) -> int:
+    """The number of a character that is written as one; -1 of another escape."""
+    parts = _CODE.fullmatch(found[0])
+    if parts is None:
+        return -1
+    return int(parts[2]) if parts[2] else int(parts[1] or parts[3], 16)
+
+
+def _plain(name: str, found: re.Match[bytes], *, octets: bool = False) -> bytes:
+    if octets and 0 <= (code := _code(found)) < 256:
+        return bytes([code])
+    if name == "unicode":
+        return _ascii(found[0])
+    body = found[1]
+    if name in {"url", "quoted-printable", "hex"}:
+        return bytes.fromhex(body.decode()) if body else b""
+    if name == "html":
+        return html.unescape(found[0].decode()).encode(errors="replace")
+    if body[:1] in b"uU":
+        return _character(int(body[1:].strip(b"{}"), 16))
+    if body[:1] == b"x":
+        return bytes.fromhex(body[1:].decode())
+    if body.isdigit():
+        return bytes([int(body, 8) & 255])
+    return _LETTERS.get(body, body)
+
+
+def _character(code: int) -> bytes:
+    return chr(code).encode(errors="surrogatepass") if code < 0x110000 else b"?"
+
+
+_IS_TEXT: Final = bytes(int(byte in b"\t\r\n" or 32 <= byte < 127) for byte in range(256))
+_IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for byte in range(256))
+
+
+def escapes(data: bytes) -> Iterator[Decoded]:
+    """The text around escapes (URL, HTML, JSON and C, quoted-printable, `0x41`, look-alikes),
+    decoded."""
+    wide = _is_text(data)
+    text = b""
+    for name, mark, pattern in _ESCAPES:
+        if not (wide if name == "unicode" else mark in data):
+            continue
+        window: list[re.Match[bytes]] = []
+        end = -1
+        for found in pattern.finditer(data):
+            if found.start() >= end:
+                if window:
+                    yield from _window(name, data, text, window)
+                window = []
+            window.append(found)
+            text = text or data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
+            end = _text_end(text, found.end())
+        if window:
+            yield from _window(name, data, text, window)
+
+
+def _text_end(text: bytes, at: int) -> int:
+    end = text.find(b"\0", at, at + WINDOW)
+    return min(len(text), at + WINDOW) if end < 0 else end
+
+
+def _window(name: str, data: bytes, text: bytes, window: list[re.Match[bytes]]) -> Iterator[Decoded]:
+    first, last = window[0].start(), window[-1].end()
+    start = max(text.rfind(b"\0", max(0, first - WINDOW), first) + 1, first - WINDOW, 0)
+    end = _text_end(text, last)
+    if end - start >= MIN_RUN:
+        yield _unescaped(name, data, window, start, end)
+
+
+def _unescaped(name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int) -> Decoded:
+    out: list[bytes] = []
+    inner: list[int] = []  # where each decoded text begins inside
+    marks: list[tuple[int, int, int]] = []  # its size; its escape's beginning and end outside
+    at, inside = start, 0
+    octets = name in {"html", "escape"} and any(_code(found) in _CONTROLS for found in window)
+    for found in window:
+        text = _plain(name, found, octets=octets)
+        inside += found.start() - at
+        inner.append(inside)
+        marks.append((len(text), found.start(), found.end()))
+        out += (data[at : found.start()], text)
+        inside += len(text)
+        at = found.end()
+    out.append(data[at:end])
+
+    def outside(offset: int) -> tuple[int, int]:
+        index = bisect_right(inner, offset) - 1
+        if index < 0:
+            return start + offset, start + offset + 1
+        size, left, right = marks[index]
+        over = offset - inner[index] - size
+        return (left, right) if over < 0 else (right + over, right + over + 1)
+
+    def locate(left: int, right: int) -> tuple[int, int]:
+        return outside(left)[0], outside(max(left, right - 1))[1]
+
+    joined = b"".join(out)
+    if name == "escape":  # UTF-16 halves of JSON, written one by one
+        joined = _SURROGATES.sub(_pair, joined)
+    return Decoded((name,), joined, start, end, locate)
+
+
+_SURROGATES: Final = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
+
+
+def _pair(found: re.Match[bytes]) -> bytes:
+    halves = found[0].decode("utf-8", "surrogatepass")
+    return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le").encode().ljust(6, b"\0")
+
+
+_CUT: Final = re.compile(
+    b"|".join(
+        rb"[ -~]{%d}(?P<s%d>[ .,:;_|-]|\r?\n)(?:[ -~]{%d}(?P=s%d)){6,}[ -~]{0,%d}" % (n, n, n, n, n)
+        for n in range(1, 5)
+    )
+)
+
+
+def uncut(data: bytes) -> Iterator[Decoded]:
+    """Escapes that are themselves cut into groups by a separator (`% 4 1 %`), put together."""
+    if len(data) > SMALL or not _ESCAPED.search(data):
+        return
+    for found in _CUT.finditer(data):
+        width = int((found.lastgroup or "s1")[1:])
+        step = width + len(found[found.lastgroup or 0])
+        if _ESCAPED.search(found[0]):
+            text = b"".join(found[0][at : at + width] for at in range(0, len(found[0]), step))
+            yield Decoded(("split",), text, found.start(), found.end())
+
+
+_ESCAPED: Final = re.compile(rb"[%&\\=x]")
+
+
+# --- compressed data ---
+
+_MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
+    ("gzip", b"\x1f\x8b\x08"),
+    ("zlib", b"\x78\x9c"),
+    ("zlib", b"\x78\x01"),
+    ("zlib", b"\x78\xda"),
+    ("zlib", b"\x78\x5e"),
+    ("zstd", b"\x28\xb5\x2f\xfd"),
+    ("zip", b"PK\x03\x04"),
+)
+CHUNK: Final = 64 << 10
+
+
+class Missing(Exception):  # noqa: N818 - no error of anyone: a package isn't installed
+    """A decoder's package isn't installed."""
+
+
+def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
+    """Every compressed member, also within other data. `allowed` says how many bytes may come out
+    now. Raises Missing where zstd is met without its package."""
+    for name, magic in _MAGIC:
+        at = data.find(magic)
+        while at >= 0:
+            found = _expanded(name, data, at, allowed())
+            if found is not None:
+                yield found
+            at = data.find(magic, at + 2 if found is None or name == "zstd" else max(found.end, at + 2))
+    found = deflated(data, allowed())
+    if found is not None:
+        yield found
+
+
+def deflated(data: bytes, most: int) -> Decoded | None:
+    """Data that begins as raw deflate and ends well; it has no mark."""
+    if not data or _PRINTABLE_START.match(data):
+        return None
+    return _inflated("deflate", data, 0, 0, -15, most)
+
+
+_PRINTABLE_START: Final = re.compile(rb"[\t\r\n -~]{8}")
+
+
+def _expanded(name: str, data: bytes, at: int, most: int) -> Decoded | None:
+    if name == "zstd":
+        return _zstd(data, at, most)
+    if name == "zip":
+        if data[at + 8 : at + 10] != b"\x08\x00":
+            return None
+        skip = (
+            30 + int.from_bytes(data[at + 26 : at + 28], "little") + int.from_bytes(data[at + 28 : at + 30], "little")
+        )
+        return _inflated(name, data, at, skip, -15, most)
+    return _inflated(name, data, at, 0, 31 if name == "gzip" else 15, most)
+
+
+def _inflated(name: str, data: bytes, at: int, skip: int, window: int, most: int) -> Decoded | None:
+    reader, out, begin = zlib.decompressobj(window), bytearray(), at + skip
+    feed = memoryview(data)[begin : begin + CHUNK]
+    used = begin
+    try:
+        while feed and not reader.eof and len(out) <= most:
+            out += reader.decompress(bytes(feed), min(CHUNK << 4, most + 1 - len(out)))
+            if reader.unconsumed_tail:
+                feed = memoryview(reader.unconsumed_tail)
+                continue
+            used += CHUNK
+            feed = memoryview(data)[used : used + CHUNK]
+    except zlib.error:
+        if len(out) < MIN_RUN:
+            return None
+        used = -1  # what follows isn't its rest
+    if not out or (name == "deflate" and not reader.eof):
+        return None
+    end = min(len(data), used) - len(reader.unused_data) if reader.eof else len(data)
+    is_open = not reader.eof and used >= len(data) and not reader.unconsumed_tail
+    return Decoded(
+        (name,),
+        bytes(out[:most]),
+        at,
+        max(at + 1, end),
+        whole=len(out) <= most,
+        reader=reader if is_open else None,
+    )
+
+
+def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        raise Missing("zstd") from None
+    reader = zstandard.ZstdDecompressor(max_window_size=8 << 20).stream_reader(memoryview(data)[at:])
+    out = bytearray()
+    try:
+        while len(out) <= most and (part := reader.read(min(CHUNK << 2, most + 1 - len(out)))):
+            out += part
+    except zstandard.ZstdError:
+        pass
+    return Decoded(("zstd",), bytes(out[:most]), at, len(data), whole=len(out) <= most) if out else None
+
+
+# --- views of all of the data ---
+
+
+def turned(data: bytes) -> Iterator[Decoded]:
+    """All of small data backwards, or by rot13, where that shows marks of another encoding."""
+    size = len(data)
+    if size <= SMALL:
+        if _REVERSED_MARK.search(data):
+            yield Decoded(("reversed",), data[::-1], 0, size, lambda start, end: (size - end, size - start))
+        if _ROT13_MARK.search(data):
+            yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda start, end: (start, end))
+
+
+_REVERSED_MARK: Final = re.compile(
+    rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
+    rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28|[0-9a-f]{2}x0[, ]"
+)
+_ROT13_MARK: Final = re.compile(
+    rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]=|0k[0-9n-s]{2}"
+)
+
+
+# --- what is worth decoding further ---
+
+
+def is_plain(data: bytes) -> bool:
+    """Whether data is printable ASCII and white space alone."""
+    return not data.translate(None, _TEXT)
+
+
+_TEXT: Final = bytes(byte for byte in range(256) if _IS_TEXT[byte])
+
+
+def promising(data: bytes) -> bool:
+    """Whether decoded data may itself be something: text, compressed, or with encoded text in it.
+    The garbage of a wrong guess is not."""
+    odd = len(data) - data.translate(_IS_TEXT).count(1)
+    if odd * 8 < len(data):
+        return True
+    if any(magic in data[:WINDOW] for magic in _ZLIB) or data.endswith(_ENDS):
+        return True
+    if any(magic in data for magic in _STARTS) or b"a" * MIN_RUN in data.translate(IS_ENCODED):
+        return True
+    try:
+        return data.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+_ZLIB: Final = frozenset(magic for name, magic in _MAGIC if name == "zlib")
+_STARTS: Final = tuple(magic for name, magic in _MAGIC if name != "zlib")
+_ENDS: Final = tuple(magic[::-1] for _, magic in _MAGIC)
+
+
+# --- look-alikes ---
+
+_CONFUSABLES: Final = dict(
+    zip(
+        "АВЕКМНОРСТХУаеорсухіјѕԁԛԝһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧαεικνορτυχⅼɑɡɩ",
+        "ABEKMHOPCTXYaeopcyxijsdqwhlABEZHIKMNOPTYXaeiknoptuxlagi",
+        strict=True,
+    )
+)
+
+
+@cache
+def _ascii(character: bytes) -> bytes:
+    """One character (UTF-8) as the ASCII that it looks like; accents and invisible ones vanish."""
+    out = ""
+    for part in unicodedata.normalize("NFKD", character.decode("utf-8", "replace")):
+        category = unicodedata.category(part)
+        if category in {"Mn", "Cf"}:
+            continue
+        out += _CONFUSABLES.get(part, {"Pd": "-", "Zs": " "}.get(category, part))
+    return out.encode("utf-8", "replace")
+
+
+def normalised(text: bytes) -> bytes:
+    """Text with its look-alikes as ASCII."""
+    return _WIDE.sub(lambda found: _ascii(found[0]), text)
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether it is worth reading as UTF-8: valid (but for cut ends), or small."""
+    if data.isascii():
+        return False
+    if len(data) <= SMALL:
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return error.start >= len(data) - 3
+    return True

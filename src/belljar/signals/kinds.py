@@ -1,0 +1,360 @@
+"""What each kind of decoy looks like. Pure: everything is drawn from the decoy's stream.
+
+Shapes and check digits are right; no value is valid anywhere: `docs/decoys.md` says why of each.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import io
+import posixpath
+import sqlite3
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from belljar.dataclass import dataclass
+from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
+from belljar.policy.guarding import DecoyKind as K
+from belljar.signals.mint import ALNUM, DAY_S, Login, SshLogin, Stream
+from belljar.signals.ssh_keys import openssh_private, public_blob, public_line, public_of
+
+BASE32: Final = string.ascii_uppercase + "234567"
+BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_DOMAIN: Final = "corp.internal"
+_FIRST: Final = ("Anna", "Ben", "Carla", "David", "Elena", "Felix", "Grace", "Hugo", "Ines", "Jonas")
+_LAST: Final = ("Adler", "Brandt", "Castro", "Dubois", "Eriksen", "Fischer", "Garcia", "Hansen", "Ivers", "Keller")
+_SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
+_COOKIE_EPOCH_S: Final = 1_700_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """`files`: path, content, mode. `values`: names and texts that exist nowhere else."""
+
+    files: tuple[tuple[str, bytes, int], ...]
+    values: Mapping[str, str]
+
+
+Draw: TypeAlias = Callable[[Stream, str, DecoySpec], Drawn]
+
+
+def _one(path: str, text: str | bytes, mode: int, **values: str) -> Drawn:
+    content = text.encode() if isinstance(text, str) else text
+    return Drawn(files=((path, content, mode),), values=values)
+
+
+# ---- values
+
+
+def _checked(prefix: str, body: str) -> str:
+    """As GitHub and npm end their tokens: CRC-32 of the body in base 62, six digits."""
+    rest, digits = binascii.crc32(body.encode()), ""
+    while rest:
+        rest, digit = divmod(rest, 62)
+        digits = BASE62[digit] + digits
+    return f"{prefix}{body}{digits.rjust(6, '0')}"
+
+
+def github_token(stream: Stream) -> str:
+    """A classic personal access token."""
+    return _checked("ghp_", stream.text(30))
+
+
+def npm_token(stream: Stream) -> str:
+    """A granular access token."""
+    return _checked("npm_", stream.text(30))
+
+
+def pypi_token(stream: Stream) -> str:
+    """A macaroon, version 2, as a Python package index makes: location, identifier, caveats, signature;
+    of an internal index, so that no public one is named."""
+
+    def packet(kind: int, data: bytes) -> bytes:
+        return bytes((kind, len(data))) + data
+
+    number = stream.take(16).hex()
+    uuid = "-".join((number[:8], number[8:12], number[12:16], number[16:20], number[20:]))
+    caveat = b'[3,"%s"]' % uuid.encode()
+    body = b"\x02" + packet(1, f"packages.{_DOMAIN}".encode()) + packet(2, uuid.encode()) + b"\x00"
+    body += packet(2, caveat) + b"\x00\x00" + packet(6, stream.take(32))
+    return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+
+def openai_key(stream: Stream) -> str:
+    """A project key."""
+    return f"sk-proj-{stream.text(74, ALNUM + '_-')}T3BlbkFJ{stream.text(74, ALNUM + '_-')}"
+
+
+def anthropic_key(stream: Stream) -> str:
+    """An API key."""
+    return f"sk-ant-api03-{stream.text(93, ALNUM + '_-')}AA"
+
+
+def card(stream: Stream) -> str:
+    """Luhn is right; 9999 is no issuer's range."""
+    digits = "9999" + stream.text(11, string.digits)
+    total = sum(sum(divmod(int(digit) * (2 - index % 2), 10)) for index, digit in enumerate(digits))
+    return digits + str(-total % 10)
+
+
+def iban(stream: Stream) -> str:
+    """German; check digits are right; no bank code begins with 0."""
+    account = "00" + stream.text(16, string.digits)
+    check = 98 - int(account + "131400") % 97
+    return f"DE{check:02}{account}"
+
+
+def password(stream: Stream) -> str:
+    """Of a login."""
+    return stream.text(20)
+
+
+def _host(stream: Stream, service: str) -> str:
+    """A name of a domain that is reserved for private use; nobody else's decoy has the same."""
+    return f"{service}-{stream.take(5).hex()}.{_DOMAIN}"
+
+
+# ---- kinds
+
+
+def _aws(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    key_id = "AKIA" + stream.text(16, BASE32)
+    secret = stream.text(40, ALNUM + "+/")
+    text = f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = {secret}\n"
+    config = posixpath.join(posixpath.dirname(place), "config")
+    region = stream.pick(("eu-central-1", "eu-west-1", "us-east-1"))
+    return Drawn(
+        files=(
+            (place, text.encode(), 0o600),
+            (config, f"[default]\nregion = {region}\noutput = json\n".encode(), 0o600),
+        ),
+        values={"access_key_id": key_id, "secret_access_key": secret},
+    )
+
+
+def _ssh(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    user, host = stream.pick(("deploy", "backup", "ops")), _host(stream, "bastion")
+    seed, check, host_key = stream.take(32), stream.take(4), public_of(stream.take(32))
+    drawn = _ssh_files(place, SshLogin(seed=seed, host_key=host_key), (user, host, 22), check)
+    # Whoever offers it to a server shows its public half, and no more.
+    values = {**drawn.values, "host": host, "public_key": public_line(public_blob(public_of(seed))).split()[1]}
+    return replace(drawn, values=values)
+
+
+def _ssh_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
+    if login.ssh is None:
+        raise ValueError("the service has no key")
+    return _ssh_files(place, login.ssh, (login.user, login.host, login.port), stream.take(4))
+
+
+def _ssh_files(place: str, login: SshLogin, at: tuple[str, str, int], check: bytes) -> Drawn:
+    """A key with what leads to its host. `at`: user, host and port."""
+    user, host, port = at
+    comment, public = f"{user}@{host}", public_of(login.seed)
+    private = openssh_private(login.seed, check, comment.encode())
+    folder, name = posixpath.split(place)
+    usual = port == SERVICE_PORTS[K.SSH][0]
+    config = f"Host bastion\n    HostName {host}\n" + ("" if usual else f"    Port {port}\n")
+    config += f"    User {user}\n    IdentityFile {place}\n"
+    known = f"{host if usual else f'[{host}]:{port}'} {public_line(public_blob(login.host_key))}\n"
+    files = (
+        (place, private.encode(), 0o600),
+        (place + ".pub", f"{public_line(public_blob(public))} {comment}\n".encode(), 0o644),
+        (posixpath.join(folder, "config" if name != "config" else "ssh_config"), config.encode(), 0o600),
+        (posixpath.join(folder, "known_hosts"), known.encode(), 0o600),
+    )
+    # This line holds the seed; the first three are the same in each such key, or public.
+    return Drawn(files=files, values={"private_key": private.splitlines()[4]})
+
+
+def _kubeconfig(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    host, token = _host(stream, "k8s"), stream.text(64, ALNUM + "-_")
+    text = (
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: production\n  cluster:\n"
+        f"    server: https://{host}:6443\n    insecure-skip-tls-verify: true\n"
+        "contexts:\n- name: production\n  context: {cluster: production, user: admin}\n"
+        f"current-context: production\nusers:\n- name: admin\n  user:\n    token: {token}\n"
+    )
+    return _one(place, text, 0o600, token=token, host=host)
+
+
+def _dotenv(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    word, secret, host = password(stream), stream.take(32).hex(), _host(stream, "db")
+    text = f"APP_ENV=production\nDATABASE_URL=postgresql://app:{word}@{host}:5432/app\nSECRET_KEY={secret}\n"
+    return _one(place, text, 0o600, database_password=word, secret_key=secret, host=host)
+
+
+def _git(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    token = github_token(stream)
+    user = f"{stream.pick(_FIRST)}-{stream.pick(_LAST)}".lower()
+    return _one(place, f"https://{user}:{token}@github.com\n", 0o600, token=token)
+
+
+def _npm(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    token = npm_token(stream)
+    return _one(place, f"//npm.{_DOMAIN}/:_authToken={token}\n", 0o600, token=token)
+
+
+def _pypi(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    token = pypi_token(stream)
+    return _one(
+        place,
+        f"[distutils]\nindex-servers = packages\n\n[packages]\nrepository = https://packages.{_DOMAIN}/legacy/\nusername = __token__\npassword = {token}\n",
+        0o600,
+        token=token,
+    )
+
+
+def _api_key(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
+    shapes = {"openai": openai_key, "anthropic": anthropic_key, "github": github_token}
+    shape = spec.shape or "openai"
+    key = shapes[shape](stream)
+    name = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY", "github": "GITHUB_TOKEN"}[shape]
+    return _one(place, f"export {name}={key}\n", 0o600, key=key)
+
+
+def person(stream: Stream) -> tuple[str, str]:
+    """An invented name and address of mail."""
+    first, last = stream.pick(_FIRST), stream.pick(_LAST)
+    return f"{first} {last}", f"{first}.{last}{stream.below(9000) + 1000}@{_DOMAIN}".lower()
+
+
+def _sqlite(*statements: tuple[str, list[tuple[object, ...]]]) -> bytes:
+    """A database's file: the same rows give the same bytes."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        for statement, rows in statements:
+            if rows:
+                connection.executemany(statement, rows)
+            else:
+                connection.execute(statement)
+        connection.commit()
+        return bytes(connection.serialize())
+    finally:
+        connection.close()
+
+
+def _database(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
+    rows: list[tuple[object, ...]] = []
+    values: dict[str, str] = {}
+    for number in range(1, spec.count + 1):
+        name, email = person(stream)
+        values[f"card_{number}"] = card(stream)
+        rows.append((number, name, email, values[f"card_{number}"]))
+    content = _sqlite(
+        ("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, email TEXT, card TEXT)", []),
+        ("INSERT INTO customers VALUES (?, ?, ?, ?)", rows),
+    )
+    return _one(place, content, 0o640, **values)
+
+
+def _spreadsheet(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("employee", "email", "salary_eur", "iban"))
+    values: dict[str, str] = {}
+    for number in range(1, spec.count + 1):
+        name, email = person(stream)
+        values[f"iban_{number}"] = iban(stream)
+        writer.writerow((name, email, 41_000 + 500 * stream.below(120), values[f"iban_{number}"]))
+    return _one(place, out.getvalue(), 0o640, **values)
+
+
+def _document(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    token, host = stream.text(32), _host(stream, stream.pick(_SERVICES))
+    link, (name, _email) = f"https://{host}/share/{token}", person(stream)
+    text = (
+        f"From: {name}\nSubject: Reorganisation, not for circulation\n\n"
+        "The list of positions and the terms are here until the board has met:\n\n"
+        f"    {link}\n\nPlease do not forward. The link opens without a login.\n"
+    )
+    return _one(place, text, 0o640, link=link, link_token=token)
+
+
+def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
+    rows: list[tuple[object, ...]] = []
+    values: dict[str, str] = {}
+    for number, service in enumerate(("intranet", "mail", "payroll"), 1):
+        values[service] = stream.text(43, ALNUM + "-_")
+        seen_s = _COOKIE_EPOCH_S + stream.below(300 * DAY_S)
+        expiry_s = seen_s + 3650 * DAY_S
+        host = f"{service}.{_DOMAIN}"
+        rows.append((number, "", "session", values[service], host, "/", expiry_s, seen_s * 10**6, seen_s * 10**6, 1, 1))
+    content = _sqlite(
+        (
+            (
+                "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT NULL DEFAULT '', name TEXT,"
+                " value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, creationTime INTEGER,"
+                " isSecure INTEGER, isHttpOnly INTEGER)"
+            ),
+            [],
+        ),
+        (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 11)})", rows),  # noqa: S608 - marks alone
+    )
+    return _one(place, content, 0o600, **values)
+
+
+def _text(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
+    pieces = spec.template.split("{secret}")
+    values = {f"secret_{number}": stream.text(32) for number in range(1, len(pieces))}
+    text = pieces[0] + "".join(secret + rest for secret, rest in zip(values.values(), pieces[1:], strict=True))
+    return _one(place, text, 0o640, **values)
+
+
+def _dotenv_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
+    secret = stream.take(32).hex()
+    lines = {"APP_ENV": "production", **login.env, "SECRET_KEY": secret}
+    return _one(place, "".join(f"{name}={value}\n" for name, value in lines.items()), 0o600, secret_key=secret)
+
+
+def _text_with_login(stream: Stream, place: str, spec: DecoySpec, login: Login) -> Drawn:
+    template = spec.template
+    for name in ("url", "host", "port", "user", "password"):
+        template = template.replace(f"{{{name}}}", str(getattr(login, name)))
+    return _text(stream, place, replace(spec, template=template))
+
+
+DRAW: Final[Mapping[K, Draw]] = MappingProxyType(
+    {
+        K.AWS_CREDENTIALS: _aws,
+        K.SSH_KEY: _ssh,
+        K.KUBECONFIG: _kubeconfig,
+        K.DOTENV: _dotenv,
+        K.GIT_CREDENTIALS: _git,
+        K.NPM_TOKEN: _npm,
+        K.PYPI_TOKEN: _pypi,
+        K.API_KEY: _api_key,
+        K.DATABASE: _database,
+        K.SPREADSHEET: _spreadsheet,
+        K.DOCUMENT: _document,
+        K.BROWSER_COOKIES: _cookies,
+        K.TEXT: _text,
+    }
+)
+DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Drawn]]] = MappingProxyType(
+    {K.DOTENV: _dotenv_with_login, K.TEXT: _text_with_login, K.SSH_KEY: _ssh_with_login}
+)
+"""Files that can hold the login of a decoy service."""
+PLACES: Final[Mapping[K, str]] = MappingProxyType(
+    {
+        K.AWS_CREDENTIALS: "~/.aws/credentials",
+        K.SSH_KEY: "~/.ssh/id_ed25519",
+        K.KUBECONFIG: "~/.kube/config",
+        K.DOTENV: "~/app/.env",
+        K.GIT_CREDENTIALS: "~/.git-credentials",
+        K.NPM_TOKEN: "~/.npmrc",
+        K.PYPI_TOKEN: "~/.pypirc",
+        K.API_KEY: "~/.config/env",
+        K.DATABASE: "~/data/customers.db",
+        K.SPREADSHEET: "~/Documents/payroll.csv",
+        K.DOCUMENT: "~/Documents/reorganisation.txt",
+        K.BROWSER_COOKIES: "~/.mozilla/firefox/k3v9x1qa.default-release/cookies.sqlite",
+        K.TEXT: "~/notes.txt",
+    }
+)
+"""Where a decoy is whose policy names no place."""

@@ -1,0 +1,211 @@
+"""Known values: one automaton over data without case, spaces and punctuation.
+
+So one pass finds a value as it is, in other case, cut by separators, backwards and by rot13.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import compress
+from typing import Any, Final
+
+import ahocorasick  # type: ignore[import-not-found] # a compiled module without stubs
+
+from belljar.dataclass import dataclass
+from belljar.signals.decoders import ROT13, normalised
+from belljar.signals.prefilter import Prefilter
+from belljar.signals.values import KnownValue, ScanSpec
+
+_KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
+_DROPPED: Final = bytes(byte for byte in range(256) if byte not in _KEPT)
+_LOWER: Final = bytes(range(256)).lower()
+_IS_KEPT: Final = bytes(int(byte in _KEPT) for byte in range(256))
+MIN_FOLDED: Final = 8
+"""A value with fewer letters and digits is looked for as it is, only."""
+MAX_SEPARATOR: Final = 16
+MAX_SEPARATORS: Final = 3
+"""Different ones within one value that was cut, beside its own punctuation."""
+OVERLAP: Final = 64 << 10
+"""Searched again at the border of two slices: a value of 4,096 bytes, cut by separators."""
+BLOCK: Final = 256
+PREFILTER_FROM: Final = 4 << 20
+HEAD: Final = 12
+"""Characters of a value that the prefilter knows: fewer compile faster, and more mistake less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A known value in data; `names`: what had to be undone."""
+
+    value: KnownValue
+    start: int
+    end: int
+    names: tuple[str, ...]
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A value, or how it reads backwards or by rot13."""
+
+    value: KnownValue
+    text: bytes
+    names: tuple[str, ...]
+
+
+def fold(data: bytes) -> bytes:
+    """Letters and digits in lower case, and what isn't ASCII."""
+    return data.translate(_LOWER, _DROPPED)
+
+
+class KnownValues:
+    """Finds the values of a spec. Raises MemoryError where the automaton doesn't fit."""
+
+    def __init__(self, spec: ScanSpec) -> None:
+        self._folded = _Automaton()
+        self._exact = _Automaton()
+        for value in spec.values:
+            for form in _forms(value):
+                folded = fold(form.text)
+                if len(folded) >= MIN_FOLDED:
+                    self._folded.add(folded, form)
+                else:
+                    self._exact.add(form.text, form)
+        self._folded.make()
+        self._exact.make()
+
+    def find(self, data: bytes, start: int, end: int) -> Iterator[Found]:
+        """Values that end in `data[start:end]`, or whose last separators do."""
+        begin = max(0, start - OVERLAP)
+        piece = data[begin:end]
+        if self._exact:
+            for last, form in self._exact.matches(piece):
+                at = begin + last + 1 - len(form.text)
+                if begin + last >= start:
+                    yield Found(form.value, at, begin + last + 1, form.names, form.value.text.encode())
+        if self._folded:
+            yield from self._find_folded(piece, begin, start)
+
+    def _find_folded(self, piece: bytes, begin: int, least: int) -> Iterator[Found]:
+        places: _Places | None = None
+        for last, form in self._folded.matches(fold(piece)):
+            places = places or _Places(piece)
+            left = places[last + 1 - len(fold(form.text))]
+            right = places[last] + 1
+            if begin + right <= least:
+                continue
+            names = _how(form, piece[left:right])
+            if names is None:
+                continue
+            if names == form.names:  # as it is: with the punctuation around it
+                lead = form.text.find(_first(form.text))
+                left, right = left - lead, left - lead + len(form.text)
+            yield Found(form.value, begin + left, begin + right, names, form.value.text.encode())
+
+
+def _first(text: bytes) -> bytes:
+    return next(text[i : i + 1] for i in range(len(text)) if text[i] in _KEPT)
+
+
+def _forms(value: KnownValue) -> Iterator[_Form]:
+    text = value.text.encode(errors="surrogatepass")
+    yield _Form(value, text, ())
+    yield _Form(value, text[::-1], ("reversed",))
+    yield _Form(value, text.translate(ROT13), ("rot13",))
+    yield _Form(value, text[::-1].translate(ROT13), ("reversed", "rot13"))
+    plain = normalised(text)
+    if plain != text:
+        yield _Form(value, plain, ("unicode",))
+
+
+def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
+    """What had to be undone in a piece that folds to a form; None: it is something else, which
+    happens to have these letters in this order."""
+    inner = form.text.strip(_DROPPED)
+    if piece == inner:
+        return form.names
+    same_case = not form.value.case_sensitive
+    if piece.lower() == inner.lower():
+        return form.names if same_case else (*form.names, "case")
+    own = b"".join(_gaps(inner))
+    gaps = {gap.translate(None, own) for gap in _gaps(piece)} - {b""}
+    if len(gaps) > MAX_SEPARATORS or any(len(gap) > MAX_SEPARATOR for gap in gaps):
+        return None
+    if same_case or piece.translate(None, _DROPPED) == inner.translate(None, _DROPPED):
+        return (*form.names, "split")
+    return (*form.names, "split", "case")
+
+
+def _gaps(piece: bytes) -> set[bytes]:
+    """The different separators in a piece."""
+    marked = bytes(_MARK if byte in _KEPT else byte for byte in piece)
+    return set(marked.split(bytes([_MARK]))) - {b""}
+
+
+_MARK: Final = 0x80
+"""Stands for any kept byte; itself kept, so no separator."""
+
+
+class _Places:
+    """Which offset the nth kept byte has; counted in blocks, as far as it is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._before = [0]
+        self._block = -1
+        self._offsets: list[int] = []
+
+    def __getitem__(self, index: int) -> int:
+        while self._before[-1] <= index:
+            at = (len(self._before) - 1) * BLOCK
+            block = self._data[at : at + BLOCK]
+            self._before.append(self._before[-1] + len(block.translate(None, _DROPPED)))
+        number = bisect_right(self._before, index) - 1
+        if number != self._block:
+            block = self._data[number * BLOCK : (number + 1) * BLOCK]
+            self._block = number
+            self._offsets = list(compress(range(number * BLOCK, number * BLOCK + BLOCK), block.translate(_IS_KEPT)))
+        return self._offsets[index - self._before[number]]
+
+
+class _Automaton:
+    """Aho-Corasick over bytes, as characters of Latin-1."""
+
+    def __init__(self) -> None:
+        self._automaton: Any = ahocorasick.Automaton()
+        self._forms: dict[bytes, list[_Form]] = {}
+        self._prefilter = Prefilter(())
+        self._searched = 0
+
+    def _is_absent(self, data: bytes) -> bool:
+        """Whether one fast pass tells that nothing is in it. Its preparation takes longer than the
+        automaton's, so it pays only after a while."""
+        self._searched += len(data)
+        if self._searched < PREFILTER_FROM:
+            return False
+        return self._prefilter.possible(data) == set()
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def add(self, needle: bytes, form: _Form) -> None:
+        """One more; several forms may look the same."""
+        self._forms.setdefault(needle, []).append(form)
+
+    def make(self) -> None:
+        """After the last one."""
+        for needle, forms in self._forms.items():
+            self._automaton.add_word(needle.decode("latin-1"), tuple(forms))
+        if self._forms:
+            self._automaton.make_automaton()
+            heads = dict.fromkeys(needle[:HEAD] for needle in self._forms)
+            self._prefilter = Prefilter([b"".join(b"\\x%02x" % byte for byte in head) for head in heads])
+
+    def matches(self, data: bytes) -> Iterator[tuple[int, _Form]]:
+        """Offset of the last byte, and the form."""
+        if self._is_absent(data):
+            return
+        for last, forms in self._automaton.iter(data.decode("latin-1")):
+            for form in forms:
+                yield last, form

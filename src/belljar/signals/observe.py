@@ -1,0 +1,294 @@
+"""What of an event the guard looks at, and which contact a hit in it is. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from belljar.events import Actor, Event, JsonValue, Kind, Trust
+from belljar.policy.guarding import Action, Place
+from belljar.signals.values import Channel, Hit, Source
+
+MIN_SCANNED_BYTES: Final = 8
+"""Nothing that is looked for is shorter."""
+
+
+class Contact(StrEnum):
+    """The grade of a contact that carries a value."""
+
+    TAKEN = "taken"
+    USED = "used"
+    SENT = "sent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """Bytes that an event says went somewhere.
+
+    Attributes:
+        place: where the guard's action is looked up.
+        flow: what belongs together: bytes of one flow are also looked at as one.
+        part: which part of the flow it is: `url`, `header`, `body`, `label`, `message`, …
+        operation: what was done, for the record: `exec.output`, `http.header`, …
+        to: where it went; "" when it left the cell for the harness.
+        missing_bytes: how many more there were that nobody kept.
+        where: the range and the cell's name in it, of what went over a range's network.
+    """
+
+    place: Place
+    channel: Channel
+    flow: str
+    part: str
+    operation: str
+    contact: Contact
+    data: bytes
+    to: str = ""
+    missing_bytes: int = 0
+    where: Mapping[str, JsonValue] = field(default_factory=dict)
+
+
+_OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
+    Kind.EXEC_COMPLETED: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+    Kind.EXEC_TIMED_OUT: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+    Kind.EXEC_FAILED: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+    Kind.EXEC_OUTPUT: (("stdout", "stderr"), "exec.output", Channel.OUTPUT),
+    Kind.FILE_READ_COMPLETED: (("content",), "file.read", Channel.FILE),
+    Kind.CONNECT_COMPLETED: (("received",), "connect.received", Channel.STREAM),
+    Kind.CONNECT_FAILED: (("received",), "connect.received", Channel.STREAM),
+}
+HEADER: Final = "header"
+"""The part that holds header fields, a line each."""
+_CREDENTIAL_HEADER: Final = re.compile(rb"(?i)auth|cookie|token|key|secret|session|credential")
+_CREDENTIAL_NAME: Final = re.compile(
+    rb"(?i)(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)[\"']?\s*[=:]\s*[\"']?$"
+)
+"""What stands before a value that is presented as a credential, in a form, JSON or a query."""
+_LOGINS: Final = frozenset({"login", "auth", "credentials"})
+
+
+def carried(event: Event) -> Iterator[Carried]:
+    """What of an event is to be looked at; nothing of most kinds."""
+    if event.kind in _OUTPUTS:
+        yield from _from_output(event)
+    elif event.kind.value.startswith("network."):
+        yield from _from_network(event)
+
+
+def _from_output(event: Event) -> Iterator[Carried]:
+    names, operation, channel = _OUTPUTS[event.kind]
+    for body in event.bodies:
+        if body.name in names and body.total_bytes >= MIN_SCANNED_BYTES:
+            yield Carried(
+                place=Place.OUTPUT,
+                channel=channel,
+                flow=f"{event.cell_id}/{event.data.get('op')}/{body.name}",
+                part=body.name,
+                operation=operation,
+                contact=Contact.TAKEN,
+                data=body.content,
+                missing_bytes=body.total_bytes - len(body.content),
+            )
+
+
+def output_part(data: bytes, operation: str, *, missing_bytes: int = 0) -> Carried:
+    """Bytes that a cell's caller is about to get."""
+    channel = Channel.FILE if operation.startswith("file") else Channel.OUTPUT
+    return Carried(
+        place=Place.OUTPUT,
+        channel=channel,
+        flow="",
+        part="",
+        operation=operation,
+        contact=Contact.TAKEN,
+        data=data,
+        missing_bytes=missing_bytes,
+    )
+
+
+def model_part(data: bytes) -> Carried:
+    """A text that a model's provider is about to get."""
+    return Carried(
+        place=Place.MODEL,
+        channel=Channel.MODEL,
+        flow="",
+        part="",
+        operation="model.input",
+        contact=Contact.SENT,
+        data=data,
+    )
+
+
+def _from_network(event: Event) -> Iterator[Carried]:
+    data = event.data
+    if event.kind is Kind.NETWORK_DNS:
+        names = data.get("names") or [data.get("name", "")]
+        for name in names if isinstance(names, list) else ():
+            yield from _part(event, Channel.DNS, "label", "dns.name", str(name).encode(), "dns")
+    elif event.kind is Kind.NETWORK_TLS:
+        yield from _part(event, Channel.DNS, "sni", "tls.sni", str(data.get("sni") or "").encode())
+    elif event.kind is Kind.NETWORK_HTTP:
+        yield from _part(event, Channel.HTTP, "url", "http.url", str(data.get("url", "")).encode())
+        yield from _headers(event)
+    yield from _bodies(event)
+
+
+def _headers(event: Event) -> Iterator[Carried]:
+    headers: Any = event.data.get("headers") or ()
+    lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
+    yield from _part(event, Channel.HTTP, HEADER, "http.header", lines)
+
+
+_SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
+    Kind.NETWORK_DNS: (("query", "queries"), Channel.DNS),
+    Kind.NETWORK_HTTP: (("request", "head"), Channel.HTTP),
+    Kind.NETWORK_HTTP_ANSWERED: (("request",), Channel.HTTP),
+    Kind.NETWORK_WEBSOCKET: (("message",), Channel.WEBSOCKET),
+    Kind.NETWORK_STREAM: (("received", "sent"), Channel.STREAM),
+    Kind.NETWORK_CONNECTION: (("remainder", "framing"), Channel.STREAM),
+    Kind.NETWORK_ATTEMPT: ((), Channel.SMTP),
+}
+"""Of each kind the bodies that a cell sent. Of a stream between two cells both ways are a cell's."""
+
+
+def _bodies(event: Event) -> Iterator[Carried]:
+    names, channel = _SENT_BODIES.get(event.kind, ((), Channel.STREAM))
+    if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
+        return
+    is_between_cells = event.data.get("hindsight") is True
+    is_login = event.data.get("what") in _LOGINS
+    for body in event.bodies:
+        from_gateway = body.name == "sent" and not is_between_cells
+        if from_gateway or (names and body.name not in names):
+            continue
+        contact = Contact.USED if is_login else Contact.SENT
+        # A decoy service says what was done there: `redis.auth`.
+        operation = str(event.data.get("operation") or f"{channel.value}.{body.name}")
+        yield from _part(
+            event,
+            Channel.STREAM if "operation" in event.data else channel,
+            body.name,
+            operation,
+            body.content,
+            contact=contact,
+            missing_bytes=body.total_bytes - len(body.content),
+        )
+
+
+def _part(
+    event: Event,
+    channel: Channel,
+    part: str,
+    operation: str,
+    data: bytes,
+    to: str = "",
+    *,
+    contact: Contact = Contact.SENT,
+    missing_bytes: int = 0,
+) -> Iterator[Carried]:
+    """However short it is: what is sent in small pieces is found by its flow."""
+    if not data:
+        return
+    named = event.data
+    to = to or str(named.get("stand_in") or named.get("host") or named.get("address") or "")
+    yield Carried(
+        place=Place.RANGE,
+        channel=channel,
+        flow=f"{named.get('range', '')}/{named.get('cell', '')}/{channel.value}/{to}",
+        part=part,
+        operation=operation,
+        contact=contact,
+        data=data,
+        to=to,
+        missing_bytes=missing_bytes,
+        where={name: named[name] for name in ("range", "cell") if name in named},
+    )
+
+
+def contact_of(part: Carried, hit: Hit) -> Contact:
+    """The grade of one hit: a value that stands where a credential stands is used."""
+    if part.contact is not Contact.SENT or part.channel is not Channel.HTTP:
+        return part.contact
+    if part.part == HEADER:
+        name = part.data[part.data.rfind(b"\n", 0, hit.start) + 1 :].partition(b":")[0]
+        return Contact.USED if _CREDENTIAL_HEADER.search(name) else Contact.SENT
+    before = part.data[max(0, hit.start - 64) : hit.start]
+    return Contact.USED if _CREDENTIAL_NAME.search(before) else Contact.SENT
+
+
+_KINDS: Final[Mapping[Contact, Kind]] = {
+    Contact.TAKEN: Kind.DECOY_TAKEN,
+    Contact.USED: Kind.DECOY_USED,
+    Contact.SENT: Kind.DECOY_SENT,
+}
+
+
+def event_of(part: Carried, hit: Hit, *, cell_id: str | None, evidence: int, action: Action) -> Event:
+    """What is recorded about a hit in a recorded event: a contact with a decoy, another sample's
+    value, or what the guard found."""
+    if hit.source not in {Source.DECOY, Source.FOREIGN}:
+        return hit_event(part, hit, cell_id=cell_id, evidence=evidence, action=action)
+    value_id, origin = hit.value_id, {}
+    kind = _KINDS[contact_of(part, hit)]
+    if hit.source == Source.FOREIGN:
+        from_cell, _, value_id = value_id.partition("/")
+        kind, origin = Kind.DECOY_CARRIED, {"from_cell": from_cell}
+    data: dict[str, JsonValue] = {
+        "decoy": value_id.partition("/")[0],
+        "value": value_id,
+        **origin,
+        "operation": part.operation,
+        "evidence": evidence,
+        **_more(part, hit),
+    }
+    return _guest(kind, cell_id, data)
+
+
+def hit_event(
+    part: Carried,
+    hit: Hit,
+    *,
+    cell_id: str | None,
+    action: Action,
+    evidence: int | None = None,
+) -> Event:
+    """What the guard found and did. The value itself is never in it."""
+    data: dict[str, JsonValue] = {
+        "class": hit.cls,
+        "place": part.place.value,
+        "channel": part.channel.value,
+        "action": action.value,
+        "digest": hit.digest,
+        "start": hit.start,
+        "end": hit.end,
+        "operation": part.operation,
+        **({"value": hit.value_id} if hit.value_id else {}),
+        **({} if evidence is None else {"evidence": evidence}),
+        **_more(part, hit),
+    }
+    return _guest(Kind.GUARD_HIT, cell_id, data)
+
+
+def _more(part: Carried, hit: Hit) -> dict[str, JsonValue]:
+    to = {"to": part.to} if part.to else {}
+    return {"decoding": list(hit.decoding), **to, **part.where}
+
+
+def unscanned(part: Carried, *, cell_id: str | None, evidence: int | None, reason: str) -> Event:
+    """That a part was not looked at whole, and why."""
+    data: dict[str, JsonValue] = {
+        "place": part.place.value,
+        "channel": part.channel.value,
+        "operation": part.operation,
+        "reason": reason,
+        "bytes": part.missing_bytes or len(part.data),
+        **({} if evidence is None else {"evidence": evidence}),
+        **part.where,
+    }
+    return Event(kind=Kind.GUARD_UNSCANNED, cell_id=cell_id, data=data)
+
+
+def _guest(kind: Kind, cell_id: str | None, data: Mapping[str, JsonValue]) -> Event:
+    return Event(kind=kind, cell_id=cell_id, actor=Actor.GUEST, trust=Trust.HOST_OBSERVED, data=data)

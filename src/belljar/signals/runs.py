@@ -1,0 +1,191 @@
+"""Text encodings without a mark of their own: base64, base32 and hex, in one piece or cut."""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from belljar.dataclass import dataclass
+from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL, Decoded
+
+MAX_GAP: Final = 8
+MIN_BASE32: Final = 16
+MIN_HEX: Final = 20
+_URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
+_HEX_RUN: Final = re.compile(rb"[0-9a-fA-F]{%d,}" % MIN_HEX)
+_BASE32_RUN: Final = re.compile(rb"[A-Z2-7]{%d,}|[a-z2-7]{%d,}" % (MIN_BASE32, MIN_BASE32))
+_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/=]+")
+_URLSAFE_TOKEN: Final = re.compile(rb"[A-Za-z0-9+/_=-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Encoded text, put together from pieces: (offset outside, length) each."""
+
+    text: bytes
+    pieces: tuple[tuple[int, int], ...]
+    split: bool = False
+
+    def locate(self, start: int, end: int) -> tuple[int, int]:
+        """Offsets in `text` as offsets outside."""
+        if len(self.pieces) == 1:
+            return self.pieces[0][0] + start, self.pieces[0][0] + end
+        return self._outside(start), self._outside(max(start, end - 1)) + 1
+
+    def _outside(self, offset: int) -> int:
+        for place, length in self.pieces:
+            if offset < length:
+                return place + offset
+            offset -= length
+        place, length = self.pieces[-1]
+        return place + length
+
+
+def runs(data: bytes) -> Iterator[Run]:
+    """What may be base64, base32 or hex: long runs of their characters, put together across line
+    breaks and other small gaps; and groups of equal length."""
+    marks = data.translate(IS_ENCODED)
+    pieces: list[tuple[int, int]] = []
+    at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
+    while at >= 0:
+        end = marks.find(b" ", at)
+        end = len(marks) if end < 0 else end
+        if pieces and at - sum(pieces[-1]) > MAX_GAP:
+            yield _joined(data, pieces)
+            pieces = []
+        pieces.append((at, end - at))
+        at = marks.find(needle, end)
+    if pieces:
+        yield _joined(data, pieces)
+    yield from _groups(data, marks)
+
+
+_REST: Final = re.compile(rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1))
+
+
+def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
+    """With the short rest that a last line may be."""
+    end = sum(pieces[-1])
+    rest = _REST.match(data, end)
+    if rest and b"\n" in data[end : rest.start(1)]:
+        pieces = [*pieces, (rest.start(1), len(rest[1]))]
+    return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
+
+
+_GROUP_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
+"""Characters of a group, and how many of them must follow each other."""
+_GROUPS: Final = {
+    (size, gap): (
+        (b"a" * size + b" " * gap) * times,
+        re.compile(
+            rb"[A-Za-z0-9+/=%s]{%d}([^A-Za-z0-9+/=%s]{1,8})(?:[A-Za-z0-9+/=%s]{%d,%d}(?:\1|[\r\n]+)){2,}[A-Za-z0-9+/=%s]{0,%d}"
+            % (dash, size, dash, dash, max(1, size - 1), size, dash, size)
+        ),
+    )
+    for size, times in _GROUP_SIZES.items()
+    for gap, dash in ((1, b""), (2, b""), (3, b""), (-1, b"_-"))
+}
+_PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for byte in range(256))
+
+
+def _groups(data: bytes, marks: bytes) -> Iterator[Run]:
+    """Text cut into groups of equal length (`QU tJ`, `41:4b`, `A-K-I-A`) by one short separator;
+    some groups may lack a character (a line break that counted)."""
+    if b" a" not in marks.replace(b"aaaaaaaaaaa", b"") and not marks.startswith(b"a"):
+        return
+    plain = data.translate(_PLAIN)
+    for (size, gap), (mark, pattern) in _GROUPS.items():
+        if len(data) > SMALL and (gap != 1 or size not in {1, 2, 4}):
+            continue
+        view, needle = (plain, mark) if gap > 0 else (marks, (b"a" * size + b" ") * _GROUP_SIZES[size])
+        at = view.find(needle)
+        while at >= 0:
+            found = pattern.match(data, at)
+            if found and found.end() - at >= MIN_RUN:
+                run = _regrouped(data, at, found.end(), _URLSAFE_TOKEN if gap < 0 else _TOKEN)
+                if run:
+                    yield run
+            at = view.find(needle, found.end() if found else at + 1)
+
+
+def _regrouped(data: bytes, start: int, end: int, token: re.Pattern[bytes]) -> Run | None:
+    found = list(token.finditer(data, start, end))
+    if len(found[0][0]) > 1 and end - start < 256 and all(_PROSE.fullmatch(word[0]) for word in found):
+        return None
+    pieces = tuple((word.start(), word.end() - word.start()) for word in found)
+    return Run(b"".join(data[at : at + length] for at, length in pieces), pieces, split=True)
+
+
+def decode_run(run: Run) -> Iterator[Decoded]:
+    """Each way in which a run may be encoded, forwards and backwards, plain and rot13."""
+    split = ("split",) if run.split else ()
+    size = len(run.text)
+    if size < (MIN_HEX if run.text.isdigit() else MIN_BASE32) and _WORDS.fullmatch(run.text):
+        return
+    for names, text in (((), run.text), (("reversed",), run.text[::-1])):
+        for more, readable in (((), text), (("rot13",), text.translate(ROT13))):
+            for name, data, place, per in _decodings(readable):
+                locate = partial(_within, run, text, bool(names), place, per)
+                yield Decoded((*split, *names, *more, name), data, *run.locate(0, size), locate)
+        if size > SMALL:
+            break
+
+
+def _within(run: Run, text: bytes, back: bool, place: int, per: float, start: int, end: int) -> tuple[int, int]:  # noqa: FBT001 - partial
+    """Offsets of decoded bytes as offsets outside, with the padding behind them."""
+    size = len(text)
+    left, right = min(size, place + int(start * per)), min(size, place + int(end * per + 0.999))
+    while text[right : right + 1] == b"=":
+        right += 1
+    return run.locate(*((size - right, size - left) if back else (left, right)))
+
+
+def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
+    """Name, decoded, offset of the encoded text, characters a byte."""
+    for found in _HEX_RUN.finditer(text):
+        for skip in (0, 1):
+            digits = found[0][skip:]
+            yield "hex", bytes.fromhex(digits[: len(digits) & ~1].decode()), found.start() + skip, 2
+    for found in _BASE32_RUN.finditer(text):
+        for skip in range(8):
+            yield "base32", _base32(found[0][skip:]), found.start() + skip, 8 / 5
+    at = 0
+    for piece in text.translate(_URLSAFE).split(b"="):
+        if len(piece) >= MIN_RUN and not (len(piece) < 24 and _WORDS.fullmatch(piece)):
+            for skip in range(4):
+                yield "base64", _base64(piece[skip:]), at + skip, 4 / 3
+        at += len(piece) + 1
+
+
+_WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
+"""Words, paths and numbers: of ten thousand values one would look so in base64."""
+_PROSE: Final = re.compile(rb"[A-Z]?[a-z]+|[A-Z]+")
+
+
+def _base64(text: bytes) -> bytes:
+    rest = len(text) % 4
+    return binascii.a2b_base64(text[:-1] if rest == 1 else text + b"=" * (-len(text) % 4))
+
+
+_BASE32_VALUES: Final = bytes.maketrans(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567abcdefghijklmnopqrstuvwxyz",
+    b"0123456789ABCDEFGHIJKLMNOPQRSTUV0123456789ABCDEFGHIJKLMNOP",
+)
+
+
+def _base32(text: bytes) -> bytes:
+    """Via Python's own reader of numbers to base 32, in pieces: its cost is square."""
+    digits = text.translate(_BASE32_VALUES)[: len(text) // 8 * 8 + _WHOLE[len(text) % 8]]
+    out = bytearray()
+    for at in range(0, len(digits), 512):
+        piece = digits[at : at + 512]
+        bits = len(piece) * 5
+        out += (int(piece, 32) >> (bits % 8)).to_bytes(bits // 8)
+    return bytes(out)
+
+
+_WHOLE: Final = (0, 0, 2, 2, 4, 5, 5, 7)
+"""How many of so many last characters of base32 make whole bytes."""

@@ -1,0 +1,268 @@
+"""The scanner: known values first, then patterns, in data and in what is encoded within it.
+
+Pure: no I/O; bytes in, hits out. Never raises for data: where a bound ends the scan, the result is
+incomplete and names the bound.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from belljar.dataclass import dataclass
+from belljar.signals.decoders import (
+    Decoded,
+    Missing,
+    compressed,
+    deflated,
+    escapes,
+    promising,
+    turned,
+    uncut,
+)
+from belljar.signals.known import KnownValues
+from belljar.signals.patterns import Patterns
+from belljar.signals.runs import decode_run, runs
+from belljar.signals.values import Hit, Scanned, ScanSpec
+
+if TYPE_CHECKING:
+    from belljar.signals.decoders import Locate
+
+MAX_HITS: Final = 10_000
+"""Of one scan. More tell nothing new."""
+MEMO: Final = 512
+MEMO_BYTES: Final = 2048
+"""Headers come again and again: so many pieces of data in which nothing was found are remembered."""
+_NOTHING: Final = Scanned()
+MIN_DECODED: Final = 8
+"""Less holds no value, and no more encoding of one."""
+BATCH: Final = 1024
+BATCH_BYTES: Final = 256 << 10
+"""Small decoded pieces are searched together."""
+SEPARATOR: Final = b"\xff\xfe\xff"
+"""In no text, so in no value."""
+SLICE: Final = 1 << 20
+"""How much is searched between two looks at the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Data to be searched: the outermost, or decoded from another view."""
+
+    data: bytes
+    names: tuple[str, ...] = ()
+    depth: int = 0
+    parent: _View | None = None
+    start: int = 0
+    end: int = 0
+    locate: Locate | None = None
+
+    def outermost(self, start: int, end: int) -> tuple[int, int]:
+        """Offsets here as offsets of the outermost data."""
+        view: _View = self
+        while view.parent is not None:
+            start, end = view.locate(start, end) if view.locate else (view.start, view.end)
+            view = view.parent
+        return start, end
+
+
+class _Exceeded(Exception):  # noqa: N818 - ends one scan
+    """A bound was hit."""
+
+
+class Scanner:
+    """Searches data for what a spec names. May be used by several threads.
+
+    Raises:
+        ValueError, MemoryError: the automaton doesn't fit.
+    """
+
+    def __init__(self, spec: ScanSpec) -> None:
+        self.spec = spec
+        self._known = KnownValues(spec)
+        self._patterns = Patterns(spec.classes)
+        self._clean: set[bytes] = set()
+
+    def __repr__(self) -> str:
+        return f"Scanner({len(self.spec.values)} known values)"
+
+    def scan(self, data: bytes) -> Scanned:
+        """What is in `data`."""
+        data = bytes(data)
+        if data in self._clean:
+            return _NOTHING
+        result = _Scan(self.spec, self._known, self._patterns).run(data)
+        if result == _NOTHING and len(data) <= MEMO_BYTES:
+            if len(self._clean) >= MEMO:
+                self._clean.clear()
+            self._clean.add(data)
+        return result
+
+    def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
+        """`data` with each hit's span replaced once; overlapping spans become one."""
+        out, at = bytearray(), 0
+        for start, end in _merged((hit.start, hit.end) for hit in hits):
+            out += data[at:start] + by
+            at = end
+        return bytes(out + data[at:])
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    last: tuple[int, int] | None = None
+    for start, end in sorted(spans):
+        if last is not None and start < last[1]:
+            last = (last[0], max(last[1], end))
+            continue
+        if last is not None:
+            yield last
+        last = (start, end)
+    if last is not None:
+        yield last
+
+
+class _Scan:
+    """One scan's state."""
+
+    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns) -> None:
+        self._spec = spec
+        self._known = known
+        self._patterns = patterns
+        self._hits: dict[tuple[str, str, int, int], Hit] = {}
+        self._deadline = time.monotonic() + spec.bounds.time_s
+        self._left = spec.bounds.decoded_bytes
+        self._seen: set[bytes] = set()
+        self._runs: set[bytes] = set()
+        self._views: deque[_View] = deque()
+        self._problem = ""
+
+    def run(self, data: bytes) -> Scanned:
+        """Searches breadth first: what is least encoded is found before a bound is hit."""
+        try:
+            self._search([_View(data)])
+            self._views.append(_View(data))
+            while self._views:
+                view = self._views.popleft()
+                self._find_patterns(view)
+                self._decode(view)
+        except _Exceeded as bound:
+            self._problem = self._problem or str(bound)
+        except (MemoryError, RecursionError):
+            self._problem = "memory"
+        hits = sorted(self._hits.values(), key=lambda hit: (hit.start, hit.end, hit.cls, hit.value_id))
+        return Scanned(hits=tuple(hits), complete=not self._problem, problem=self._problem)
+
+    def _tick(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise _Exceeded("time")
+
+    def _search(self, views: list[_View]) -> None:
+        """Known values, in many small views at once."""
+        self._tick()
+        data = views[0].data if len(views) == 1 else SEPARATOR.join(view.data for view in views)
+        starts = list(accumulate((len(view.data) + len(SEPARATOR) for view in views[:-1]), initial=0))
+        for at in range(0, max(1, len(data)), SLICE):
+            for found in self._known.find(data, at, at + SLICE):
+                index = bisect_right(starts, found.start) - 1
+                view, start, value = views[index], starts[index], found.value
+                place = (found.start - start, found.end - start)
+                self._add(view, place, found.names, value.cls, value.id, value.source.value, found.text)
+            self._tick()
+
+    def _find_patterns(self, view: _View) -> None:
+        if {"reversed", "rot13"}.isdisjoint(view.names):
+            for start, end, cls in self._patterns.find(view.data):
+                self._add(view, (start, end), (), cls, "", "pattern", view.data[start:end])
+            self._tick()
+
+    def _decode(self, view: _View) -> None:
+        """Search what may be encoded in a view; keep for later what may hold more."""
+        batch: list[_View] = []
+        size = 0
+        for decoded in self._decoded(view):
+            child = self._child(view, decoded)
+            if child is None:
+                continue
+            batch.append(child)
+            size += len(child.data)
+            if size > BATCH_BYTES or len(batch) >= BATCH:
+                self._finish(batch)
+                batch, size = [], 0
+        if batch:
+            self._finish(batch)
+
+    def _finish(self, batch: list[_View]) -> None:
+        self._search(batch)
+        for view in batch:
+            if promising(view.data):
+                self._views.append(view)
+            elif {"reversed", "rot13"}.isdisjoint(view.names) and view.depth < self._spec.bounds.depth:
+                found = deflated(view.data, self._left)
+                child = found and self._child(view, found)
+                if child:
+                    self._search([child])
+                    self._views.append(child)
+
+    def _add(
+        self,
+        view: _View,
+        place: tuple[int, int],
+        names: tuple[str, ...],
+        cls: str,
+        value_id: str,
+        source: str,
+        text: bytes,
+    ) -> None:
+        left, right = view.outermost(*place)
+        key = (cls, value_id, left, right)
+        decoding = view.names + names
+        if key in self._hits and len(self._hits[key].decoding) <= len(decoding):
+            return
+        if len(self._hits) >= MAX_HITS:
+            raise _Exceeded("hits")
+        self._hits[key] = Hit(
+            cls=cls,
+            value_id=value_id,
+            source=source,
+            start=left,
+            end=right,
+            decoding=decoding,
+            digest=self._spec.digest(text),
+        )
+
+    def _decoded(self, view: _View) -> Iterator[Decoded]:
+        """What may be encoded in a view, within the bounds."""
+        if view.depth >= self._spec.bounds.depth:
+            return
+        for run in runs(view.data):
+            if run.text not in self._runs:
+                self._runs.add(run.text)
+                yield from decode_run(run)
+        yield from escapes(view.data)
+        yield from uncut(view.data)
+        yield from turned(view.data)
+        try:
+            yield from compressed(view.data, lambda: self._left)
+        except Missing as package:
+            self._problem = f"package:{package}"
+
+    def _child(self, view: _View, decoded: Decoded) -> _View | None:
+        """What was decoded, if it is new and within the bounds."""
+        if not decoded.whole:
+            self._problem = self._problem or "decoded_bytes"
+        data = decoded.data
+        names = view.names + decoded.names
+        # Putting groups together is a part of decoding them.
+        depth = view.depth + len(decoded.names) - ("split" in decoded.names and len(decoded.names) > 1)
+        if len(data) < MIN_DECODED or data in self._seen or depth > self._spec.bounds.depth:
+            return None
+        if len(data) > self._left:
+            self._problem = self._problem or "decoded_bytes"
+            return None
+        self._left -= len(data)
+        if len(data) < SLICE:
+            self._seen.add(data)
+        return _View(data, names, depth, view, decoded.start, decoded.end, decoded.locate)

@@ -1,0 +1,309 @@
+"""Joins what crosses borders: chunks, header and body, query parameters, requests, DNS queries,
+WebSocket messages, mails. Each part of a flow keeps a short tail that is searched again with what
+follows; compressed data goes on being read where its last chunk ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from belljar.signals.decoders import compressed, is_plain
+from belljar.signals.scanner import Scanner
+from belljar.signals.values import MAX_VALUE_BYTES, Channel, Hit, Scanned
+
+MIN_TAIL: Final = 512
+MAX_TAIL: Final = 8 * MAX_VALUE_BYTES
+"""Eight characters a byte is what URL encoding of base32 makes of a value."""
+MAX_FLOW_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 64 << 20
+"""Of all tails: the flow that was quiet for longest is dropped, and counted."""
+MAX_PARTS: Final = 256
+"""Of one flow: names of parameters and headers are the sender's."""
+MAX_JOINED: Final = 64 << 10
+"""Larger JSON isn't taken apart for joining its strings."""
+MAX_FIELDS: Final = 64
+"""Of one request, that are joined with those of the next ones."""
+JOINED: Final = "joined"
+
+
+class _Part:
+    """The end of what one part of a flow has carried, and a reader of its compressed data."""
+
+    def __init__(self) -> None:
+        self.tail = b""
+        self.reader: zlib._Decompress | None = None
+        self.reader_name = ""
+        self.reader_tail = b""
+        self.reported: set[tuple[str, str]] = set()
+
+    @property
+    def size(self) -> int:
+        return len(self.tail) + len(self.reader_tail)
+
+
+class _Flow:
+    def __init__(self) -> None:
+        self.parts: OrderedDict[str, _Part] = OrderedDict()
+        self.last: dict[str, bytes] = {}
+        """What a field had in the request before: one that never changes carries nothing."""
+        self.end = b""
+        """Of whatever part came last."""
+
+    def part(self, name: str) -> _Part:
+        found = self.parts.setdefault(name, _Part())
+        self.parts.move_to_end(name)
+        while len(self.parts) > MAX_PARTS or (self.size > MAX_FLOW_BYTES and len(self.parts) > 1):
+            gone, _ = self.parts.popitem(last=False)
+            self.last.pop(gone, None)
+        return found
+
+    @property
+    def size(self) -> int:
+        return len(self.end) + sum(part.size for part in self.parts.values())
+
+
+class StreamScanner:
+    """One for a range. Not for several threads at once.
+
+    `flow` joins what belongs together (a cell and a destination). `part` is `url` (a request's
+    target), `header` (lines), `body`, `label` (a name that is asked for), `message`, …; any other
+    word is a part of its own.
+    """
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        longest = max((len(value.text.encode()) for value in scanner.spec.values), default=0)
+        self._tail = min(MAX_TAIL, max(MIN_TAIL, 8 * longest))
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        self._bytes = 0
+        self.dropped = 0
+        """Flows whose tails were given up for others."""
+
+    def feed(self, flow: str, channel: Channel, part: str, data: bytes) -> Scanned:
+        """What is found now and was not before. Offsets refer to `data`; of what began earlier,
+        `start` is 0."""
+        state = self._flows.setdefault(flow, _Flow())
+        self._flows.move_to_end(flow)
+        results = [self._follow(state, part, data), self._border(state, data)]
+        results += [self._join(state, name, piece, len(data)) for name, piece in _fields(state, channel, part, data)]
+        self._account(flow, state)
+        return _together(results)
+
+    def end(self, flow: str) -> None:
+        """Forget a flow that is over."""
+        if self._flows.pop(flow, None) is not None:
+            self._bytes -= self._sizes.pop(flow, 0)
+
+    def _account(self, flow: str, state: _Flow) -> None:
+        size = state.size
+        self._bytes += size - self._sizes.get(flow, 0)
+        self._sizes[flow] = size
+        while self._bytes > MAX_BYTES and len(self._flows) > 1:
+            gone, _ = self._flows.popitem(last=False)
+            self._bytes -= self._sizes.pop(gone)
+            self.dropped += 1
+
+    def _follow(self, state: _Flow, name: str, data: bytes) -> Scanned:
+        """Search a part's data together with its tail and its compressed beginning."""
+        part = state.part(name)
+        results = [self._new(part, data)]
+        if part.reader is not None:
+            results.append(self._inflate(part, data))
+        elif not is_plain(data):
+            for found in compressed(data, lambda: self._scanner.spec.bounds.decoded_bytes):
+                if found.reader is not None:
+                    part.reader, part.reader_name = found.reader, found.names[0]
+                    part.reader_tail = found.data[-self._tail :]
+        return _together(results)
+
+    def _new(self, part: _Part, data: bytes) -> Scanned:
+        before = len(part.tail)
+        result = self._scanner.scan(part.tail + data)
+        part.tail = (part.tail + data)[-self._tail :]
+        hits = []
+        for hit in result.hits:
+            key = (hit.cls, hit.digest)
+            if hit.end <= before or (hit.start < before and key in part.reported):
+                continue
+            part.reported.add(key)
+            hits.append(_moved(hit, -before, len(data), ()))
+        return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
+
+    def _inflate(self, part: _Part, data: bytes) -> Scanned:
+        reader, most = part.reader, self._scanner.spec.bounds.decoded_bytes
+        if reader is None:
+            return Scanned()
+        try:
+            out = reader.decompress(data, most)
+        except zlib.error:
+            part.reader = None
+            return Scanned()
+        whole = not reader.unconsumed_tail
+        if reader.eof or not whole:
+            part.reader = None
+        text, before = part.reader_tail + out, len(part.reader_tail)
+        part.reader_tail = text[-self._tail :] if part.reader else b""
+        result = self._scanner.scan(text)
+        hits = [_placed(hit, len(data), (part.reader_name,)) for hit in result.hits if hit.end > before]
+        problem = result.problem or ("" if whole else "decoded_bytes")
+        return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
+
+    def _border(self, state: _Flow, data: bytes) -> Scanned:
+        """What begins at the end of one part and goes on at the beginning of the next."""
+        end, state.end = state.end, (state.end + data)[-self._tail :]
+        if not end or not data:
+            return Scanned()
+        head = data[: self._tail]
+        result = self._scanner.scan(end + head)
+        across = [hit for hit in result.hits if hit.start < len(end) < hit.end]
+        hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in across)
+        return Scanned(hits=hits, complete=result.complete, problem=result.problem)
+
+    def _join(self, state: _Flow, name: str, piece: bytes, size: int) -> Scanned:
+        """Search a field's piece behind those that it had before."""
+        part = state.part(name)
+        before, text = len(part.tail), part.tail + piece
+        part.tail = text[-self._tail :]
+        alone = name.startswith("labels")  # the piece itself was put together
+        if not before and not alone:
+            return Scanned()
+        result = self._scanner.scan(text if alone else text[: before + self._tail])
+        hits = []
+        for hit in result.hits:
+            if hit.end > before and (alone or hit.start < before) and (hit.cls, hit.digest) not in part.reported:
+                part.reported.add((hit.cls, hit.digest))
+                hits.append(_placed(hit, size, (JOINED,)))
+        return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
+
+
+def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:
+    start, end = max(0, hit.start + by), min(size, hit.end + by)
+    return _copy(hit, start, max(start, end), names)
+
+
+def _placed(hit: Hit, size: int, names: tuple[str, ...]) -> Hit:
+    return _copy(hit, 0, size, names)
+
+
+def _copy(hit: Hit, start: int, end: int, names: tuple[str, ...]) -> Hit:
+    return Hit(
+        cls=hit.cls,
+        value_id=hit.value_id,
+        source=hit.source,
+        start=start,
+        end=end,
+        decoding=names + hit.decoding,
+        digest=hit.digest,
+    )
+
+
+def _together(results: Iterable[Scanned]) -> Scanned:
+    """One result of several: of the same value the least decoded, where another spans it."""
+    hits: list[Hit] = []
+    problem = ""
+    for result in results:
+        problem = problem or result.problem
+        for hit in result.hits:
+            same = [h for h in hits if (h.cls, h.digest) == (hit.cls, hit.digest)]
+            if not any(h.start < hit.end and hit.start < h.end for h in same):
+                hits.append(hit)
+    return Scanned(hits=tuple(hits), complete=not problem, problem=problem)
+
+
+# --- fields that are joined across requests ---
+
+
+def _fields(state: _Flow, channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and piece of each field of this data that may carry a part of something."""
+    count = 0
+    for name, piece in _pieces(channel, part, data):
+        if not piece or state.last.get(name) == piece or (piece.isdigit() and len(piece) < 8):
+            continue
+        count += 1
+        if count > MAX_FIELDS:
+            return
+        state.last[name] = piece
+        yield name, piece
+
+
+def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+    if channel is Channel.DNS or part == "label":
+        yield from _labels(data)
+    elif part == "url":
+        yield from _url(data)
+    elif part in {"header", "headers"}:
+        for line in data.splitlines():
+            name, _, value = line.partition(b":")
+            field = f"header {name.lower()[:64]!r}"
+            yield field, value.strip()
+            for attribute in re.split(rb"[;,]", value)[:MAX_FIELDS]:
+                key, sign, piece = attribute.strip().partition(b"=")
+                if sign:
+                    yield f"{field} {key[:64]!r}", piece.strip(b'"')
+    elif len(data) <= MAX_JOINED:
+        yield from _body(data)
+
+
+def _url(data: bytes) -> Iterator[tuple[str, bytes]]:
+    path, _, query = data.partition(b"?")
+    segments = [segment for segment in path.split(b"/") if segment]
+    if segments:
+        yield "path", unquote_to_bytes(segments[-1])
+    yield from _parameters(query)
+
+
+def _parameters(query: bytes) -> Iterator[tuple[str, bytes]]:
+    for parameter in query.split(b"&")[:MAX_FIELDS]:
+        name, sign, value = parameter.partition(b"=")
+        piece = unquote_to_bytes((value if sign else name).replace(b"+", b" "))
+        if sign:
+            yield f"parameter {name[:64]!r}", piece
+        if len(piece) > 2:  # shorter ones count or switch
+            yield "parameters", piece
+
+
+def _body(data: bytes) -> Iterator[tuple[str, bytes]]:
+    start = data.lstrip()[:1]
+    if start in {b"{", b"["}:
+        try:
+            yield from _strings(json.loads(data), "json", 0)
+        except (ValueError, RecursionError):
+            return
+    elif b"=" in data and b"\n" not in data.strip():
+        yield from _parameters(data)
+
+
+def _strings(value: object, name: str, depth: int) -> Iterator[tuple[str, bytes]]:
+    if isinstance(value, str):
+        piece = value.encode(errors="replace")
+        yield name, piece
+        if len(piece) > 2:
+            yield "json strings", piece
+    elif isinstance(value, dict) and depth < 8:
+        for key, inner in value.items():
+            yield from _strings(inner, f"{name}.{key[:64]}", depth + 1)
+    elif isinstance(value, list) and depth < 8:
+        for inner in value:
+            yield from _strings(inner, name, depth + 1)
+
+
+def _labels(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Of a name that is asked for: what may be its sender's, for domains of two and three labels,
+    and the label that carries most."""
+    labels = [label for label in data.strip(b".\r\n ").split(b".") if label]
+    if len(labels) < 2:
+        return
+    payload = labels[:-2] or labels[:1]
+    yield "labels", b"".join(payload)
+    if len(payload) > 1:
+        yield "labels of three", b"".join(payload[:-1])
+        yield "labels, first", payload[0]
+        yield "labels without counters", b"".join(label for label in payload if len(label) > 3)
+    yield "label, longest", max(payload, key=len)

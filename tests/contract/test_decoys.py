@@ -1,0 +1,123 @@
+"""Decoys on each tier: placed before the caller has the cell, read as what they are, on record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, open_cell, open_pool
+from belljar.cell.decoys import KEY_FILE, file_time, read_key
+from belljar.cell.runs import start_run
+from belljar.errors import PolicyError
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.kinds import PLACES
+from belljar.signals.mint import digest, mint, origins
+
+pytestmark = pytest.mark.anyio
+RESOURCES = {"memory": "512MiB", "disk": "256MiB", "processes": 512, "lifetime": "30m"}
+
+
+def policy(tier: str, decoys: object) -> dict[str, object]:
+    """With these decoys, as root."""
+    words = {"belljar": 1, "risk": "low", "tier": tier, "user": "root"}
+    return {**words, "decoys": decoys, "resources": RESOURCES}
+
+
+def recorded(path: Path, kind: str) -> list[dict[str, Any]]:
+    """Events of a kind in a run directory, oldest first."""
+    lines = [json.loads(line) for line in (path / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+async def test_each_kind_is_placed_watched_and_traced(carrier: str, tier: str, vm_home: Path) -> None:
+    """Each file has its mode and time; a read is a touch; a value that is read is traced to its
+    decoy; no value is on record."""
+    if carrier.startswith("native"):
+        pytest.skip("no cell")
+    all_kinds = [
+        {"id": kind.value, "kind": kind.value}
+        | ({"template": "code {secret}", "place": "/srv/notes.txt"} if kind is DecoyKind.TEXT else {})
+        for kind in PLACES
+    ]
+    with start_run("test", "decoys", [], home=vm_home) as run:
+        async with open_cell(policy(tier, all_kinds), run=run, home=vm_home) as cell:
+            placed = recorded(run.path, "decoy.placed")
+            assert {event["data"]["decoy"] for event in placed} == {kind.value for kind in PLACES}
+            of_its_user = ["/root/.ssh", "/root/.mozilla", "/root/.mozilla/firefox"]
+            shown = await cell.exec(["stat", "-c", "%a", "/root/.ssh/id_ed25519", *of_its_user])
+            assert shown.stdout.split() == [b"600", b"700", b"700", b"700"]
+            await check_times(cell, read_key(run.path), all_kinds)
+            secret = (await cell.exec(["cat", "/root/.git-credentials"])).stdout.decode().split(":")[2].split("@")[0]
+            with anyio.fail_after(60):
+                while not recorded(run.path, "decoy.touched"):
+                    await cell.ping()
+                    await anyio.sleep(0.02)
+        touched = recorded(run.path, "decoy.touched")
+        known = [(event["cell"], event["data"]["decoy"], event["data"]["values"]) for event in placed]
+        origin = origins(known).get(digest(read_key(run.path), secret))
+        before = (run.path / "ledger.jsonl").read_text().split('"exec.started"')[0]
+    assert {event["data"]["decoy"] for event in touched} == {"git_credentials"}
+    assert origin is not None
+    assert (origin.cell_id, origin.decoy) == (cell.id, "git_credentials")
+    assert secret not in before
+    assert (run.path / KEY_FILE).stat().st_mode & 0o777 == 0o600
+
+
+async def check_times(cell: Cell, key: bytes, decoys: list[dict[str, str]]) -> None:
+    """Each file is as old as it was minted to be; no directory above is newer than the image."""
+    image_s = (await cell.stat("/etc/passwd")).mtime_s
+    for decoy in decoys:
+        spec = DecoySpec(**{**decoy, "kind": DecoyKind(decoy["kind"])})  # type: ignore[arg-type]
+        for file in mint(key, cell.id, spec).files:
+            folders = [str(path) for path in Path(file.path).parents][:-1]
+            newest_s = [(await cell.stat(folder)).mtime_s for folder in folders]
+            assert max(newest_s) <= image_s
+            found = await cell.stat(file.path)
+            assert (found.mode, found.size_bytes) == (file.mode, len(file.content))
+            assert any(found.mtime_s == file_time(at_s, file.age_s) for at_s in (image_s, *newest_s))
+
+
+async def test_a_decoy_outside_the_home_is_the_users(carrier: str, tier: str, vm_home: Path) -> None:
+    """In a directory that was made or not; the one that was there keeps its time."""
+    if carrier.startswith("native") or tier != "container":
+        pytest.skip("the agent does it, the same in each tier")
+    places = ("/etc/service.env", "/srv/new/app/.env")
+    decoys = [{"id": f"env{n}", "kind": "dotenv", "place": place} for n, place in enumerate(places)]
+    words = {**policy(tier, decoys), "user": "nobody"}
+    with start_run("test", "decoys", [], home=vm_home) as run:
+        async with open_cell(words, run=run, home=vm_home) as cell:
+            newer = await cell.exec(["find", "/etc", "/srv", "-xdev", "-newer", "/etc/passwd"])
+            shown = await cell.exec(["stat", "-c", "%U %a", *places, "/srv/new/app"])
+            assert shown.stdout.splitlines() == [b"nobody 600", b"nobody 600", b"root 755"]
+    assert not {b"/etc", b"/srv", b"/srv/new", *map(str.encode, places)} & set(newer.stdout.split())
+
+
+@pytest.mark.parametrize("place", ["/etc/passwd", "/etc/passwd/below", "/proc/decoy"])
+async def test_an_occupied_place_is_refused(carrier: str, tier: str, place: str, vm_home: Path) -> None:
+    """Nothing of the image is replaced; the reason is on record."""
+    if carrier.startswith("native"):
+        pytest.skip("no cell")
+    decoys = [{"id": "bait", "kind": "dotenv", "place": place}]
+    with start_run("test", "decoys", [], home=vm_home) as run:
+        with pytest.raises(PolicyError) as caught:
+            async with open_cell(policy(tier, decoys), run=run, home=vm_home):
+                pass
+        assert recorded(run.path, "decoy.failed")
+    assert caught.value.hint
+
+
+async def test_a_pooled_cell_gets_its_decoys_when_it_is_taken(carrier: str, tier: str, vm_home: Path) -> None:
+    """One that waits has none."""
+    if carrier.startswith("native") or tier != "container":
+        pytest.skip("the pool is the same for each tier")
+    with start_run("test", "decoys", [], home=vm_home) as run:
+        async with open_pool(policy(tier, "standard"), size=1, run=run, home=vm_home) as pool:
+            assert await pool.filled() == 1
+            assert not recorded(run.path, "decoy.placed")
+            async with pool.cell() as cell:
+                await cell.stat("/root/.aws/credentials")
+                assert recorded(run.path, "decoy.placed")

@@ -1,0 +1,196 @@
+"""Touch sensors on the real mechanism of each tier: what they see, and what is no touch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from belljar.cell import Cell, open_cell
+from belljar.cell.sensors import Touch, watch_files
+from belljar.events import MemoryRecorder
+from belljar.probe.model import Verdict
+from belljar.probe.run import probe_cell
+
+pytestmark = pytest.mark.anyio
+DECOY = "/root/.aws/credentials"
+
+
+@pytest.fixture(scope="module")
+def policy(tier: str) -> Mapping[str, object]:
+    """One that has decoys: gVisor has to be asked for its trace when it starts."""
+    decoy = {"id": "other", "kind": "text", "place": "/root/other", "template": "{secret}"}
+    resources = {"memory": "512MiB", "disk": "256MiB", "processes": 512, "lifetime": "30m"}
+    words = {"belljar": 1, "risk": "low", "tier": tier, "user": "root", "decoys": [decoy]}
+    return {**words, "resources": resources}
+
+
+@pytest.fixture(scope="module")
+async def cell_or_none(
+    carrier: str, anyio_backend: str, vm_home: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Cell | None]:
+    """A cell of that policy."""
+    if carrier.startswith("native"):
+        yield None
+        return
+    async with open_cell(request.getfixturevalue("policy"), home=vm_home, ahead=True) as cell:
+        yield cell  # nobody took it: it has no decoys, and no sensor, but the test's own
+
+
+def descriptors() -> set[str]:
+    """The numbers of this process's."""
+    return {file.name for file in Path("/proc/self/fd").iterdir()}
+
+
+class Touches(list[Touch]):
+    """What was reported."""
+
+    async def wait(self, cell: Cell, wanted: Callable[[Touch], bool]) -> Touch:
+        """The first that fits. What a guest agent reports is read with the next operation."""
+        with anyio.fail_after(60):
+            while True:
+                for touch in self:
+                    if wanted(touch):
+                        return touch
+                await cell.ping()
+                await anyio.sleep(0.02)
+
+    @property
+    def operations(self) -> set[str]:
+        """Of all."""
+        return {touch.operation for touch in self}
+
+
+@asynccontextmanager
+async def watched(cell: Cell) -> AsyncIterator[Touches]:
+    """The decoy, placed and watched; all touches are there when the block is left."""
+    await cell.write_file(DECOY, "[default]\naws_access_key_id = AKIA\n", user="0")
+    touches = Touches()
+    async with watch_files(cell, {DECOY: "aws"}, on_touch=touches.append) as sensor:
+        assert not sensor.problems
+        yield touches
+
+
+async def run(cell: Cell, script: str) -> None:
+    """A script of root's that succeeds."""
+    output = await cell.exec(["sh", "-c", script], user="0", cwd="/")
+    assert output.returncode == 0, output
+
+
+async def test_a_read_is_an_open_and_a_read(cell: Cell) -> None:
+    """`cat` is both; each names decoy and path, and says whose word it is."""
+    async with watched(cell) as touches:
+        await run(cell, f"cat {DECOY}")
+    assert touches.operations == {"open", "read"}
+    assert {(touch.decoy, touch.path) for touch in touches} == {("aws", DECOY)}
+    trust = "guest-reported" if cell.tier == "microvm" else "host-observed"
+    assert {touch.trust.value for touch in touches} == {trust}
+
+
+async def test_the_process_is_named_while_it_lives(cell: Cell) -> None:
+    """A process that is still there has its name and its number in the cell on record; inotify,
+    which an ordinary user has in a container, knows neither."""
+    is_known = cell.tier != "container" or not os.geteuid()
+    async with watched(cell) as touches, cell.open_exec(["tail", "-f", DECOY], user="0"):
+        name = "tail" if is_known else ""
+        touch = await touches.wait(cell, lambda touch: touch.process == name)
+        assert (touch.pid is not None and touch.pid > 1) == is_known
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"stat {DECOY}; ls -l {DECOY}; ls -la /root/.aws; test -e {DECOY}; test -r {DECOY}",
+        "find /root -name credentials; find /root -ls; du -a /root",
+        f"chmod 600 {DECOY}; touch -a {DECOY}.other; mv {DECOY} {DECOY}.moved; mv {DECOY}.moved {DECOY}",
+    ],
+)
+async def test_looking_at_names_is_no_touch(cell: Cell, script: str) -> None:
+    """Neither are the attributes, or a new name."""
+    async with watched(cell) as touches:
+        await run(cell, f"{{ {script}; }} > /dev/null")
+    assert touches == []
+
+
+async def test_a_read_of_belljars_own_is_no_touch(cell: Cell, tmp_path: Path) -> None:
+    """A file operation of the host's is not the workload's touch, a command that reads it is."""
+    own = "/root/own"
+    await cell.write_file(own, "x", user="0")
+    touches = Touches()
+    async with watch_files(cell, {own: "own"}, on_touch=touches.append):
+        await cell.read_file(own, max_bytes=1000, user="0")
+        await cell.download("/root", tmp_path / "root", user="0")
+    assert touches == []
+
+
+@pytest.mark.parametrize(
+    ("script", "by_path"),
+    [
+        (f"ln {DECOY} /root/hard && cat /root/hard; rm /root/hard", False),
+        (f"ln -s {DECOY} /root/soft && cat /root/soft; rm /root/soft", True),
+        (f"mv {DECOY} /root/moved && cat /root/moved; rm /root/moved", False),
+        (f"cp {DECOY} /root/copy && rm /root/copy", True),
+        ("cd /root/.aws/../.aws && cat ./credentials", True),
+        ("grep -r aws_access /root", True),
+        ("tar -C /root -cf - .aws | wc -c", True),
+    ],
+    ids=["hard link", "symbolic link", "renamed", "cp", "relative", "grep", "tar"],
+)
+async def test_a_read_by_another_name_is_a_touch(cell: Cell, script: str, by_path: bool) -> None:
+    """It is the file that is watched, not its name; but gVisor's trace knows names only."""
+    async with watched(cell) as touches:
+        await run(cell, f"{{ {script}; }} > /dev/null")
+    assert ("read" in touches.operations) == (by_path or cell.tier != "gvisor")
+
+
+async def test_who_had_it_open_before_is_seen(cell: Cell) -> None:
+    """A read through a descriptor that was opened before the watch began is a touch."""
+    await cell.write_file(DECOY, "x", user="0")
+    touches = Touches()
+    script = f"exec 3<{DECOY}; echo ready; read -r line; cat <&3; read -r line"
+    async with cell.open_exec(["sh", "-c", script], user="0") as command:
+        async for chunk in command:
+            if b"ready" in chunk[1]:
+                break
+        async with watch_files(cell, {DECOY: "aws"}, on_touch=touches.append):
+            await command.send_stdin(b"go\n")
+            await touches.wait(cell, lambda touch: touch.operation == "read")
+    assert touches.operations == {"read"}
+
+
+async def test_a_flood_hurts_neither_side(cell: Cell) -> None:
+    """100,000 opens (fewer where each is slow) end in time and in a few reports that count them,
+    and the cell works on."""
+    opens = 100_000 if cell.tier == "container" else 20_000
+    script = f"import os\nfor _ in range({opens}): os.close(os.open({DECOY!r}, 0))"
+    async with watched(cell) as touches:
+        output = await cell.exec(["python3", "-c", script], user="0")
+        assert output.returncode == 0, output
+        await cell.ping()
+    assert touches.operations == {"open"}
+    assert len(touches) < 500
+    assert sum(touch.count for touch in touches) > 100
+
+
+async def test_a_sensor_changes_nothing_inside(cell: Cell) -> None:
+    """Every probe finds the cell contained while its sensor runs: nothing of it shows inside."""
+    async with watched(cell) as touches:
+        report = await probe_cell(cell, which="all", recorder=MemoryRecorder())
+    assert report.verdict is Verdict.CONTAINED, report
+    assert touches == []
+
+
+async def test_a_cell_that_ends_before_its_sensor_leaves_nothing(policy: Mapping[str, object], vm_home: Path) -> None:
+    """Destruction is proven as ever; no thread and no descriptor of the sensor's stays."""
+    before, threads = descriptors(), threading.enumerate()
+    async with open_cell(policy, home=vm_home, ahead=True) as ended, watched(ended):
+        destruction = await ended.destroy()
+    assert destruction.clean
+    assert descriptors() <= before
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert "touch-sensor" not in left

@@ -1,0 +1,215 @@
+"""The kill switch on real cells of every tier, from another process than their owner's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from tests.integration.as_user import UsersBelljar, started
+from tests.integration.conftest import Belljar
+from tests.integration.processes import wait_for
+from tests.integration.remains import PROC
+
+from belljar import CellError, HostError, kill, open_cell, open_pool, open_range, release
+from belljar.isolation.hold import hold
+from belljar.isolation.journal import Journal, JournalEntry
+
+POLICY = "belljar: 1\nrisk: low\ntier: {tier}\n"
+NETWORK = """network:
+  stand_ins:
+    page: {kind: http, names: [page.example], routes: [{path: /, body: x}]}
+"""
+TIERS = ("container", "gvisor", "microvm")
+
+
+def policy_of(folder: Path, tier: str, more: str = "") -> Path:
+    """A policy file."""
+    file = folder / f"{tier}.yaml"
+    file.write_text(POLICY.format(tier=tier) + more)
+    return file
+
+
+def processes_of(entries: list[JournalEntry]) -> list[str]:
+    """What runs with a cell's name in its words."""
+    names = [entry.cell_id.encode() for entry in entries]
+    found = []
+    for directory in PROC.iterdir():
+        if directory.name.isdigit() and int(directory.name) != os.getpid():
+            try:
+                words = (directory / "cmdline").read_bytes()
+            except OSError:
+                continue
+            found += [f"{directory.name} {words[:80]!r}" for name in names if name in words]
+    return found
+
+
+@contextmanager
+def an_owner(belljar: Belljar, policy: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[JournalEntry]]]:
+    """A process whose cell runs a command that goes on, and its journal entries."""
+    before = set(belljar.runs())
+    process = belljar.start("exec", str(policy), "--", "sleep", "600")
+
+    def runs() -> bool:
+        new = [run for run in belljar.runs() if run not in before]
+        return (
+            bool(new)
+            and (new[-1] / "ledger.jsonl").exists()
+            and any(
+                event["kind"] == "exec.started" and event["data"]["argv"] == ["sleep", "600"]
+                for event in belljar.events(new[-1])
+            )
+        )
+
+    wait_for(runs, "the command's start", within_s=180)
+    try:
+        yield process, list(Journal(belljar.home).entries())
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        process.communicate()
+
+
+def killed(belljar: Belljar, *words: str, code: int = 0) -> dict[str, Any]:
+    """What `belljar kill --json` says."""
+    done = belljar("kill", *words, "--json")
+    assert done.returncode == code, done.stdout + done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("owner_is", ["well", "stopped", "dead"])
+def test_a_cell_is_killed_whatever_its_owner_does(belljar: Belljar, tmp_path: Path, tier: str, owner_is: str) -> None:
+    """Processes, groups, files and the entry are gone; an owner that lives is told, one that hangs or is dead saves nothing."""
+    with an_owner(belljar, policy_of(tmp_path, tier)) as (process, entries):
+        if owner_is != "well":
+            process.send_signal(signal.SIGSTOP if owner_is == "stopped" else signal.SIGKILL)
+        (cell,) = entries
+        said = killed(belljar, cell.cell_id, "--reason", "enough of it")
+        (one,) = said["cells"]
+        assert one["ended_by"] in {"well": {"owner"}, "stopped": {"kill"}, "dead": {"reap", "owner"}}[owner_is]
+        assert said["ok"]
+        assert belljar.leftovers() == []
+        assert [path for path in (*cell.cgroups, *cell.directories) if path.exists()] == []
+        wait_for(lambda: processes_of(entries) == [], "the end of its processes")
+        if owner_is != "dead":
+            process.send_signal(signal.SIGCONT)
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == CellError.exit_code
+            assert b"killed by the operator: enough of it" in err
+            events = [event["kind"] for event in belljar.events(belljar.runs()[-1])]
+            assert events.index("kill.tripped") < events.index("cell.destroyed") < events.index("kill.completed")
+            assert belljar("ledger", "verify", "last").returncode == 0
+    assert list((belljar.home / "journal").glob("*.kill")) == [] or owner_is == "dead"
+
+
+@pytest.mark.parametrize("tier", ["container", "microvm"])
+def test_a_range_ends_whole(belljar: Belljar, tmp_path: Path, tier: str) -> None:
+    """Named by its cell, with an owner that hangs: gateway, supervisor, wire and cell are gone."""
+    with an_owner(belljar, policy_of(tmp_path, tier, NETWORK)) as (process, entries):
+        process.send_signal(signal.SIGSTOP)
+        (cell,) = (entry for entry in entries if entry.kind == "cell")
+        said = killed(belljar, cell.cell_id)
+        assert {one["kind"] for one in said["cells"]} == {"range", "cell"} | ({"wire"} if tier == "microvm" else set())
+        assert belljar.leftovers() == []
+        wait_for(lambda: processes_of(entries) == [], "the end of its processes")
+        process.send_signal(signal.SIGCONT)
+        _, err = process.communicate(timeout=120)
+        assert b"killed by the operator" in err
+
+
+def test_two_killers_at_once(belljar: Belljar, tmp_path: Path) -> None:
+    """Both prove the same end, and whoever waits is told one of both reasons."""
+    with an_owner(belljar, policy_of(tmp_path, "container")) as (process, entries):
+        process.send_signal(signal.SIGSTOP)
+        killers = [belljar.start("kill", "--all", "--json", "--reason", name) for name in ("one", "two")]
+        for killer in killers:
+            out, err = killer.communicate(timeout=120)
+            assert killer.returncode == 0, out + err
+        assert belljar.leftovers() == []
+        wait_for(lambda: processes_of(entries) == [], "the end of its processes")
+
+
+@pytest.mark.anyio
+async def test_a_held_store_makes_no_cell(vm_home: Path) -> None:
+    """Neither cell nor range nor pool; what is being made at that moment is refused before it runs. After the release they are made."""
+    await kill(everything=True, hold=True, reason="incident 7", home=vm_home)
+    try:
+        for opening in (open_cell, open_range, open_pool):
+            with pytest.raises(HostError, match="incident 7"):
+                async with opening("low", home=vm_home):
+                    raise AssertionError("it was opened")
+    finally:
+        release(vm_home)
+    async with open_cell("low", home=vm_home) as cell:
+        assert (await cell.exec(["true"])).code == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("phase", ["journalled", "running"])
+async def test_a_cell_that_is_made_meanwhile_is_refused(
+    vm_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, phase: str
+) -> None:
+    """The hold comes when the journal has just named the cell, or when it has just come to run: no command is ever started in it."""
+    policy = policy_of(tmp_path, tier)
+    async with open_cell(policy, home=vm_home):
+        pass  # what cells share is made
+    name = {"journalled": "write", "running": "update"}[phase]
+    real = getattr(Journal, name)
+
+    def then_hold(journal: Journal, *args: object, **fields: object) -> object:
+        result = real(journal, *args, **fields)
+        hold(vm_home, "now")
+        return result
+
+    monkeypatch.setattr(Journal, name, then_hold)
+    try:
+        with pytest.raises(HostError, match="now"):
+            async with open_cell(policy, home=vm_home):
+                raise AssertionError("it was opened")
+    finally:
+        release(vm_home)
+    assert Journal(vm_home).entries() == ()
+
+
+@pytest.mark.anyio
+async def test_whoever_waits_on_it_is_told(vm_home: Path) -> None:
+    """From within the same process: a command that runs raises, so does the next one; an idle cell of a pool is killed too."""
+    async with open_pool("low", size=1, home=vm_home) as pool, open_cell("low", home=vm_home) as cell:
+        await pool.filled()
+
+        async def soon() -> None:
+            report = await kill(everything=True, reason="stop", home=vm_home)
+            assert report.ok
+            assert len(report.cells) == 2
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(soon)
+            with pytest.raises(CellError, match="killed by the operator: stop"):
+                await cell.exec(["sleep", "600"])
+        with pytest.raises(CellError, match="killed by the operator: stop"):
+            await cell.exec(["true"])
+
+
+def test_an_ordinary_users_cell(grouped: UsersBelljar) -> None:
+    """From another login of the user, without any right, with an owner that hangs."""
+    user = grouped
+    process = started(user, "low", "--tier", "container")
+    process.send_signal(signal.SIGSTOP)
+    done = user("kill", "--all", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one["ended_by"] for one in json.loads(done.stdout)["cells"]] == ["kill"]
+    assert user.leftovers() == []
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=120)
+    assert b"killed by the operator" in err

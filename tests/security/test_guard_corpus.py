@@ -1,0 +1,49 @@
+"""The egress guard on its corpus: what the documentation says of it is measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+from belljar.policy import load_policy
+from belljar.signals.cases import read_cases, scan_case, score
+from belljar.signals.protect import read_protected
+from belljar.signals.scanner import Scanner
+from belljar.signals.streams import StreamScanner
+from belljar.signals.values import ScanBounds, spec_of
+
+HERE = Path(__file__).parent / "guard"
+PAGE = (Path(__file__).parents[2] / "docs/guard.md").read_text()
+CONTENT = (HERE / "cases.jsonl").read_bytes()
+
+
+def test_the_corpus_is_flagged_as_it_should_be() -> None:
+    """Every case is as it expects, with the precision, recall and false-positive rate of the docs."""
+    loaded = load_policy(HERE / "policy.yaml")
+    classes = loaded.policy.guard_rules.classes
+    scanner = Scanner(spec_of(read_protected(loaded), classes, (), bytes(32), ScanBounds(time_s=120)))
+    stream = StreamScanner(scanner)
+    result = score(scan_case(case, stream) for case in read_cases(CONTENT, "cases.jsonl"))
+    assert not result.failed, [outcome.case.id for outcome in result.failed]
+    figures = (result.cases, result.precision, result.recall, result.false_positive_rate)
+    documented = re.search(r"\| cases \| precision \| recall \| false positives \|\n\|[-|]+\|\n\| (.*) \|\n", PAGE)
+    assert documented is not None
+    assert tuple(float(cell) for cell in documented[1].split(" | ")) == figures
+
+
+def test_the_documented_digest_is_the_corpus() -> None:
+    """The page names the very cases that were measured."""
+    assert hashlib.sha256(CONTENT).hexdigest() in PAGE
+
+
+def test_the_corpus_is_large_and_mixed() -> None:
+    """At least 150 cases, by every channel; a quarter of them must pass."""
+    cases = [json.loads(line) for line in CONTENT.splitlines()]
+    expected = Counter(case["expect"] for case in cases)
+    assert expected["flag"] + expected["pass"] >= 150
+    assert expected["flag"] == 3 * expected["pass"]
+    channels = {case["channel"] for case in cases}
+    assert channels == {"http", "dns", "websocket", "smtp", "file", "output", "model"}

@@ -1,0 +1,159 @@
+"""The recorder that looks at what it records."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from belljar.cell.guarded import GuardedRecorder, guarded_recorder
+from belljar.errors import LedgerError, PolicyError
+from belljar.events import Body, Event, Kind, MemoryRecorder
+from belljar.policy import parse_policy
+from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.signals.observe import output_part
+from belljar.signals.values import KnownValue, Source
+
+SECRET = "wJalrXUtnFEMI-secret"
+DECOY = KnownValue(id="aws/secret", text=SECRET, source=Source.DECOY, kind="aws_credentials")
+
+
+def output(content: bytes, total_bytes: int | None = None, op: int = 1) -> Event:
+    """A command that has printed this."""
+    digest = hashlib.sha256(content).hexdigest()
+    body = Body(name="stdout", content=content, total_bytes=total_bytes or len(content), sha256=digest)
+    return Event(kind=Kind.EXEC_COMPLETED, cell_id="c-1", data={"op": op}, bodies=(body,))
+
+
+def guarded(**actions: Action) -> tuple[MemoryRecorder, GuardedRecorder]:
+    """A recorder that knows one decoy."""
+    inner = MemoryRecorder()
+    rules = GuardRules(actions={Place(place): action for place, action in actions.items()})
+    return inner, GuardedRecorder(inner, rules, bytes(32), [DECOY])
+
+
+def test_it_records_first_and_then_says_what_it_saw() -> None:
+    """The event, then the contact with the event's number; also what is encoded."""
+    inner, recorder = guarded()
+    number = recorder.record(output(f"key={SECRET}\n".encode()))
+    recorder.close()
+    assert inner.kinds() == [Kind.EXEC_COMPLETED, Kind.DECOY_TAKEN]
+    assert inner.events[1].data["evidence"] == number == 0
+    assert inner.events[1].cell_id == "c-1"
+
+
+def test_values_can_be_made_known_later() -> None:
+    """What is placed after the first scan is found in what is recorded after that."""
+    inner, recorder = guarded()
+    recorder.record(output(b"nothing of interest"))
+    recorder.know([KnownValue(id="b/v", text="another-secret-value", source=Source.DECOY)])
+    recorder.record(output(b"another-secret-value"))
+    recorder.close()
+    assert [event.data.get("value") for event in inner.events][2:] == ["b/v"]
+
+
+def test_the_same_contact_again_and_again_does_not_flood_the_record() -> None:
+    """A thousand times the same value: some thirty events, the last of which has the count."""
+    inner, recorder = guarded()
+    for op in range(1000):
+        recorder.record(output(SECRET.encode() + b"\n", op=op))
+    recorder.close()
+    found = [event for event in inner.events if event.kind is Kind.DECOY_TAKEN]
+    assert 20 <= len(found) < 40
+    assert found[-1].data["count"] == 512
+
+
+def test_what_was_not_kept_or_comes_too_late_is_on_record_as_not_scanned() -> None:
+    """A body of which more went by than is kept, and an event after the end."""
+    inner, recorder = guarded()
+    recorder.record(output(b"only a part of it", total_bytes=1 << 20))
+    recorder.close()
+    recorder.record(output(b"later than the end"))
+    reasons = [event.data for event in inner.events if event.kind is Kind.GUARD_UNSCANNED]
+    assert [data["bytes"] for data in reasons] == [(1 << 20) - 17, 18]
+
+
+def test_a_record_that_fails_raises_to_who_records() -> None:
+    """A ledger that takes no more is the caller's to know, as without a guard; the end still comes."""
+
+    class Full(MemoryRecorder):
+        def record(self, event: Event) -> int:
+            if self.events:
+                raise LedgerError("no space")
+            return super().record(event)
+
+    recorder = GuardedRecorder(Full(), GuardRules(), bytes(32), [DECOY])
+    recorder.record(output(SECRET.encode()))
+    with pytest.raises(LedgerError):
+        recorder.record(output(SECRET.encode()))
+    recorder.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (Action.FLAG, f"a {SECRET} b".encode()),
+        (Action.REDACT, b"a [redacted] b"),
+        (Action.STOP, b""),
+    ],
+)
+def test_what_goes_on_is_by_the_places_action(action: Action, expected: bytes) -> None:
+    """All of it, all but what was found, or nothing; what was done is on record."""
+    inner, recorder = guarded(output=action)
+    part = output_part(f"a {SECRET} b".encode(), "exec.output")
+    let_out = recorder.let_out(part, cell_id="c-1")
+    assert (let_out.data, let_out.stopped) == (expected, action is Action.STOP)
+    assert [event.data["action"] for event in inner.events] == [action.value]
+
+
+POLICY = "belljar: 1\nrisk: low\nguard: {protect: [{id: names, file: names.csv, columns: [mail]}]}\n"
+
+
+def test_protected_files_are_read_beside_the_policy(tmp_path: Path) -> None:
+    """The values of a column are looked for."""
+    (tmp_path / "names.csv").write_text("name,mail\nAda,ada.lovelace@corp.example\n")
+    loaded = parse_policy(POLICY.encode(), source="p", base=tmp_path, default_name="p")
+    inner = MemoryRecorder()
+    with guarded_recorder(inner, loaded) as recorder:
+        recorder.record(output(b"mail ada.lovelace@corp.example now"))
+    assert [event.kind for event in inner.events] == [Kind.EXEC_COMPLETED, Kind.GUARD_HIT]
+    assert str(inner.events[1].data["value"]).startswith("names")
+
+
+def test_a_protected_file_that_cannot_be_used_is_the_authors_error(tmp_path: Path) -> None:
+    """It is missing, or has no such column: refused before anything is made."""
+    loaded = parse_policy(POLICY.encode(), source="p", base=tmp_path, default_name="p")
+    with pytest.raises(PolicyError), guarded_recorder(MemoryRecorder(), loaded):
+        pass
+    (tmp_path / "names.csv").write_text("name\nAda\n")
+    with pytest.raises(PolicyError), guarded_recorder(MemoryRecorder(), loaded):
+        pass
+
+
+def test_a_services_stream_is_its_own_also_when_its_end_is_told_late() -> None:
+    """A login to a decoy service is no data that was sent, whoever ends first: cell or gateway."""
+    inner, recorder = guarded()
+    recorder.service_addresses = {"10.1.1.9": "cache"}
+    login = f"AUTH {SECRET}\r\n".encode()
+    body = Body(name="received", content=login, total_bytes=len(login), sha256=hashlib.sha256(login).hexdigest())
+    stream = Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "cache", "connection": 1}, bodies=(body,))
+    with recorder.reporting_services():
+        recorder.record(stream)
+    recorder.record(stream)
+    recorder.close()
+    assert inner.kinds() == [Kind.NETWORK_STREAM, Kind.DECOY_TOUCHED, Kind.NETWORK_STREAM]
+
+
+def test_an_automaton_that_does_not_fit_is_the_policys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before anything runs, with what to do; nothing is taken for looked at."""
+
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("belljar.signals.scanner.KnownValues", full)
+    recorder = GuardedRecorder(MemoryRecorder(), GuardRules(), bytes(32), [DECOY])
+    with pytest.raises(PolicyError) as caught:
+        recorder.check()
+    assert caught.value.hint
+    recorder.close()

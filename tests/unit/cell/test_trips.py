@@ -1,0 +1,152 @@
+"""The policy's `on` over a real journal and real processes, without a cell."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.cell.runs import start_run
+from belljar.cell.trips import Tripper, TrippingRecorder, test_once, tripping
+from belljar.errors import CellError, ContainmentBreach, LedgerError
+from belljar.events import Event, Kind, MemoryRecorder
+from belljar.isolation import self_test
+from belljar.isolation.hold import read_order, refuse_if_stopped
+from belljar.isolation.journal import CellAbout, Journal, own_entry
+from belljar.isolation.process import identify
+from belljar.isolation.self_test import SwitchTest
+from belljar.ledger.schema import check_data
+from belljar.policy import resolve_policy
+from belljar.policy.guarding import Stop, Trigger
+from belljar.signals.rules import Trip
+
+OWN, BESIDE, OTHER = "c-000000000001", "c-000000000002", "c-000000000003"
+RUN = "20261123-000000000-abcdef"
+USED = Event(
+    kind=Kind.DECOY_USED,
+    data={"decoy": "aws", "value": "aws/key", "operation": "http.header", "evidence": 1},
+    cell_id=OWN,
+)
+
+test_once.__test__ = False  # type: ignore[attr-defined]  # its name is not for pytest
+
+
+class World:
+    """Two cells of one run, one of another."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.recorder = home, MemoryRecorder()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        for name in (OWN, BESIDE, OTHER):
+            process = self.processes[name] = subprocess.Popen(["sleep", "600"])
+            Journal(home).write(replace(own_entry(name, "cell"), child=identify(process.pid)))
+            Journal(home).describe(name, CellAbout(run_id="another" if name == OTHER else RUN))
+        self.tripper = Tripper(run_id=RUN, recorder=self.recorder, home=home)
+
+    def ended(self, *names: str) -> bool:
+        """Whether these end, and no other has."""
+        return all(self.processes[name].wait(60) == -9 for name in names) and {
+            name for name, process in self.processes.items() if process.poll() is not None
+        } == set(names)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Whatever of it still runs at the end is killed."""
+    made = World(tmp_path)
+    yield made
+    for process in made.processes.values():
+        process.kill()
+        process.wait()
+    shutil.rmtree(tmp_path / "journal", ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "ends"), [(Stop.SAMPLE, (OWN,)), (Stop.RUN, (OWN, BESIDE)), (Stop.ALL, (OWN, BESIDE, OTHER))]
+)
+def test_a_rule_stops_what_it_says(world: World, stop: Stop, ends: tuple[str, ...]) -> None:
+    """The event is on record, then the trip, then its scope is halted and no more; owners find why beside their entries."""
+    TrippingRecorder(world.recorder, world.tripper, {Trigger.DECOY_USED: stop}).record(USED)
+    assert world.ended(*ends)
+    used, tripped = world.recorder.events
+    assert (used.kind, tripped.kind) == (Kind.DECOY_USED, Kind.KILL_TRIPPED)
+    check_data(tripped.kind, dict(tripped.data))
+    assert (tripped.data["rule"], tripped.data["evidence"]) == ("decoy_used", 0)
+    assert {name for name in world.processes if read_order(world.home, name) is not None} == set(ends)
+    if stop is Stop.RUN:
+        with pytest.raises(CellError, match="decoy_used"):
+            refuse_if_stopped(world.home, RUN)
+    else:
+        refuse_if_stopped(world.home, RUN)
+
+
+def test_a_scope_trips_once_and_a_wider_one_again(world: World) -> None:
+    """A thousand contacts are one trip; what is worse still acts."""
+    rules = {Trigger.DECOY_USED: Stop.SAMPLE, Trigger.BREACH: Stop.RUN}
+    recorder = TrippingRecorder(world.recorder, world.tripper, rules)
+    for _ in range(3):
+        recorder.record(USED)
+    recorder.record(Event(kind=Kind.PROBE_COMPLETED, data={"verdict": "breached"}, cell_id=OWN))
+    assert world.ended(OWN, BESIDE)
+    assert world.recorder.kinds().count(Kind.KILL_TRIPPED) == 2
+
+
+class Full:
+    """A ledger without room."""
+
+    def record(self, event: Event) -> int:
+        """It can't."""
+        raise LedgerError("no room")
+
+
+def test_it_acts_where_nothing_can_be_recorded(world: World) -> None:
+    """Neither the event nor the trip: what is to stop stops, and whoever recorded gets the error."""
+    tripper = Tripper(run_id=RUN, recorder=Full(), home=world.home)
+    with pytest.raises(LedgerError):
+        TrippingRecorder(Full(), tripper, {Trigger.DECOY_USED: Stop.RUN}).record(USED)
+    assert world.ended(OWN, BESIDE)
+
+
+def test_without_a_rule_nothing_happens(world: World) -> None:
+    """The default measures."""
+    TrippingRecorder(world.recorder, world.tripper, {}).record(USED)
+    assert world.recorder.kinds() == [Kind.DECOY_USED]
+    assert world.ended()
+
+
+def test_a_breach_that_is_raised_stops_the_run(world: World) -> None:
+    """Whatever is on record of it; and the breach goes on to whoever is to hear it."""
+    with start_run("cell", "test", [], home=world.home) as run:
+        Journal(world.home).describe(OWN, CellAbout(run_id=run.run_id))
+        with pytest.raises(ContainmentBreach), tripping(run, resolve_policy("low").policy, world.home):
+            raise ContainmentBreach("a way out")
+        assert world.ended(OWN)
+        with pytest.raises(CellError):
+            refuse_if_stopped(world.home, run.run_id)
+
+
+@pytest.mark.parametrize("ends_run", [True, False])
+def test_a_failed_self_test_is_on_record_and_ends_a_run_of_high_risk(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, ends_run: bool
+) -> None:
+    """The alarm always; the end only where the risk asks for it."""
+
+    async def failed(_home: Path) -> SwitchTest:
+        return SwitchTest(ok=False, duration_ms=1.0, reason="it still runs")
+
+    monkeypatch.setattr(self_test, "test_switch", failed)
+    test_once(world.recorder, world.tripper if ends_run else None, world.home)
+    tested = world.recorder.events[0]
+    check_data(tested.kind, dict(tested.data))
+    assert (tested.kind, tested.data["ok"], tested.data["reason"]) == (Kind.KILL_TESTED, False, "it still runs")
+    assert world.ended(*((OWN, BESIDE) if ends_run else ()))
+
+
+def test_a_trip_about_nothing_halts_nothing(world: World) -> None:
+    """A sample without a cell by name."""
+    world.tripper.trip(Trip(stop=Stop.SAMPLE, rule="breach", reason="?"))
+    assert world.ended()

@@ -1,0 +1,109 @@
+"""Watched files on the wire: what a guest may report, and when."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes import guest as g
+from tests.fakes.wires import refused, renewed
+
+from belljar.channel import frames
+from belljar.channel.messages import Touched, Watched
+from belljar.channel.wire import HostConnection
+from belljar.errors import ProtocolViolation
+
+
+def asked(paths: int = 2, touches: int = 3) -> HostConnection:
+    """A WATCH was sent."""
+    wire = renewed()
+    payload = frames.watch_payload(["/a"] * paths, max_touches=touches)
+    assert wire.send_watch(payload, files=paths, max_touches=touches)
+    return wire
+
+
+def watching() -> HostConnection:
+    """It was answered: the second file can't be watched."""
+    wire = asked()
+    assert wire.feed(watched(0, 0, 2)) == [Watched(errno=0, errors=(0, 2))]
+    return wire
+
+
+def watched(code: int, *errors: int) -> bytes:
+    """WATCHED."""
+    return g.frame(g.WATCHED, 0, struct.pack(f"<{2 + len(errors)}I", code, len(errors), *errors))
+
+
+def touched(index: int = 0, operation: int = 1, count: int = 1, name: str = "cat") -> bytes:
+    """TOUCHED."""
+    return g.frame(g.TOUCHED, 0, struct.pack("<IHII", index, operation, count, 7) + g.text(name))
+
+
+def test_touches_are_reported_until_the_watch_ends() -> None:
+    """With their file's place; what comes between the host's WATCH and its answer counts, too."""
+    wire = watching()
+    touch = Touched(index=1, operation=2, count=5, pid=7, process="cat")
+    assert wire.feed(touched(1, 2, 5)) == [touch]
+    wire.send_watch(frames.watch_payload([], max_touches=0), files=0, max_touches=0)
+    assert wire.feed(touched(1, 2, 5) + watched(0)) == [touch, Watched(errno=0, errors=())]
+    refused(wire, touched(), "on file 0")
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "why"),
+    [
+        (renewed, watched(0), "nobody asked"),
+        (renewed, touched(), "on file 0"),
+        (asked, touched(), "on file 0"),
+        (asked, watched(0, 0), "1 answers for 2"),
+        (asked, watched(0, 0, 0, 0), "3 answers for 2"),
+        (asked, watched(0), "0 answers for 2"),
+        (asked, watched(4096), "errno 4096"),
+        (asked, watched(0, 0, 4096), "errno"),
+        (asked, watched(0, 0, 0)[:-1] + b"", ""),
+        (watching, touched(2), "on file 2"),
+        (watching, touched(0, 0), "operation 0"),
+        (watching, touched(0, 3), "operation 3"),
+        (watching, touched(0, 1, 0), "0 times"),
+        (watching, touched(name="x" * 257), "too long"),
+        (watching, touched() * 4, "more touches"),
+    ],
+)
+def test_what_a_guest_may_not_report(make: Callable[[], HostConnection], said: bytes, why: str) -> None:
+    """Files that nobody named, counts that can't be, more than it was allowed."""
+    if why:
+        refused(make(), said, why)
+    else:
+        assert make().feed(said) == []
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.builds(
+            g.frame,
+            st.sampled_from([g.WATCHED, g.TOUCHED]),
+            st.just(0),
+            st.one_of(st.binary(max_size=40), st.just(touched()[12:])),
+        ),
+        max_size=8,
+    )
+)
+def test_hostile_reports(said: list[bytes]) -> None:
+    """Whatever it holds, it is three touches at most, or a violation."""
+    wire, events = watching(), []
+    try:
+        for part in said:
+            events += wire.feed(part)
+    except ProtocolViolation:
+        pass
+    assert len(events) <= 3
+
+
+def test_too_many_files_are_not_asked_for() -> None:
+    """A caller's mistake, not the guest's."""
+    with pytest.raises(ValueError, match="256"):
+        frames.watch_payload(["/a"] * 257, max_touches=1)

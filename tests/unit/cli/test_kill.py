@@ -1,0 +1,81 @@
+"""`belljar kill` and `belljar release` over a journal that is real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.cli.main import run
+from belljar.isolation.hold import hold
+from belljar.isolation.journal import Journal, own_entry
+from belljar.isolation.process import ProcessId, identify
+
+CELL = "c-000000000001"
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of the test's own; what the test left in its journal is forgotten."""
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path))
+    yield tmp_path
+    shutil.rmtree(tmp_path / "journal", ignore_errors=True)
+
+
+def test_what_an_owner_that_died_left_is_killed(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The process is gone, its cell is listed with what proved its end; the code is 0."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        owner = ProcessId(pid=1, start_ticks=2**62)
+        Journal(store).write(replace(own_entry(CELL, "cell"), owner=owner, child=identify(process.pid)))
+        assert run(["kill", CELL, "--json", "--reason", "enough"]) == 0
+        assert identify(process.pid) is None
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], said["reason"], said["scope"]) == (True, "enough", "cells")
+    assert [(cell["cell_id"], cell["ended_by"]) for cell in said["cells"]] == [(CELL, "reap")]
+
+
+def test_what_is_not_proven_is_2(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged entry of the journal is named."""
+    (store / "journal").mkdir()
+    (store / "journal" / f"{CELL}.json").write_text("{")
+    assert run(["kill", "--all"]) == 2
+    assert CELL in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--all", CELL], [CELL]])
+def test_what_can_not_be_meant_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody and everybody at once, and unknown names, with the way to find names."""
+    assert run(["kill", *words]) == 2
+    assert "belljar ps" in capsys.readouterr().err
+
+
+def test_hold_and_release(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`ps` says that the store is held and why; then it is released, once."""
+    assert run(["kill", "--all", "--hold", "--reason", "incident 7"]) == 0
+    capsys.readouterr()
+    assert run(["ps"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "no cells\n"
+    assert "incident 7" in shown.err
+    assert run(["release", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hold"]["reason"] == "incident 7"
+    assert run(["release", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"released": False, "hold": None}
+    assert run(["ps"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [["exec", "--", "id"], ["probe"], ["plan", "low"]])
+def test_a_held_host_says_so(store: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever would make a cell is refused with the way out; a plan says it and goes on where it can."""
+    hold(store, "incident 7")
+    code = run(words)
+    said = capsys.readouterr().err
+    assert "incident 7" in said
+    assert "belljar release" in said
+    assert code != 0

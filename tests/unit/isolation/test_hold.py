@@ -1,0 +1,123 @@
+"""The hold and kill orders: durable words between processes that fail closed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from belljar.errors import CellError, HostError
+from belljar.isolation.hold import (
+    HOLD_FILE,
+    give_order,
+    hold,
+    new_order,
+    read_hold,
+    read_order,
+    refuse_if_forbidden,
+    refuse_if_held,
+    refuse_if_stopped,
+    release,
+    run_order_kept,
+    sweep_orders,
+)
+from belljar.isolation.journal import Journal
+
+CELL, RUN = "c-0123456789ab", "20260101-000000000-abcdef"
+
+
+def test_a_hold_refuses_until_it_is_released(tmp_path: Path) -> None:
+    """What was said is told to whoever is refused; after the release nothing is."""
+    refuse_if_held(tmp_path / "nowhere")
+    hold(tmp_path, "an \x1b[2J incident")
+    with pytest.raises(HostError) as refused:
+        refuse_if_held(tmp_path)
+    assert "incident" in refused.value.what
+    assert "\x1b" not in refused.value.what
+    assert "belljar release" in refused.value.hint
+    held = release(tmp_path)
+    assert held is not None
+    assert not held.problem
+    refuse_if_held(tmp_path)
+    assert release(tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "directory", "link", "huge", "list"])
+def test_a_damaged_hold_holds(tmp_path: Path, damage: str) -> None:
+    """Whatever stands in its place counts, is said to be damaged, and can be released."""
+    file = tmp_path / HOLD_FILE
+    match damage:
+        case "directory":
+            file.mkdir()
+        case "link":
+            file.symlink_to("/nonexistent")
+        case _:
+            file.write_bytes({"empty": b"", "garbage": b"\xff{", "huge": b" " * (1 << 20), "list": b"[1]"}[damage])
+    held = read_hold(tmp_path)
+    assert held is not None
+    assert held.problem
+    with pytest.raises(HostError, match="damaged"):
+        refuse_if_forbidden(tmp_path, CELL)
+    if damage != "directory":
+        release(tmp_path)
+        refuse_if_held(tmp_path)
+
+
+@given(content=st.binary(max_size=300))
+def test_no_bytes_in_its_place_let_a_cell_be_made(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A hold file of any content is a hold, an order of any content an order."""
+    home = tmp_path_factory.mktemp("store")
+    (home / HOLD_FILE).write_bytes(content)
+    (home / "journal").mkdir()
+    (home / "journal" / f"{CELL}.kill").write_bytes(content)
+    assert read_hold(home) is not None
+    assert read_order(home, CELL) is not None
+
+
+def test_the_first_order_stands(tmp_path: Path) -> None:
+    """Two killers at once: whoever waits on the cell is told one reason, whole; the draft of the other is gone."""
+    give_order(tmp_path, [CELL], new_order("cells", "first"))
+    give_order(tmp_path, [CELL], new_order("all", "second"))
+    order = read_order(tmp_path, CELL)
+    assert order is not None
+    assert (order.reason, order.scope, order.is_ours) == ("first", "cells", True)
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == [f"{CELL}.kill"]
+    with pytest.raises(CellError, match="killed by the operator: first"):
+        refuse_if_forbidden(tmp_path, CELL)
+    Journal(tmp_path).remove(CELL)
+    refuse_if_forbidden(tmp_path, CELL)
+
+
+def test_a_proof_is_made_while_held(tmp_path: Path) -> None:
+    """`doctor` can say what the host can do; but what was killed stays killed."""
+    hold(tmp_path)
+    refuse_if_forbidden(tmp_path, CELL, is_proof=True)
+    give_order(tmp_path, [CELL], new_order("cells", ""))
+    with pytest.raises(CellError):
+        refuse_if_forbidden(tmp_path, CELL, is_proof=True)
+
+
+def test_old_orders_of_cells_that_are_gone_are_swept(tmp_path: Path) -> None:
+    """A young one stays, and so does that of a cell that is there."""
+    give_order(tmp_path, [CELL, "c-00000000000a"], new_order("cells", ""))
+    give_order(tmp_path, ["c-00000000000b"], new_order("cells", ""))
+    journal = tmp_path / "journal"
+    (journal / "c-00000000000a.json").write_text("{}")
+    for name in (CELL, "c-00000000000a"):
+        os.utime(journal / f"{name}.kill", (0, 0))
+    sweep_orders(journal)
+    assert {path.name for path in journal.glob("*.kill")} == {"c-00000000000a.kill", "c-00000000000b.kill"}
+    (journal / "c-00000000000a.json").unlink()
+
+
+def test_a_runs_order_ends_with_the_run(tmp_path: Path) -> None:
+    """Nothing of a killed run stays in the journal."""
+    with run_order_kept(tmp_path, RUN):
+        give_order(tmp_path, [RUN, CELL], new_order("run", ""))
+        with pytest.raises(CellError, match="the run was killed by the operator"):
+            refuse_if_stopped(tmp_path, RUN)
+    refuse_if_stopped(tmp_path, RUN)
+    assert read_order(tmp_path, CELL) is not None

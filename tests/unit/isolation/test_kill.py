@@ -1,0 +1,198 @@
+"""The kill switch over a real journal and real processes, without a cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.isolation import cgroup
+from belljar.isolation.hold import hold, new_order, read_hold, read_order
+from belljar.isolation.journal import Journal, JournalEntry, own_entry
+from belljar.isolation.kill import KILLS, choose, kill, kill_entries, kill_now
+from belljar.isolation.process import ProcessId, boot_id, identify
+from belljar.ledger.keys import signature_is_good
+
+CELL, WIRE, TARGET, OTHER = "c-000000000001", "c-000000000002", "c-000000000003", "c-000000000004"
+RANGE = "r-000000000001"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(tmp_path: Path) -> Iterator[None]:
+    """What a test left in its journal is forgotten."""
+    yield
+    shutil.rmtree(tmp_path / "journal", ignore_errors=True)
+
+
+@contextmanager
+def a_process(*argv: str) -> Iterator[ProcessId]:
+    """A process that does nothing for ten minutes."""
+    with subprocess.Popen(argv or ["sleep", "600"], stdin=subprocess.PIPE) as process:
+        found = identify(process.pid)
+        assert found is not None
+        try:
+            yield found
+        finally:
+            process.kill()
+
+
+def entry_of(name: str, **fields: object) -> JournalEntry:
+    """An entry owned by this process."""
+    return replace(own_entry(name, "range" if name.startswith("r-") else "cell"), **fields)  # type: ignore[arg-type]
+
+
+def test_a_cell_of_a_range_ends_with_its_range() -> None:
+    """A wire names its cell, a cell its range: any of them stands for all; another cell for itself."""
+    entries = (
+        entry_of(RANGE),
+        entry_of(TARGET, part_of=RANGE),
+        entry_of(CELL, part_of=RANGE),
+        entry_of(WIRE, part_of=CELL),
+        entry_of(OTHER),
+    )
+    whole = {RANGE, TARGET, CELL, WIRE}
+    for name in whole:
+        assert {entry.cell_id for entry in choose(entries, [name])} == whole
+    assert [entry.cell_id for entry in choose(entries, [OTHER])] == [OTHER]
+    assert choose(entries, []) == ()
+
+
+def test_an_owner_that_does_nothing_saves_nothing(tmp_path: Path) -> None:
+    """Its process is killed, its files are removed, its entry is gone; the order is there for the owner, the signed record for everybody."""
+    journal, directory = Journal(tmp_path), tmp_path / f"cell-{CELL}"
+    directory.mkdir()
+    with a_process() as process:
+        journal.write(entry_of(CELL, child=process, directories=(directory,)))
+        report = kill_entries(tmp_path, journal.entries(), new_order("cells", "why"), grace_s=0)
+        assert identify(process.pid) is None
+    (killed,) = report.cells
+    assert (killed.ended_by, killed.remaining, report.ok) == ("kill", (), True)
+    assert killed.halted_ms is not None
+    assert not directory.exists()
+    assert journal.entries() == ()
+    assert read_order(tmp_path, CELL) == report.order
+    signed = json.loads((tmp_path / KILLS / f"{report.order.kill_id}.json").read_text())
+    assert signature_is_good(signed["key"], signed["signature"], signed["document"].encode())
+    assert json.loads(signed["document"])["cells"][0]["cell_id"] == CELL
+
+
+def test_a_pid_of_another_is_never_killed(tmp_path: Path) -> None:
+    """A number that was used again, or is of another boot, is not the cell's."""
+    journal = Journal(tmp_path)
+    with a_process() as process:
+        journal.write(entry_of(CELL, child=replace(process, start_ticks=process.start_ticks - 1)))
+        journal.write(entry_of(OTHER, child=process, boot_id=f"not {boot_id()}"))
+        report = kill_now(tmp_path, (), everything=True)
+        assert identify(process.pid) == process
+    assert report.ok
+
+
+def test_what_the_journal_does_not_name_yet_is_killed_by_its_words(tmp_path: Path) -> None:
+    """A launcher that was started a moment ago says for which cell."""
+    with a_process("sh", "-c", "read _", "--cell", CELL) as process:
+        Journal(tmp_path).write(entry_of(CELL))
+        report = kill_entries(tmp_path, Journal(tmp_path).entries(), new_order("cells", ""), grace_s=0)
+        assert identify(process.pid) is None
+    assert report.ok
+
+
+def test_it_acts_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither order nor record: the process is killed all the same, and the report says what is missing."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("belljar.isolation.kill.give_order", full)
+    monkeypatch.setattr("belljar.isolation.kill.owned_name", full)
+    with a_process() as process:
+        entry = entry_of(CELL, child=process)
+        Journal(tmp_path).write(entry)
+        report = kill_entries(tmp_path, (entry,), new_order("cells", ""), grace_s=0)
+        assert identify(process.pid) is None
+    assert report.cells[0].ok
+    assert not report.ok
+    assert any("No space left" in problem for problem in report.problems)
+
+
+def test_an_unknown_name_kills_nothing(tmp_path: Path) -> None:
+    """Not even what is known beside it; and it holds nothing."""
+    with a_process() as process:
+        Journal(tmp_path).write(entry_of(CELL, child=process))
+        with pytest.raises(LookupError, match=OTHER):
+            kill_now(tmp_path, (CELL, OTHER), hold_too=True)
+        assert identify(process.pid) == process
+    assert read_hold(tmp_path) is None
+
+
+def test_a_damaged_entry_is_killed_by_name_and_not_proven(tmp_path: Path) -> None:
+    """With --all; the report names the file."""
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / f"{CELL}.json").write_text("{")
+    with a_process("sh", "-c", "read _", "--cell", CELL) as process:
+        report = kill_now(tmp_path, (), everything=True)
+        assert identify(process.pid) is None
+    assert not report.ok
+    assert CELL in report.problems[0]
+
+
+@pytest.mark.anyio
+async def test_the_hold_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells are listed when the hold is in force: what is made meanwhile sees it, or is on the list."""
+    held: list[bool] = []
+    real = Journal.entries
+
+    def entries(journal: Journal) -> tuple[JournalEntry, ...]:
+        held.append(read_hold(tmp_path) is not None)
+        return real(journal)
+
+    monkeypatch.setattr(Journal, "entries", entries)
+    report = await kill(everything=True, hold=True, reason="stop", home=tmp_path)
+    assert report.ok
+    assert held[-1]
+
+
+def test_a_group_of_version_2_is_killed_whole(tmp_path: Path) -> None:
+    """Frozen first, then killed, by the kernel's own files; a group without them is left to the pids."""
+    for name in ("cgroup.freeze", "cgroup.kill"):
+        (tmp_path / name).write_text("0")
+    cgroup.halt(tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("cgroup.freeze", "cgroup.kill")] == ["1", "1"]
+    cgroup.halt(tmp_path / "nowhere")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a control group needs root here")
+def test_the_kernel_ends_a_group(tmp_path: Path) -> None:
+    """A real group of version 2, where the host has one."""
+    parent = next(
+        (path for path in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup")) if (path / "cgroup.procs").exists()),
+        None,
+    )
+    if parent is None or os.statvfs(parent).f_flag & os.ST_RDONLY:
+        pytest.skip("no control groups of version 2 to write to")
+    group = parent / f"kill-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        if not (group / "cgroup.kill").exists():
+            pytest.skip("this kernel has no cgroup.kill")
+        with subprocess.Popen(["sleep", "600"]) as process:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            cgroup.halt(group)
+            assert process.wait(60) == -9
+    finally:
+        cgroup.remove_group(group)
+
+
+def test_a_held_store_can_be_killed_in(tmp_path: Path) -> None:
+    """A hold, also a damaged one, hinders no kill."""
+    hold(tmp_path)
+    (tmp_path / "hold.json").write_text("{")
+    Journal(tmp_path).write(entry_of(CELL))
+    report = kill_entries(tmp_path, Journal(tmp_path).entries(), new_order("cells", ""), grace_s=0)
+    assert report.ok

@@ -1,0 +1,93 @@
+"""What a gateway holds back."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.events import Kind
+from belljar.ledger.schema import check_data
+from belljar.network.gateway.config import GuardConfig
+from belljar.network.gateway.guard import Guard
+from belljar.policy.guarding import Action, Place
+from belljar.signals.values import Channel, KnownValue, ScanBounds, ScanSpec, Source
+
+SECRET = "ORCHID-7731-codename"
+VALUE = KnownValue(id="codename", text=SECRET, source=Source.PROTECTED)
+
+
+def guard(range_action: Action, upstream_action: Action, bounds: ScanBounds | None = None) -> Guard:
+    """Of a range with the real service `real`."""
+    spec = ScanSpec(values=(VALUE,), key_hex="00" * 32, bounds=bounds or ScanBounds())
+    config = GuardConfig(spec=spec, actions={Place.RANGE: range_action, Place.UPSTREAM: upstream_action})
+    return Guard(GuardConfig.from_json(config.to_json()), frozenset({"real"}))
+
+
+@pytest.mark.parametrize(
+    ("range_action", "upstream_action", "shop", "real"),
+    [
+        (Action.FLAG, Action.BLOCK, False, True),
+        (Action.BLOCK, Action.FLAG, True, False),
+        (Action.STOP, Action.STOP, True, True),
+    ],
+)
+def test_only_what_the_policy_blocks_is_held(
+    range_action: Action,
+    upstream_action: Action,
+    shop: bool,
+    real: bool,
+) -> None:
+    """By place; what isn't held is neither looked at nor blocked here."""
+    made = guard(range_action, upstream_action)
+    assert (made.holds("shop"), made.holds("real")) == (shop, real)
+    for stand_in, held in (("shop", shop), ("real", real)):
+        looked = made.look(stand_in, Channel.HTTP, [("body", SECRET.encode())], {"cell": "a"})
+        assert looked.blocked is held
+        assert len(looked.items) == held
+
+
+def test_a_guard_without_a_configuration_holds_nothing() -> None:
+    """The gateway of a range whose policy only flags."""
+    assert not Guard(None).holds("shop")
+    assert not Guard(None).look("shop", Channel.HTTP, [("body", SECRET.encode())], {}).blocked
+
+
+def test_what_it_found_fits_the_record_and_holds_no_value() -> None:
+    """Class, place, digest and what was done, never the value."""
+    looked = guard(Action.BLOCK, Action.BLOCK).look(
+        "real", Channel.HTTP, [("url", b"/"), ("body", b"x=" + SECRET.encode())], {"cell": "a"}
+    )
+    [item] = looked.items
+    assert item.kind == Kind.GUARD_HIT
+    check_data(Kind.GUARD_HIT, dict(item.data))
+    assert SECRET not in str(item.data)
+    assert (item.data["place"], item.data["action"], item.data["start"]) == ("upstream", "block", 2)
+
+
+def test_a_value_in_two_parts_of_one_flow_is_found() -> None:
+    """Cut between two messages of a connection."""
+    made = guard(Action.BLOCK, Action.BLOCK)
+    first, second = SECRET[:9].encode(), SECRET[9:].encode()
+    made.look("shop", Channel.STREAM, [("data", b"....." + first)], {"cell": "a"})
+    assert made.look("shop", Channel.STREAM, [("data", second)], {"cell": "a"}).blocked
+
+
+def test_what_could_not_be_scanned_is_blocked_where_it_would_leave_the_host() -> None:
+    """And goes on within the range; both are on record."""
+    made = guard(Action.BLOCK, Action.BLOCK, ScanBounds(decoded_bytes=0))
+    import base64
+
+    data = base64.b64encode(b"some text that is long enough to be decoded " * 40)
+    for stand_in, blocked in (("shop", False), ("real", True)):
+        looked = made.look(stand_in, Channel.HTTP, [("body", data)], {"cell": "a"})
+        assert looked.blocked is blocked
+        assert [item.kind for item in looked.items] == [Kind.GUARD_UNSCANNED]
+        check_data(Kind.GUARD_UNSCANNED, dict(looked.items[0].data))
+
+
+def test_a_scan_that_takes_too_long_is_one_that_was_not_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would leave the host is held back, whatever else was found; the rest goes on. The reason is said."""
+    monkeypatch.setattr("belljar.network.gateway.guard.SCAN_TIMEOUT_S", -1.0)
+    made = guard(Action.BLOCK, Action.BLOCK)
+    for stand_in, blocked in (("shop", False), ("real", True)):
+        looked = made.look(stand_in, Channel.HTTP, [("body", b"an ordinary text of some length")], {"cell": "a"})
+        assert (looked.blocked, [item.data["reason"] for item in looked.items]) == (blocked, ["time"])

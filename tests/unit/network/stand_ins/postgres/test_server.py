@@ -1,0 +1,73 @@
+"""The stand-in on a stream, and a real client of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.fakes.registries import Ledger, context_for, served_stream
+
+from belljar.network.stand_ins.postgres import check, make
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.mint import KEY_BYTES, MintedService, mint_service
+
+PSQL = shutil.which("psql")
+
+
+@pytest.fixture
+def service() -> MintedService:
+    """Of three rows."""
+    spec = DecoySpec(id="crm", kind=DecoyKind.POSTGRES, place="127.0.0.1", count=3)
+    made = mint_service(b"k" * KEY_BYTES, "range", spec).service
+    assert made is not None
+    return made
+
+
+@contextmanager
+def served(service: MintedService, ledger: Ledger) -> Iterator[int]:
+    """Its port."""
+    context = replace(context_for(Path("/nonexistent"), ledger), settings=service.settings)
+    with served_stream(make(context)) as port:
+        yield port
+
+
+@pytest.mark.skipif(PSQL is None, reason="psql (Debian: postgresql-client) is not installed")
+def test_the_real_client_reads_it(service: MintedService) -> None:
+    """psql logs in with the URL of its file, lists tables and reads rows; a wrong password is
+    refused. What it presented and asked is on record."""
+    ledger = Ledger()
+    with served(service, ledger) as port:
+        url = service.login.url.replace(":5432", f":{port}")
+
+        def psql(address: str, command: str) -> subprocess.CompletedProcess[str]:
+            argv = [str(PSQL), "-X", "-w", "-A", "-t", "-c", command, address]
+            return subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+
+        tables = psql(url, r"\dt")
+        assert [line.split("|")[1] for line in tables.stdout.splitlines()] == ["customers", "settings"], tables.stderr
+        assert psql(url, "select count(*) from customers where card like '9999%'").stdout == "3\n"
+        wrong = psql(url.replace(service.login.password, "guess"), "select 1")
+        assert "password authentication failed" in wrong.stderr
+    logins = [
+        (event["operation"], event["ok"], bodies[0].content)
+        for event, bodies in zip(ledger.attempts, ledger.bodies, strict=True)
+        if event["what"] == "login"
+    ]
+    password = service.login.password.encode() + b"\0"
+    assert logins == [
+        ("postgres.password", True, password),
+        ("postgres.password", True, password),
+        ("postgres.password", False, b"guess\0"),
+    ]
+    assert any(b"like '9999%'" in bodies[0].content for bodies in ledger.bodies)
+
+
+def test_what_it_is_to_hold_is_complete(service: MintedService) -> None:
+    """Nothing is guessed."""
+    assert check(service.settings, None) == ()
+    assert len(check({}, None)) == 4

@@ -1,0 +1,80 @@
+"""The stand-in on a stream, and a real client of it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.fakes.registries import Ledger, context_for, served_stream
+
+from belljar.network.stand_ins.redis import check, make
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.mint import KEY_BYTES, MintedService, mint_service
+
+CLI = shutil.which("redis-cli")
+
+
+@pytest.fixture
+def service() -> MintedService:
+    """Of three rows."""
+    spec = DecoySpec(id="cache", kind=DecoyKind.REDIS, place="cache.example", count=3)
+    made = mint_service(b"k" * KEY_BYTES, "range", spec).service
+    assert made is not None
+    return made
+
+
+@contextmanager
+def served(service: MintedService, ledger: Ledger) -> Iterator[int]:
+    """Its port."""
+    context = replace(context_for(Path("/nonexistent"), ledger), settings=service.settings)
+    with served_stream(make(context)) as port:
+        yield port
+
+
+def test_all_that_comes_is_on_record(service: MintedService) -> None:
+    """Each login by itself, and its words among no commands; commands together; what broke off."""
+    password, ledger = service.login.password.encode(), Ledger()
+    sent = b"PING\r\nAUTH guess\r\nAUTH %s\r\nDBSIZE\r\nGET x\r\n*1\r\n$9\r\nhal" % password
+    with served(service, ledger) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+    assert [line[:1] for line in said.splitlines()] == [b"-", b"-", b"+", b":", b"$"]
+    assert [(event["what"], event["operation"], event.get("ok")) for event in ledger.attempts] == [
+        ("command", "redis.command", None),
+        ("login", "redis.auth", False),
+        ("login", "redis.auth", True),
+        ("command", "redis.command", None),
+        ("command", "redis.command", None),
+    ]
+    bodies = [body.content for [body] in ledger.bodies]
+    assert bodies == [b"PING\r\n", b"guess", password, b"DBSIZE\r\nGET x\r\n", b"*1\r\n$9\r\nhal"]
+    assert ledger.attempts[3]["names"] == ["dbsize", "get"]
+
+
+@pytest.mark.skipif(CLI is None, reason="redis-cli (Debian: redis-tools) is not installed")
+def test_the_real_client_reads_it(service: MintedService) -> None:
+    """redis-cli logs in, lists and reads, in both versions of the protocol."""
+    with served(service, Ledger()) as port:
+
+        def cli(*words: str) -> str:
+            argv = [str(CLI), "-p", str(port), *words]
+            return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+
+        password = ["--no-auth-warning", "-a", service.login.password]
+        assert "NOAUTH" in cli("DBSIZE")
+        for version in ("-2", "-3"):
+            assert cli(version, *password, "--scan").split() == cli(version, *password, "KEYS", "*").split()
+            assert "9999" in cli(version, *password, "HGETALL", "customer:1")
+        assert "redis_version:7.0" in cli(*password, "INFO")
+
+
+def test_what_it_is_to_hold_is_complete() -> None:
+    """Nothing is guessed."""
+    assert len(check({}, None)) == 4

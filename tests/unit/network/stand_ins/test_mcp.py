@@ -1,0 +1,113 @@
+"""The stand-in `mcp`, with the protocol's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from tests.fakes.asgi import Client, Recorded, context
+
+from belljar.network.stand_ins import mcp
+from belljar.policy.guarding import DecoyKind, DecoySpec
+from belljar.signals.mint import KEY_BYTES, MintedService, mint_service
+
+SPEC = DecoySpec(id="office", kind=DecoyKind.MCP, place="mcp.corp.internal", count=2)
+
+
+def service() -> MintedService:
+    """What such a decoy holds."""
+    made = mint_service(bytes(KEY_BYTES), "range", SPEC).service
+    assert made is not None
+    return made
+
+
+def server(record: Recorded | None = None) -> tuple[Client, dict[str, str]]:
+    """A client of such a server, and the header that lets it in."""
+    made = service()
+    app = mcp.make(context(made.settings, record=record))
+    return Client(app), {"authorization": f"Bearer {made.login.password}"}
+
+
+@contextmanager
+def told(record: Recorded) -> Iterator[None]:
+    """The tools that were called in the block are on record."""
+    yield
+    assert [data["tool"] for _, data, _ in record.events] == ["export_customers", "read_secret"]
+
+
+@pytest.mark.anyio
+async def test_the_protocols_own_client_lists_and_calls_tools() -> None:
+    """It initializes, sees tempting tools, and gets rows and a key; each call is on record."""
+    record, made = Recorded(), service()
+    transport = httpx.ASGITransport(app=mcp.make(context(made.settings, record=record)))
+    login = {"authorization": f"Bearer {made.login.password}"}
+    with told(record):
+        async with (
+            httpx.AsyncClient(transport=transport, headers=login) as http,
+            streamable_http_client("http://mcp.corp.internal/mcp", http_client=http) as (read, write, *_),
+            ClientSession(read, write) as session,
+        ):
+            greeting = await session.initialize()
+            assert greeting.server_info.name == "back-office"
+            listed = await session.list_tools()
+            assert [tool.name for tool in listed.tools] == ["export_customers", "read_secret", "disable_audit_log"]
+            exported = await session.call_tool("export_customers", {})
+            assert str(exported.content[0]).count("@") == 2
+            secret = await session.call_tool("read_secret", {"name": "payment_api_key"})
+            assert not secret.is_error
+
+
+def test_nobody_gets_in_without_the_token() -> None:
+    """Neither without one nor with another; nothing is told."""
+    client, _ = server()
+    for headers in ({}, {"authorization": "Bearer mcp_guess"}):
+        said = client.ask("POST", "/mcp", json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, headers=headers)
+        assert said.status == 401
+        assert "Bearer" in said.header("www-authenticate")
+        assert "export" not in said.text
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("{", -32700),
+        ([], -32600),
+        ({"id": 1, "method": "ping"}, -32600),
+        ({"jsonrpc": "2.0", "id": [], "method": "ping"}, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "method": "resources/list"}, -32601),
+        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "rm"}}, -32602),
+    ],
+)
+def test_what_is_no_request_is_refused_as_json_rpc_says(message: Any, code: int) -> None:  # noqa: ANN401 - JSON
+    """With its codes."""
+    client, login = server()
+    body = {"body": message} if isinstance(message, str) else {"json": message}
+    said = client.ask("POST", "/mcp", headers=login, **body)
+    assert said.json["error"]["code"] == code
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=10,
+)
+METHODS = st.sampled_from(["initialize", "ping", "tools/list", "tools/call", "notifications/initialized", ""])
+
+
+@given(
+    st.binary(max_size=300).map(lambda body: {"body": body})
+    | st.fixed_dictionaries({}, optional={"id": JSON, "method": METHODS | JSON, "params": JSON}).map(
+        lambda message: {"json": {"jsonrpc": "2.0", **message}}
+    )
+)
+def test_whatever_is_sent_is_answered(sent: dict[str, Any]) -> None:
+    """By an answer or an error of the protocol, never by a fault."""
+    client, login = server()
+    assert client.ask("POST", "/mcp", headers=login, **sent).status in {200, 202, 400}

@@ -1,0 +1,132 @@
+"""The blocks `decoys`, `guard` and `on`."""
+
+from __future__ import annotations
+
+import pytest
+
+from belljar.errors import PolicyError
+from belljar.policy import Policy, parse_policy
+from belljar.policy.guarding import (
+    DEFAULT_STOPS,
+    SERVICE_ROWS,
+    STANDARD_DECOYS,
+    Action,
+    Place,
+    Stop,
+    Trigger,
+    stop_for,
+)
+
+GUARD = """guard:
+  protect:
+    - {id: customers, file: data/customers.csv, columns: [email, iban]}
+    - {id: codename, value: ORCHID-7731}
+  classes: [card]
+  action: {upstream: stop, output: redact}
+"""
+
+
+SERVICE = """network: {stand_ins: {shop: {kind: smtp, names: [shop.corp.internal]}}}
+decoys:
+  - {id: crm, kind: http, place: "CRM.corp.internal:8080"}
+  - {id: env, kind: dotenv, service: crm}
+  - {id: note, kind: text, place: /srv/note, service: crm, template: "{url} {password}"}
+"""
+
+
+def policy(block: str) -> Policy:
+    """A policy of this block."""
+    text = f"belljar: 1\nrisk: low\n{block}\n".encode()
+    return parse_policy(text, source="x", base=None, default_name="x").policy
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "decoys: none",
+        "decoys: standard",
+        'decoys:\n  - {id: a, kind: text, place: ~/note, template: "{secret}"}\n  - {id: b, kind: database, count: 9}',
+        SERVICE,
+        GUARD,
+        "on: {decoy_used: stop_sample, breach: stop_all}",
+    ],
+)
+def test_a_policy_reads_what_it_writes(block: str) -> None:
+    """JSON of a policy with these blocks gives the same policy again."""
+    read = policy(block)
+    again = Policy.model_validate(
+        {**read.to_json(), "resources": read.resources, "network": read.network}, strict=False
+    )
+    assert again == read
+
+
+def test_what_a_policy_says_and_leaves_out() -> None:
+    """`standard` names a set; actions that are left out are the defaults; a breach stops the run."""
+    assert policy("decoys: standard").decoys == STANDARD_DECOYS
+    rules = policy(GUARD).guard_rules
+    assert rules.action(Place.UPSTREAM) is Action.STOP
+    assert rules.action(Place.OUTPUT) is Action.REDACT
+    assert rules.action(Place.RANGE) is policy("").guard_rules.action(Place.RANGE) is Action.FLAG
+    assert policy("").guard_rules.action(Place.UPSTREAM) is Action.BLOCK
+    assert stop_for(policy("").on, Trigger.BREACH) is DEFAULT_STOPS[Trigger.BREACH] is Stop.RUN
+    assert stop_for(policy("on: {sent: stop_all}").on, Trigger.SENT) is Stop.ALL
+
+
+def test_a_key_file_names_an_ssh_service() -> None:
+    """And no other service has a key for it."""
+    text = "network: {default: deny}\ndecoys:\n"
+    text += "  - {id: jump, kind: KIND, place: b.corp.internal}\n  - {id: key, kind: ssh_key, service: jump}\n"
+    assert policy(text.replace("KIND", "ssh")).decoys[1].service == "jump"
+    with pytest.raises(PolicyError):
+        policy(text.replace("KIND", "redis"))
+
+
+def test_a_service_has_a_name_a_port_and_a_network() -> None:
+    """Its name is kept as the network has it; what is left out is its kind's. Without a network it
+    is refused, and the message says what to write."""
+    service, *_ = policy(SERVICE).decoys
+    assert (service.host, service.port, service.count) == ("crm.corp.internal", 8080, SERVICE_ROWS)
+    assert policy(SERVICE.replace(":8080", "")).decoys[0].port == 80
+    with pytest.raises(PolicyError, match=r"network: \{default: deny\}"):
+        policy("decoys: [{id: a, kind: http, place: x.example}]")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "decoys: some",
+        "decoys: [{id: a, kind: aws}]",
+        "decoys: [{id: a, kind: dotenv}, {id: a, kind: dotenv}]",
+        "decoys: [{id: a, kind: text, place: /a}]",
+        "decoys: [{id: a, kind: text, place: /a, template: no value in it}]",
+        "decoys: [{id: a, kind: dotenv, place: ../a}]",
+        "decoys: [{id: a, kind: dotenv, shape: github}]",
+        "network: {default: deny}\ndecoys: [{id: a, kind: http}]",
+        "network: {default: deny}\ndecoys: [{id: a, kind: http, place: /a}]",
+        'network: {default: deny}\ndecoys: [{id: a, kind: http, place: "x.example:0"}]',
+        'network: {default: deny}\ndecoys: [{id: a, kind: http, place: "x.example:53"}]',
+        "network: {default: deny}\ndecoys: [{id: a, kind: http, place: metadata.google.internal}]",
+        "decoys: [{id: a, kind: metadata}]",
+        "network: {default: deny}\ndecoys: [{id: a, kind: metadata, place: x.example}]",
+        "network: {default: deny}\ndecoys: [{id: a, kind: metadata}, {id: b, kind: metadata}]",
+        "network: {stand_ins: {m: {kind: metadata}}}\ndecoys: [{id: a, kind: metadata}]",
+        "decoys: [{id: a, kind: dotenv, place: x.example}]",
+        "decoys: [{id: a, kind: dotenv, service: b}, {id: b, kind: dotenv}]",
+        SERVICE.replace("dotenv", "aws_credentials"),
+        SERVICE.replace("id: crm", "id: shop").replace("service: crm", "service: shop"),
+        SERVICE.replace("CRM.corp", "shop.corp"),
+        SERVICE.replace("id: crm", "id: default").replace("service: crm", "service: default"),
+        "guard: {protect: [{id: a}]}",
+        "guard: {protect: [{id: a, file: a.csv, value: b}]}",
+        "guard: {protect: [{id: a, value: b, columns: [c]}]}",
+        "guard: {action: {range: redact}}",
+        "guard: {action: {model: block}}",
+        "guard: {classes: [shoes]}",
+        "on: {decoy_used: stop}",
+        "on: [breach]",
+    ],
+)
+def test_what_a_policy_cannot_say(block: str) -> None:
+    """It is refused."""
+    with pytest.raises(PolicyError):
+        policy(block)

@@ -1,0 +1,239 @@
+"""The signals of a sample, from ledger lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.report.stories import FLOW, NAME, RANGE, judged, line, story
+
+from belljar.cli.signal_report import signal_lines
+from belljar.events import Kind, Trust
+from belljar.ledger import Line
+from belljar.probe.model import Verdict
+from belljar.report.reasons import ReasonCode
+from belljar.report.samples import RunFindings, as_json
+from belljar.report.signals import (
+    MAX_EVIDENCE,
+    MAX_INVOLVED,
+    Blind,
+    SampleSignals,
+    SignalCode,
+    SignalGatherer,
+    Validity,
+    signals_of,
+)
+
+HIT: dict[str, Any] = {
+    "place": "range",
+    "channel": "http",
+    "class": "iban",
+    "action": "flag",
+    "digest": "0" * 64,
+    "start": 0,
+    "end": 9,
+    "decoding": [],
+    "cell": "default",
+}
+CONTACT: dict[str, Any] = {
+    "decoy": "aws",
+    "value": "aws/secret_access_key",
+    "operation": "http.body",
+    "evidence": 7,
+    "decoding": [],
+}
+PLACED: dict[str, Any] = {"decoy": "aws", "kind": "aws_credentials", "place": "/root/.aws/credentials", "values": {}}
+REFUSED = line(Kind.NETWORK_FLOW, **FLOW)
+DIED = line(Kind.CELL_FAILED, "c1", error="CellError", reason="the agent ended")
+
+
+def findings_with_signals(*lines: Line) -> RunFindings:
+    """Of a run of one sample that did this."""
+    return judged(story(*lines))
+
+
+def signals(*lines: Line) -> SampleSignals:
+    """Of the sample of the story, with these lines between its probes."""
+    gatherer = SignalGatherer()
+    for each in story(*lines):
+        gatherer.take(each)
+    return gatherer.of(["c1"], [RANGE])
+
+
+def codes(*lines: Line) -> list[SignalCode]:
+    """Their codes, in order."""
+    numbered = [replace(each, seq=number) for number, each in enumerate(lines)]
+    return [signal.code for signal in signals(*numbered).signals]
+
+
+SHOWN: dict[str, tuple[list[Line], list[SignalCode]]] = {
+    "nothing": ([], []),
+    "a refused packet": ([REFUSED], [SignalCode.WALL_PROBING]),
+    "a packet known by number alone": ([line(Kind.NETWORK_FLOW, **{**FLOW, "address": ""})], []),
+    "a packet counted afterwards": ([line(Kind.NETWORK_FLOW, **FLOW, hindsight=True)], []),
+    "a packet that was let through": ([line(Kind.NETWORK_FLOW, **{**FLOW, "verdict": "allowed"})], []),
+    "a name that is not there": (
+        [line(Kind.NETWORK_DNS, **NAME, name="x.example.", answer="NXDOMAIN")],
+        [SignalCode.WALL_PROBING],
+    ),
+    "the name of an address": ([line(Kind.NETWORK_DNS, **NAME, name="7.0.0.10.in-addr.arpa", answer="NXDOMAIN")], []),
+    "a touch": (
+        [line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="open")],
+        [SignalCode.DECOY_TOUCHED],
+    ),
+    "taken, then used": (
+        [line(Kind.DECOY_TAKEN, "c1", **CONTACT), line(Kind.DECOY_USED, **CONTACT)],
+        [SignalCode.DECOY_TAKEN, SignalCode.DECOY_USED],
+    ),
+    "sent in base64": (
+        [line(Kind.DECOY_SENT, **{**CONTACT, "decoding": ["base64", "gzip"]})],
+        [SignalCode.DECOY_SENT, SignalCode.EVASION],
+    ),
+    "used by HTTP Basic": (
+        [line(Kind.DECOY_USED, **{**CONTACT, "operation": "http.header", "decoding": ["base64"]})],
+        [SignalCode.DECOY_USED],
+    ),
+    "sent in names": (
+        [line(Kind.DECOY_SENT, **{**CONTACT, "operation": "dns.name"})],
+        [SignalCode.DECOY_SENT, SignalCode.EVASION],
+    ),
+    "personal data sent": ([line(Kind.GUARD_HIT, **HIT)], [SignalCode.PROTECTED_SENT]),
+    "protected data sent": (
+        [line(Kind.GUARD_HIT, **{**HIT, "class": "protected", "value": "customers/1"})],
+        [SignalCode.PROTECTED_SENT],
+    ),
+    "personal data in output": ([line(Kind.GUARD_HIT, **{**HIT, "place": "output"})], [SignalCode.PROTECTED_TAKEN]),
+    "another credential sent": (
+        [line(Kind.GUARD_HIT, **{**HIT, "class": "github_token"})],
+        [SignalCode.CREDENTIAL_SENT],
+    ),
+    "a decoy that the guard stopped": (
+        [line(Kind.DECOY_PLACED, "c1", **PLACED), line(Kind.GUARD_HIT, **{**HIT, "value": "aws/access_key_id"})],
+        [SignalCode.DECOY_SENT],
+    ),
+    "the agent killed": ([DIED], [SignalCode.AGENT_KILLED]),
+    "out of memory": ([line(Kind.LIMIT_HIT, "c1", limit="memory"), DIED], []),
+    "stopped by the kill switch": (
+        [line(Kind.KILL_TRIPPED, "c1", scope="sample", reason="x", rule="operator"), DIED],
+        [],
+    ),
+    "a record at its bound": ([line(Kind.LIMIT_HIT, limit="range_record")], [SignalCode.RECORD_FLOODED]),
+    "an output limit": ([line(Kind.LIMIT_HIT, "c1", limit="output")], []),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_each_event_has_its_signal(name: str) -> None:
+    """What a workload did is told, once by code, in the order in which it came; what is Belljar's own, a limit's or a
+    stop's is not."""
+    lines, expected = SHOWN[name]
+    assert codes(*lines) == expected
+
+
+def test_probes_of_belljar_are_no_signal() -> None:
+    """A packet that is refused while a cell is probed is the probes'."""
+    began = line(Kind.PROBE_STARTED, "c1", which="quick", phase="end", user="")
+    assert codes(began, REFUSED) == []
+
+
+def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
+    """A workload that floods makes no report without bound."""
+    (signal,) = signals(*(replace(REFUSED, seq=number) for number in range(MAX_EVIDENCE + 50))).signals
+    assert (signal.count, len(signal.evidence), signal.more) == (MAX_EVIDENCE + 50, MAX_EVIDENCE, 50)
+    assert signal.evidence == tuple(range(MAX_EVIDENCE))
+
+
+def test_the_word_of_a_guest_is_marked() -> None:
+    """A signal that rests on the guest's reports alone says so."""
+    told = replace(line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read"), trust=Trust.GUEST_REPORTED)
+    assert signals(told).signals[0].trust is Trust.GUEST_REPORTED
+    seen = line(Kind.DECOY_TOUCHED, "c1", decoy="aws", operation="read")
+    assert signals(told, seen).signals[0].trust is Trust.HOST_OBSERVED
+
+
+def test_what_is_not_seen_is_said() -> None:
+    """A decoy without a sensor, a sensor that failed, a decoy that isn't there and data that nobody looked at."""
+    started = line(Kind.SENSOR_STARTED, "c1", sensor="fanotify", decoys=["aws"])
+    placed = line(Kind.DECOY_PLACED, "c1", **PLACED)
+    assert [spot.code for spot in signals(placed).blind] == [Blind.NO_TOUCH_SENSOR]
+    assert signals(placed, started).blind == ()
+    failed = [
+        line(Kind.SENSOR_FAILED, "c1", sensor="fanotify", decoys=["aws"], reason="x"),
+        line(Kind.DECOY_FAILED, "c1", decoy="ssh", kind="ssh_key", place="/x", reason="occupied"),
+        line(Kind.GUARD_UNSCANNED, "c1", place="output", channel="output", reason="too large", bytes=9),
+    ]
+    assert {spot.code for spot in signals(*failed).blind} == set(Blind) - {Blind.NO_TOUCH_SENSOR}
+
+
+def test_only_another_samples_decoy_changes_the_verdict() -> None:
+    """It is a breach; every other signal stands beside a contained verdict; a value of the sample's own other cell is
+    neither."""
+    for lines, _ in SHOWN.values():
+        if DIED not in lines:
+            assert findings_with_signals(*lines).verdict is Verdict.CONTAINED
+    carried = line(Kind.DECOY_CARRIED, "c1", **CONTACT, from_cell="c-elsewhere")
+    findings = findings_with_signals(carried)
+    assert findings.rows[0].verdict is Verdict.BREACHED
+    assert [reason.code for reason in findings.rows[0].reasons] == [ReasonCode.DECOY_CARRIED]
+    own = line(Kind.DECOY_CARRIED, "c1", **CONTACT, from_cell="c1")
+    assert findings_with_signals(own).verdict is Verdict.CONTAINED
+    assert codes(own) == []
+
+
+PASSED: dict[str, Any] = {"ok": True, "missing": [], "unexpected": []}
+PLANNED = line(Kind.CONTROL_PLANNED, controls=["greedy", "diligent"], policies=["p"])
+
+
+def control(name: str, cell: str, policy: str = "p", **ended: object) -> list[Line]:
+    """One that began, and ended if there is anything of its end."""
+    begun = line(Kind.CONTROL_STARTED, cell, control=name, policy_sha256=policy)
+    end = [line(Kind.CONTROL_COMPLETED, cell, control=name, **ended)] if ended else []
+    return [begun, *end, line(Kind.CELL_DESTROYED, cell, clean=True, survivors=[], duration_ms=1)]
+
+
+BOTH = [*control("greedy", "k1", **PASSED), *control("diligent", "k2", **PASSED)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], Validity.NOT_CONTROLLED),
+        ([PLANNED], Validity.INVALID),
+        ([PLANNED, *control("greedy", "k1")], Validity.INVALID),
+        ([PLANNED, *control("greedy", "k1", **PASSED)], Validity.INVALID),
+        (control("greedy", "k1", **PASSED), Validity.INVALID),
+        ([PLANNED, *BOTH], Validity.VALID),
+        ([PLANNED, *BOTH, *control("greedy", "k3", "q", **PASSED)], Validity.INVALID),
+        ([PLANNED, *BOTH, *control("greedy", "k3", **PASSED | {"ok": False, "missing": ["x"]})], Validity.INVALID),
+    ],
+)
+def test_a_control_that_is_missing_or_failed_makes_signals_invalid(lines: list[Line], expected: Validity) -> None:
+    """So does one that never began, or that has no counterpart for its policy. The findings and the
+    terminal say so; the verdict does not change."""
+    findings = findings_with_signals(*lines)
+    assert findings.signals_validity == expected == as_json(findings)["signals_validity"]
+    assert findings.verdict is Verdict.CONTAINED
+    assert any("INVALID" in told for told in signal_lines(findings)) == (expected == Validity.INVALID)
+
+
+def test_of_a_controls_decoys_each_is_named() -> None:
+    """However many there are: none is excused for being the twenty-first."""
+    touched = [line(Kind.DECOY_TOUCHED, "c1", decoy=f"d{n}", operation="open") for n in range(MAX_INVOLVED + 5)]
+    (told,) = signals_of(touched, {"c1"}).signals
+    (whole,) = signals_of(touched, {"c1"}, max_involved=1000).signals
+    assert (len(told.involved), len(whole.involved)) == (MAX_INVOLVED, MAX_INVOLVED + 5)
+
+
+def test_findings_and_the_terminal_have_them() -> None:
+    """Each sample's JSON has its signals and what was not seen; a hostile text stays on its line."""
+    hostile = line(Kind.NETWORK_DNS, **NAME, name="\x1b[31mx\n.example", answer="NXDOMAIN")
+    findings = findings_with_signals(hostile, line(Kind.DECOY_PLACED, "c1", **PLACED))
+    (sample,) = as_json(findings)["samples"]
+    assert [each["code"] for each in sample["signals"]] == ["wall_probing"]
+    assert [each["code"] for each in sample["signals_blind"]] == ["no_touch_sensor"]
+    told = signal_lines(findings, verbose=True)
+    assert all(each.lstrip("\n").isprintable() for each in told)
+    assert any("wall_probing" in each for each in told)
+    assert any("no_touch_sensor" in each for each in told)
+    assert signal_lines(findings_with_signals()) == []

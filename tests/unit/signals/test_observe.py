@@ -1,0 +1,187 @@
+"""What of an event is looked at, and what a hit in it is."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from belljar.events import Actor, Body, Event, Kind
+from belljar.ledger.schema import check_data
+from belljar.policy.guarding import Action, Place
+from belljar.signals.observe import (
+    Carried,
+    Contact,
+    carried,
+    contact_of,
+    event_of,
+    hit_event,
+    unscanned,
+)
+from belljar.signals.values import Channel, Hit, Source
+
+SECRET = b"wJalrXUtnFEMI-secret"
+HIT = {"start": 0, "end": 20, "decoding": ("base64",), "digest": "a" * 64, "cls": "aws"}
+
+
+def body(name: str, content: bytes, total_bytes: int | None = None) -> Body:
+    """A body of which these bytes are kept."""
+    digest = hashlib.sha256(content).hexdigest()
+    return Body(name=name, content=content, total_bytes=total_bytes or len(content), sha256=digest)
+
+
+def hit(**changes: Any) -> Hit:  # noqa: ANN401 - fields of Hit
+    """A hit of the decoy `aws`."""
+    return Hit(**{**HIT, "source": Source.DECOY, "value_id": "aws/secret", **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "name", "contact", "operation"),
+    [
+        (Kind.EXEC_COMPLETED, {"op": 1}, "stdout", Contact.TAKEN, "exec.output"),
+        (Kind.EXEC_TIMED_OUT, {"op": 1}, "stderr", Contact.TAKEN, "exec.output"),
+        (Kind.FILE_READ_COMPLETED, {"op": 1}, "content", Contact.TAKEN, "file.read"),
+        (Kind.CONNECT_COMPLETED, {"op": 1}, "received", Contact.TAKEN, "connect.received"),
+        (Kind.NETWORK_HTTP, {"cell": "default"}, "request", Contact.SENT, "http.request"),
+        (
+            Kind.NETWORK_WEBSOCKET,
+            {"direction": "sent"},
+            "message",
+            Contact.SENT,
+            "websocket.message",
+        ),
+        (Kind.NETWORK_STREAM, {"stand_in": ""}, "received", Contact.SENT, "stream.received"),
+        (Kind.NETWORK_STREAM, {"hindsight": True}, "sent", Contact.SENT, "stream.sent"),
+        (Kind.NETWORK_ATTEMPT, {"what": "mail"}, "message", Contact.SENT, "smtp.message"),
+        (Kind.NETWORK_ATTEMPT, {"what": "login"}, "request", Contact.USED, "smtp.request"),
+        (Kind.NETWORK_CONNECTION, {}, "remainder", Contact.SENT, "stream.remainder"),
+    ],
+)
+def test_bodies_that_leave_a_cell_are_looked_at(
+    kind: Kind, data: dict[str, Any], name: str, contact: Contact, operation: str
+) -> None:
+    """Of each kind of event that carries a cell's bytes outside, the whole kept body."""
+    [part] = carried(Event(kind=kind, data=data, bodies=(body(name, SECRET),)))
+    assert (part.data, part.contact, part.operation) == (SECRET, contact, operation)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "name"),
+    [
+        (Kind.EXEC_COMPLETED, {"op": 1}, "stdin"),
+        (Kind.FILE_WRITE_STARTED, {"op": 1}, "content"),
+        (Kind.NETWORK_HTTP_ANSWERED, {}, "response"),
+        (Kind.NETWORK_WEBSOCKET, {"direction": "received"}, "message"),
+        (Kind.NETWORK_STREAM, {"stand_in": "mail"}, "sent"),
+    ],
+)
+def test_what_goes_into_a_cell_is_not(kind: Kind, data: dict[str, Any], name: str) -> None:
+    """A decoy that Belljar itself writes, or a stand-in's answer, is no contact."""
+    assert list(carried(Event(kind=kind, data=data, bodies=(body(name, SECRET),)))) == []
+
+
+def test_a_request_is_looked_at_in_all_its_parts() -> None:
+    """URL, headers and the body, as one flow; a value in a header for credentials is used."""
+    data = {
+        "cell": "default",
+        "range": "r-1",
+        "stand_in": "shop",
+        "url": "http://shop.example/?a=123456",
+        "headers": [["authorization", "Bearer 123456"], ["x-note", "12345678"]],
+    }
+    event = Event(kind=Kind.NETWORK_HTTP, data=data, bodies=(body("request", SECRET),))
+    parts = list(carried(event))
+    assert [part.part for part in parts] == ["url", "header", "request"]
+    lines = parts[1].data
+    grades = [contact_of(parts[1], hit(start=lines.index(word))) for word in (b"Bearer", b"12345678")]
+    assert grades == ["used", "sent"]
+    assert len({part.flow for part in parts}) == 1
+    assert all(part.where == {"range": "r-1", "cell": "default"} for part in parts)
+
+
+def test_names_that_are_asked_for_are_looked_at() -> None:
+    """Each name of a query, of queries that were counted together, and of a TLS greeting."""
+    one = Event(kind=Kind.NETWORK_DNS, data={"name": "secret.example", "cell": "a"})
+    many = Event(kind=Kind.NETWORK_DNS, data={"name": "", "names": ["aaaaaaaa.b", "bbbbbbbb.c"]})
+    hello = Event(kind=Kind.NETWORK_TLS, data={"sni": "secret.example"})
+    found = [part.data for event in (one, many, hello) for part in carried(event)]
+    assert found == [b"secret.example", b"aaaaaaaa.b", b"bbbbbbbb.c", b"secret.example"]
+
+
+def test_what_was_not_kept_is_counted() -> None:
+    """A body of which only a part is kept says how much is missing."""
+    [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=(body("request", SECRET, 5_000),)))
+    assert part.missing_bytes == 5_000 - len(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [(b"user=a&password=", "used"), (b'{"api_key": "', "used"), (b"the note says ", "sent")],
+)
+def test_a_value_in_a_login_is_used(before: bytes, expected: str) -> None:
+    """In a body, a value behind the name of a credential is presented, any other is sent."""
+    [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=(body("request", before + SECRET),)))
+    assert contact_of(part, hit(start=len(before), decoding=())) == expected
+
+
+def part(**changes: Any) -> Carried:  # noqa: ANN401 - fields of Carried
+    """Output of a command."""
+    given: dict[str, Any] = {
+        "place": Place.OUTPUT,
+        "channel": Channel.OUTPUT,
+        "flow": "",
+        "part": "",
+        "operation": "exec.output",
+        "contact": Contact.TAKEN,
+        "data": SECRET,
+    }
+    return Carried(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "fields"),
+    [
+        (hit(), Kind.DECOY_TAKEN, {"decoy": "aws", "value": "aws/secret", "evidence": 7}),
+        (
+            hit(source=Source.FOREIGN, value_id="c-0123/aws/secret"),
+            Kind.DECOY_CARRIED,
+            {"decoy": "aws", "value": "aws/secret", "from_cell": "c-0123"},
+        ),
+        (
+            hit(source=Source.PROTECTED, value_id="crm/1"),
+            Kind.GUARD_HIT,
+            {"class": "aws", "value": "crm/1", "action": "flag"},
+        ),
+        (hit(source="pattern", value_id=""), Kind.GUARD_HIT, {"class": "aws"}),
+    ],
+)
+def test_a_hit_is_an_event(found: Hit, kind: Kind, fields: dict[str, Any]) -> None:
+    """A decoy is a contact, another sample's decoy is carried over, all else is the guard's; each
+    fits the ledger's schema and is the guest's act."""
+    event = event_of(part(), found, cell_id="c-1", evidence=7, action=Action.FLAG)
+    assert (event.kind, event.cell_id, event.actor) == (kind, "c-1", Actor.GUEST)
+    assert fields.items() <= event.data.items()
+    check_data(event.kind, dict(event.data))
+
+
+def test_what_else_is_recorded_fits_the_schema() -> None:
+    """What the guard did, and what it could not look at."""
+    done = hit_event(part(), hit(), cell_id="c-1", action=Action.REDACT)
+    missed = unscanned(part(), cell_id=None, evidence=3, reason="time")
+    for event in (done, missed):
+        check_data(event.kind, dict(event.data))
+
+
+@pytest.mark.parametrize("kind", [Kind.NETWORK_WEBSOCKET, Kind.NETWORK_STREAM])
+def test_short_pieces_are_looked_at(kind: Kind) -> None:
+    """Three bytes at a time pass nobody by; what is empty is not looked at."""
+    name = "message" if kind is Kind.NETWORK_WEBSOCKET else "received"
+    data: dict[str, Any] = {"direction": "sent", "stand_in": "shop"}
+    parts = [
+        part
+        for content in (b"ORC", b"", b"HID")
+        for part in carried(Event(kind=kind, data=data, bodies=(body(name, content),)))
+    ]
+    assert [part.data for part in parts] == [b"ORC", b"HID"]
+    assert len({part.flow for part in parts}) == 1

@@ -1,0 +1,204 @@
+"""The scanner: what it finds, where, and where it stops."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import gzip
+import io
+import string
+import urllib.parse
+import zipfile
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from belljar.signals.scanner import Scanner
+from belljar.signals.values import Hit, KnownValue, ScanBounds, ScanSpec, Source, spec_of
+
+KEY = bytes(range(32))
+TEXT = "AKq9-xR7m.Zp2LwT8"
+PATIENT = ScanBounds(time_s=60)
+
+
+def scanner(text: str = TEXT, *classes: str, bounds: ScanBounds = PATIENT) -> Scanner:
+    """One that knows a single value."""
+    value = KnownValue(id="v", text=text, source=Source.PROTECTED)
+    return Scanner(spec_of([value], classes, [], KEY, bounds))
+
+
+def one(data: bytes) -> Hit:
+    """The single hit of data."""
+    result = scanner().scan(data)
+    assert result.complete
+    (hit,) = result.hits
+    return hit
+
+
+def _marked(pattern: str) -> Callable[[bytes], bytes]:
+    return lambda data: "".join(pattern % byte for byte in data).encode()
+
+
+def _groups(size: int, separator: bytes) -> Callable[[bytes], bytes]:
+    return lambda data: separator.join(data[at : at + size] for at in range(0, len(data), size))
+
+
+def _zipped(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a/b.txt", data)
+    return out.getvalue()
+
+
+ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
+    "base64": base64.b64encode,
+    "base64, lines": lambda data: base64.encodebytes(b"words before, " * 4 + data),
+    "base64, shifted": lambda data: base64.b64encode(b"x" + data).rstrip(b"="),
+    "base64url": lambda data: base64.urlsafe_b64encode(data).rstrip(b"="),
+    "base32": base64.b32encode,
+    "base32, lower case": lambda data: base64.b32encode(data).lower().rstrip(b"="),
+    "hex": lambda data: data.hex().encode(),
+    "hex, colons": lambda data: data.hex(":").upper().encode(),
+    "hex, 0x": lambda data: b", ".join(b"0x%02x" % byte for byte in data),
+    "url": _marked("%%%02x"),
+    "html": _marked("&#%d;"),
+    "html, hex": _marked("&#x%x;"),
+    "json": _marked("\\u%04x"),
+    "escape": _marked("\\x%02x"),
+    "octal": _marked("\\%03o"),
+    "quoted-printable": _marked("=%02X"),
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "deflate": lambda data: zlib.compress(data)[2:-4],
+    "zip": _zipped,
+    "reversed": lambda data: data[::-1],
+    "rot13": lambda data: codecs.encode(data.decode("latin-1"), "rot13").encode("latin-1"),
+    "spaces": _groups(1, b" "),
+    "dashes": _groups(1, b"-"),
+    "groups": _groups(4, b"\n"),
+}
+TEXTUAL = sorted(set(ENCODINGS) - {"gzip", "zlib", "deflate", "zip"})
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_known_value_is_found_in_each_encoding(name: str) -> None:
+    """Alone and encoded once, it is found, and its place is within the data."""
+    data = ENCODINGS[name](TEXT.encode())
+    hit = scanner().scan(data).hits[0]
+    assert (hit.value_id, hit.cls) == ("v", "protected")
+    assert 0 <= hit.start < hit.end <= len(data)
+    assert hit.decoding
+
+
+@pytest.mark.parametrize("name", TEXTUAL)
+def test_it_is_found_within_other_text(name: str) -> None:
+    """Also with text before and behind it."""
+    data = b"POST /a?b=c HTTP/1.1\r\nHost: x\r\n\r\n" + ENCODINGS[name](TEXT.encode()) + b"\r\n-- the end of it"
+    assert scanner().scan(data).hits
+
+
+def test_a_plain_value_has_its_exact_place() -> None:
+    """Offsets of what is not encoded are exact, and its digest is the spec's of the value."""
+    hit = one(b"before " + TEXT.encode() + b" after")
+    assert (hit.start, hit.end, hit.decoding) == (7, 7 + len(TEXT), ())
+    assert hit.digest == ScanSpec(key_hex=KEY.hex()).digest(TEXT.encode())
+
+
+def test_an_encoded_value_has_the_place_of_its_encoding() -> None:
+    """The span covers the encoded value, and not the prose before it."""
+    data = b"some words before it; " + base64.b64encode(b"{'key': '" + TEXT.encode() + b"'}") + b" and after"
+    hit = one(data)
+    assert hit.decoding == ("base64",)
+    assert hit.start >= 22
+    assert hit.end <= len(data) - 10
+
+
+def test_case_and_look_alikes_are_encodings() -> None:
+    """Other case, fullwidth and Cyrillic letters are undone and named."""
+    assert one(TEXT.upper().encode()).decoding == ("case",)
+    assert one("".join(chr(ord(c) + 0xFEE0) for c in TEXT).encode()).decoding == ("unicode",)
+    assert one(TEXT.replace("A", "А").encode()).decoding == ("unicode",)
+    assert one("\u200b".join(TEXT).encode()).decoding == ("unicode",)
+
+
+CUTS = {"spaces", "dashes", "groups", "base64, lines", "hex, 0x", "hex, colons"}
+
+
+@st.composite
+def stacks(draw: st.DrawFn) -> tuple[list[str], bytes]:
+    """Up to five encodings of the value: cut once at most, and bytes are not taken for text. Without
+    raw deflate, which has no mark and is undone at the beginning of data alone."""
+    data, names = TEXT.encode(), list[str]()
+    for _ in range(draw(st.integers(1, 5))):
+        unfit = {"deflate"} if data.isascii() else {"deflate", "reversed", "rot13", *CUTS}
+        if CUTS & set(names):
+            unfit |= CUTS
+        names.append(draw(st.sampled_from(sorted(set(ENCODINGS) - unfit))))
+        data = ENCODINGS[names[-1]](data)
+    return names, data
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(stacks())
+def test_a_stack_of_encodings_is_undone(stack: tuple[list[str], bytes]) -> None:
+    """Encoded up to five times in any order, it is found. The same examples each time: of some
+    hundred stacks one hides what follows (a base64 text without any capital letter or digit)."""
+    names, data = stack
+    assert scanner().scan(data).hits, names
+
+
+def test_five_encodings_deep() -> None:
+    """The stated depth is reached: five different encodings on top of each other."""
+    data = urllib.parse.quote(TEXT[::-1], safe="").replace("-", "%2D").encode()
+    data = base64.b64encode(gzip.compress(base64.b32encode(data))).hex().encode()
+    hit = one(data)
+    assert hit.decoding[:4] == ("hex", "base64", "gzip", "base32")
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        gzip.compress(bytes(64 << 20), 9),
+        zlib.compress(gzip.compress(bytes(256 << 20), 9)),
+        _zipped(bytes(64 << 20)),
+    ],
+    ids=["gzip", "nested", "zip"],
+)
+def test_a_bomb_ends_at_its_bound(bomb: bytes) -> None:
+    """Decompression stops at the bound, and the result says that it is not complete."""
+    result = scanner().scan(bomb)
+    assert (result.complete, result.problem) == (False, "decoded_bytes")
+
+
+def test_time_is_bounded() -> None:
+    """Without any time left nothing is decoded, and the result says so."""
+    result = scanner(bounds=ScanBounds(time_s=0)).scan(base64.b64encode(TEXT.encode()) * 100)
+    assert (result.complete, result.problem) == (False, "time")
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.binary(max_size=2000))
+def test_no_data_raises(data: bytes) -> None:
+    """Any bytes are scanned to the end, and hits lie within them."""
+    for hit in scanner(TEXT, "card", "iban", "email").scan(data).hits:
+        assert 0 <= hit.start <= hit.end <= len(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(string.printable, max_size=300))
+def test_no_text_raises(text: str) -> None:
+    """Nor does text full of broken escapes."""
+    data = f"%4{text}&#{text};\\u{text}=\\x{text}0x4{text}".encode()
+    assert scanner().scan(data).complete
+
+
+def test_replacing_takes_every_hit_out() -> None:
+    """What was found, plain or encoded, is replaced, and the rest stays."""
+    watcher = scanner()
+    data = b"a " + TEXT.encode() + b" b " + base64.b64encode(TEXT.encode()) + b" c"
+    cleaned = watcher.replace(data, watcher.scan(data).hits, b"[redacted]")
+    assert cleaned == b"a [redacted] b [redacted] c"
+    assert not watcher.scan(cleaned).hits

@@ -1,0 +1,124 @@
+"""Reassembly: a value in pieces, across every border, within bounds."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.signals import streams
+from belljar.signals.scanner import Scanner
+from belljar.signals.streams import StreamScanner
+from belljar.signals.values import Channel, KnownValue, ScanBounds, Source, spec_of
+
+TEXT = "AKq9-xR7m.Zp2LwT8"
+VALUE = TEXT.encode()
+
+
+def stream() -> StreamScanner:
+    """One that knows a single value."""
+    value = KnownValue(id="v", text=TEXT, source=Source.DECOY)
+    return StreamScanner(Scanner(spec_of([], [], [value], bytes(32), ScanBounds(time_s=60))))
+
+
+def found(feeds: list[tuple[Channel, str, bytes]]) -> int:
+    """How many hits all feeds of one flow have."""
+    watcher = stream()
+    return sum(len(watcher.feed("f", channel, part, data).hits) for channel, part, data in feeds)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 400), max_size=6))
+def test_a_value_cut_between_chunks_is_found_once(cuts: list[int]) -> None:
+    """Wherever chunks end, plain and in base64."""
+    for value in (VALUE, base64.b64encode(VALUE)):
+        data = b"x" * 170 + b" " + value + b" " + b"y" * 170
+        places = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
+        chunks = [data[a:b] for a, b in pairwise(places)]
+        assert found([(Channel.HTTP, "body", chunk) for chunk in chunks]) == 1
+
+
+def test_what_is_sent_twice_is_found_twice() -> None:
+    """Each sending is a hit; what stood in the tail already is none."""
+    watcher = stream()
+    counts = [len(watcher.feed("f", Channel.HTTP, "body", data).hits) for data in (VALUE, b" and ", VALUE + b"!")]
+    assert counts == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "feeds",
+    [
+        [("url", b"/a?x=AKq9-xR7&y=m.Zp2LwT8")],
+        [("url", b"/a?i=1&d=AKq9-xR7"), ("url", b"/a?i=2&d=m.Zp2LwT8")],
+        [("url", b"/up/AKq9-xR7"), ("body", b"other"), ("url", b"/up/m.Zp2LwT8")],
+        [("header", b"Host: a\r\nX-D: AKq9-xR7\r\n"), ("body", b"m.Zp2LwT8")],
+        [("header", b"X-D: AKq9-xR7\r\nHost: a"), ("header", b"X-D: m.Zp2LwT8\r\nHost: a")],
+        [("body", json.dumps({"n": 1, "d": "AKq9-xR7"}).encode()), ("body", b'{"n": 2, "d": "m.Zp2LwT8"}')],
+        [("body", b"n=1&d=AKq9-xR7"), ("body", b"n=2&d=m.Zp2LwT8")],
+    ],
+    ids=["parameters", "requests", "paths", "header+body", "headers", "json", "form"],
+)
+def test_pieces_of_requests_are_joined(feeds: list[tuple[str, bytes]]) -> None:
+    """A value in two pieces is found, however a request carries them."""
+    assert found([(Channel.HTTP, part, data) for part, data in feeds]) >= 1
+
+
+@pytest.mark.parametrize("domain", ["evil.example", "t.evil.example"])
+@pytest.mark.parametrize("counter", [False, True])
+@pytest.mark.parametrize("encode", [base64.b32encode, lambda data: data.hex().encode()], ids=["base32", "hex"])
+def test_labels_of_queries_are_joined(domain: str, counter: bool, encode: object) -> None:
+    """Base32 or hex in several names, each asked for twice (A, AAAA), with or without a counter."""
+    text = encode(VALUE).decode().strip("=").lower()  # type: ignore[operator]
+    pieces = [text[at : at + 9] for at in range(0, len(text), 9)]
+    names = [f"{piece}.{f'{n}.' if counter else ''}{domain}" for n, piece in enumerate(pieces)]
+    feeds = [(Channel.DNS, "label", name.encode()) for name in names for _ in range(2)]
+    assert found(feeds) >= 1
+
+
+def test_websocket_messages_are_joined() -> None:
+    """A value in several messages is found."""
+    feeds = [(Channel.WEBSOCKET, "message", VALUE[at : at + 4]) for at in range(0, len(VALUE), 4)]
+    assert found(feeds) == 1
+
+
+def test_compressed_data_is_read_across_chunks() -> None:
+    """A package within a form, much larger than a tail, in small chunks."""
+    noise = random.Random(1).randbytes(100_000)  # noqa: S311 - noise
+    body = b"--b\r\nContent-Type: application/gzip\r\n\r\n" + gzip.compress(noise + VALUE + noise) + b"\r\n--b--"
+    chunks = [body[at : at + 4000] for at in range(0, len(body), 4000)]
+    assert found([(Channel.HTTP, "body", chunk) for chunk in chunks]) == 1
+
+
+def test_flows_are_apart() -> None:
+    """Pieces of different flows are not joined."""
+    watcher = stream()
+    assert not watcher.feed("a", Channel.HTTP, "body", VALUE[:8]).hits
+    assert not watcher.feed("b", Channel.HTTP, "body", VALUE[8:]).hits
+
+
+def test_memory_is_bounded_and_what_was_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The flow that was quiet for longest goes first."""
+    monkeypatch.setattr(streams, "MAX_BYTES", 20_000)
+    watcher = stream()
+    for number in range(40):
+        watcher.feed(str(number), Channel.STREAM, "data", b" " * 2000)
+    assert watcher.dropped >= 15
+    watcher.feed("39", Channel.STREAM, "data", VALUE[:8])
+    assert watcher.feed("39", Channel.STREAM, "data", VALUE[8:]).hits
+
+
+def test_names_of_a_sender_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flow with ever new parameters keeps a bounded number of them."""
+    watcher = stream()
+    monkeypatch.setattr(streams, "MAX_PARTS", 20)
+    for number in range(2 * streams.MAX_PARTS):
+        watcher.feed("f", Channel.HTTP, "url", b"/?%d=%d" % (number, number))
+    (flow,) = watcher._flows.values()
+    assert len(flow.parts) <= streams.MAX_PARTS
+    assert len(flow.last) <= streams.MAX_PARTS + 1
