@@ -62,7 +62,7 @@ def test_probes_and_dropped_samples_are_shown(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    """As when its range's target does not get healthy: there is no destruction to prove, and the cells that were begun for it are told as nobody's."""
+    """As when its range's target does not get healthy: there is no destruction to prove. A sample that no log has is a row."""
     failed = Transcript(task="t", sample="s", epoch=1, uuid="u", error="the target cell db does not serve")
     begun = CellFindings(cell_id="c-1", destroyed=True, clean=True)
     left = CellFindings(cell_id="c-2", uuid="other", sample="gone", destroyed=True, clean=True)
@@ -75,7 +75,8 @@ def test_a_sample_without_a_cell(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "NOT PROVEN" not in shown
     assert "cell c-1 " in shown
-    assert "cell c-2: sample gone is in no log" in shown
+    assert "sample gone is in no log" in shown
+    assert [row.transcript.sample for row in found.rows] == ["s", "gone"]
 
 
 def test_what_the_transcript_lacks_is_counted_by_what_it_was() -> None:
