@@ -16,6 +16,7 @@ from functools import cache
 from typing import Final
 
 from belljar.dataclass import dataclass
+from belljar.signals.prefilter import Held, places
 
 Locate = Callable[[int, int], tuple[int, int]]
 
@@ -109,39 +110,44 @@ _IS_TEXT: Final = bytes(int(byte in b"\t\r\n" or 32 <= byte < 127) for byte in r
 _IS_WIDE_TEXT: Final = bytes(int(byte in b"\t\r\n" or (32 <= byte != 127)) for byte in range(256))
 
 
-def escapes(data: bytes) -> Iterator[Decoded]:
+def escapes(data: bytes, held: Held = None) -> Iterator[Decoded]:
     """The text around escapes (URL, HTML, JSON and C, quoted-printable, `0x41`, look-alikes),
-    decoded."""
+    decoded. `held`: from `marks`."""
     wide = _is_text(data)
     text = b""
     for name, mark, pattern in _ESCAPES:
-        if not (wide if name == "unicode" else mark in data):
+        if name == "unicode":
+            if not wide:
+                continue
+        elif name not in held if held is not None else mark not in data:
             continue
-        window: list[re.Match[bytes]] = []
-        end = -1
-        for found in pattern.finditer(data):
-            if found.start() >= end:
-                if window:
-                    yield from _window(name, data, text, window)
-                window = []
-            window.append(found)
-            text = text or data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
-            end = _text_end(text, found.end())
-        if window:
-            yield from _window(name, data, text, window)
+        text = text or data.translate(_IS_WIDE_TEXT if wide else _IS_TEXT)
+        at = text.find(_TEXT_RUN)
+        while at >= 0:
+            end = text.find(b"\0", at)
+            end = len(text) if end < 0 else end
+            yield from _escaped(name, pattern, data, at, end)
+            at = text.find(_TEXT_RUN, end)
 
 
-def _text_end(text: bytes, at: int) -> int:
-    end = text.find(b"\0", at, at + WINDOW)
-    return min(len(text), at + WINDOW) if end < 0 else end
+_TEXT_RUN: Final = b"\1" * MIN_RUN
 
 
-def _window(name: str, data: bytes, text: bytes, window: list[re.Match[bytes]]) -> Iterator[Decoded]:
-    first, last = window[0].start(), window[-1].end()
-    start = max(text.rfind(b"\0", max(0, first - WINDOW), first) + 1, first - WINDOW, 0)
-    end = _text_end(text, last)
-    if end - start >= MIN_RUN:
-        yield _unescaped(name, data, window, start, end)
+def _escaped(name: str, pattern: re.Pattern[bytes], data: bytes, start: int, end: int) -> Iterator[Decoded]:
+    """Of the text `start:end`: its windows around escapes."""
+    window: list[re.Match[bytes]] = []
+    for found in pattern.finditer(data, start, end):
+        if window and found.start() - window[-1].end() >= WINDOW:
+            yield _window(name, data, window, start, end)
+            window = []
+        window.append(found)
+    if window:
+        yield _window(name, data, window, start, end)
+
+
+def _window(name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int) -> Decoded:
+    left = max(start, window[0].start() - WINDOW)
+    return _unescaped(name, data, window, left, min(end, window[-1].end() + WINDOW))
 
 
 def _unescaped(name: str, data: bytes, window: list[re.Match[bytes]], start: int, end: int) -> Decoded:
@@ -193,9 +199,9 @@ _CUT: Final = re.compile(
 )
 
 
-def uncut(data: bytes) -> Iterator[Decoded]:
+def uncut(data: bytes, held: Held = None) -> Iterator[Decoded]:
     """Escapes that are themselves cut into groups by a separator (`% 4 1 %`), put together."""
-    if len(data) > SMALL or not _ESCAPED.search(data):
+    if len(data) > SMALL or (held is not None and "cut" not in held) or not _ESCAPED.search(data):
         return
     for found in _CUT.finditer(data):
         width = int((found.lastgroup or "s1")[1:])
@@ -210,7 +216,7 @@ _ESCAPED: Final = re.compile(rb"[%&\\=x]")
 
 # --- compressed data ---
 
-_MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
+MAGIC: Final[tuple[tuple[str, bytes], ...]] = (
     ("gzip", b"\x1f\x8b\x08"),
     ("zlib", b"\x78\x9c"),
     ("zlib", b"\x78\x01"),
@@ -226,16 +232,20 @@ class Missing(Exception):  # noqa: N818 - no error of anyone: a package isn't in
     """A decoder's package isn't installed."""
 
 
-def compressed(data: bytes, allowed: Callable[[], int]) -> Iterator[Decoded]:
+def compressed(data: bytes, allowed: Callable[[], int], held: Held = None) -> Iterator[Decoded]:
     """Every compressed member, also within other data. `allowed` says how many bytes may come out
     now. Raises Missing where zstd is met without its package."""
-    for name, magic in _MAGIC:
-        at = data.find(magic)
-        while at >= 0:
+    for name, magic in MAGIC:
+        least, mark = 0, magic.hex()
+        if held is not None and mark not in held:
+            continue
+        for at in places(data, magic, held, mark):
+            if at < least:
+                continue
             found = _expanded(name, data, at, allowed())
             if found is not None:
                 yield found
-            at = data.find(magic, at + 2 if found is None or name == "zstd" else max(found.end, at + 2))
+            least = at + 2 if found is None or name == "zstd" else max(found.end, at + 2)
     found = deflated(data, allowed())
     if found is not None:
         yield found
@@ -312,21 +322,21 @@ def _zstd(data: bytes, at: int, most: int) -> Decoded | None:
 # --- views of all of the data ---
 
 
-def turned(data: bytes) -> Iterator[Decoded]:
+def turned(data: bytes, held: Held = None) -> Iterator[Decoded]:
     """All of small data backwards, or by rot13, where that shows marks of another encoding."""
     size = len(data)
     if size <= SMALL:
-        if _REVERSED_MARK.search(data):
+        if REVERSED_MARK.search(data) if held is None else "reversed" in held:
             yield Decoded(("reversed",), data[::-1], 0, size, lambda start, end: (size - end, size - start))
-        if _ROT13_MARK.search(data):
+        if ROT13_MARK.search(data) if held is None else "rot13" in held:
             yield Decoded(("rot13",), data.translate(ROT13), 0, size, lambda start, end: (start, end))
 
 
-_REVERSED_MARK: Final = re.compile(
+REVERSED_MARK: Final = re.compile(
     rb"[0-9A-Fa-f]{2}%|;[0-9a-zA-Z]{2,6}#&|;(?:pma|tl|tg|touq)&|[0-9A-Fa-fn-s]{2}[xk]\\|[0-9A-Fa-fn-s]{4}[uh]\\|[0-7]{3}\\"
     rb"|[0-9A-F]{2}=[0-9A-F]{2}=|\x08\x8b\x1f|[\x9c\x01\xda\x5e]\x78\Z|\xfd\x2f\xb5\x28|[0-9a-f]{2}x0[, ]"
 )
-_ROT13_MARK: Final = re.compile(
+ROT13_MARK: Final = re.compile(
     rb"%(?:[0-9][N-Sn-s]|[N-Sn-s][0-9N-Sn-s])|&#k[0-9n-s]{2}|\\[hk][0-9n-s]{2}|=[0-9][N-S]=|0k[0-9n-s]{2}"
 )
 
@@ -358,9 +368,9 @@ def promising(data: bytes) -> bool:
         return False
 
 
-_ZLIB: Final = frozenset(magic for name, magic in _MAGIC if name == "zlib")
-_STARTS: Final = tuple(magic for name, magic in _MAGIC if name != "zlib")
-_ENDS: Final = tuple(magic[::-1] for _, magic in _MAGIC)
+_ZLIB: Final = frozenset(magic for name, magic in MAGIC if name == "zlib")
+_STARTS: Final = tuple(magic for name, magic in MAGIC if name != "zlib")
+_ENDS: Final = tuple(magic[::-1] for _, magic in MAGIC)
 
 
 # --- look-alikes ---

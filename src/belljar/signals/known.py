@@ -14,7 +14,7 @@ import ahocorasick  # type: ignore[import-not-found] # a compiled module without
 
 from belljar.dataclass import dataclass
 from belljar.signals.decoders import ROT13, normalised
-from belljar.signals.prefilter import Prefilter
+from belljar.signals.prefilter import FROM_BYTES, Prefilter, literal
 from belljar.signals.values import KnownValue, ScanSpec
 
 _KEPT: Final = bytes(byte for byte in range(256) if byte > 127 or chr(byte).isalnum())
@@ -29,7 +29,9 @@ MAX_SEPARATORS: Final = 3
 OVERLAP: Final = 64 << 10
 """Searched again at the border of two slices: a value of 4,096 bytes, cut by separators."""
 BLOCK: Final = 256
-PREFILTER_FROM: Final = 4 << 20
+WORTH: Final = 256
+"""Bytes to be searched for each form before a prefilter is compiled: until then it costs more than
+the automaton does."""
 HEAD: Final = 12
 """Characters of a value that the prefilter knows: fewer compile faster, and more mistake less."""
 
@@ -47,11 +49,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A value, or how it reads backwards or by rot13."""
+    """A value, or how it reads backwards or by rot13; `plain` is the value itself, `inner` this form
+    without the punctuation around it, `size` what is left of it when folded."""
 
     value: KnownValue
+    plain: bytes
     text: bytes
     names: tuple[str, ...]
+    inner: bytes
+    size: int
 
 
 def fold(data: bytes) -> bytes:
@@ -75,6 +81,11 @@ class KnownValues:
         self._folded.make()
         self._exact.make()
 
+    def prepare(self) -> None:
+        """Compile the prefilter now, or never."""
+        self._folded.prefilter.prepare()
+        self._exact.prefilter.prepare()
+
     def find(self, data: bytes, start: int, end: int) -> Iterator[Found]:
         """Values that end in `data[start:end]`, or whose last separators do."""
         begin = max(0, start - OVERLAP)
@@ -83,7 +94,7 @@ class KnownValues:
             for last, form in self._exact.matches(piece):
                 at = begin + last + 1 - len(form.text)
                 if begin + last >= start:
-                    yield Found(form.value, at, begin + last + 1, form.names, form.value.text.encode())
+                    yield Found(form.value, at, begin + last + 1, form.names, form.plain)
         if self._folded:
             yield from self._find_folded(piece, begin, start)
 
@@ -91,7 +102,7 @@ class KnownValues:
         places: _Places | None = None
         for last, form in self._folded.matches(fold(piece)):
             places = places or _Places(piece)
-            left = places[last + 1 - len(fold(form.text))]
+            left = places[last + 1 - form.size]
             right = places[last] + 1
             if begin + right <= least:
                 continue
@@ -99,30 +110,30 @@ class KnownValues:
             if names is None:
                 continue
             if names == form.names:  # as it is: with the punctuation around it
-                lead = form.text.find(_first(form.text))
-                left, right = left - lead, left - lead + len(form.text)
-            yield Found(form.value, begin + left, begin + right, names, form.value.text.encode())
-
-
-def _first(text: bytes) -> bytes:
-    return next(text[i : i + 1] for i in range(len(text)) if text[i] in _KEPT)
+                left -= form.text.find(form.inner)
+                right = left + len(form.text)
+            yield Found(form.value, begin + left, begin + right, names, form.plain)
 
 
 def _forms(value: KnownValue) -> Iterator[_Form]:
-    text = value.text.encode(errors="surrogatepass")
-    yield _Form(value, text, ())
-    yield _Form(value, text[::-1], ("reversed",))
-    yield _Form(value, text.translate(ROT13), ("rot13",))
-    yield _Form(value, text[::-1].translate(ROT13), ("reversed", "rot13"))
-    plain = normalised(text)
-    if plain != text:
-        yield _Form(value, plain, ("unicode",))
+    plain = value.text.encode(errors="surrogatepass")
+    rotated, normal = plain.translate(ROT13), normalised(plain)
+    read: list[tuple[bytes, tuple[str, ...]]] = [
+        (plain, ()),
+        (plain[::-1], ("reversed",)),
+        (rotated, ("rot13",)),
+        (rotated[::-1], ("reversed", "rot13")),
+    ]
+    if normal != plain:
+        read.append((normal, ("unicode",)))
+    for text, names in read:
+        yield _Form(value, plain, text, names, text.strip(_DROPPED), len(fold(text)))
 
 
 def _how(form: _Form, piece: bytes) -> tuple[str, ...] | None:
     """What had to be undone in a piece that folds to a form; None: it is something else, which
     happens to have these letters in this order."""
-    inner = form.text.strip(_DROPPED)
+    inner = form.inner
     if piece == inner:
         return form.names
     same_case = not form.value.case_sensitive
@@ -175,16 +186,7 @@ class _Automaton:
     def __init__(self) -> None:
         self._automaton: Any = ahocorasick.Automaton()
         self._forms: dict[bytes, list[_Form]] = {}
-        self._prefilter = Prefilter(())
-        self._searched = 0
-
-    def _is_absent(self, data: bytes) -> bool:
-        """Whether one fast pass tells that nothing is in it. Its preparation takes longer than the
-        automaton's, so it pays only after a while."""
-        self._searched += len(data)
-        if self._searched < PREFILTER_FROM:
-            return False
-        return self._prefilter.possible(data) == set()
+        self.prefilter = Prefilter({})
 
     def __bool__(self) -> bool:
         return bool(self._forms)
@@ -200,11 +202,13 @@ class _Automaton:
         if self._forms:
             self._automaton.make_automaton()
             heads = dict.fromkeys(needle[:HEAD] for needle in self._forms)
-            self._prefilter = Prefilter([b"".join(b"\\x%02x" % byte for byte in head) for head in heads])
+            self.prefilter = Prefilter(
+                {head.hex(): literal(head) for head in heads}, from_bytes=max(FROM_BYTES, WORTH * len(heads))
+            )
 
     def matches(self, data: bytes) -> Iterator[tuple[int, _Form]]:
         """Offset of the last byte, and the form."""
-        if self._is_absent(data):
+        if self.prefilter.look(data) == {}:
             return
         for last, forms in self._automaton.iter(data.decode("latin-1")):
             for form in forms:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from belljar.dataclass import dataclass
-from belljar.signals.prefilter import Prefilter
+from belljar.signals.prefilter import FROM_BYTES, Held, Prefilter, literal, places
 
 Check = Callable[[bytes], bool]
 
@@ -32,21 +32,20 @@ class Detector:
     before: int = 0
     within: int = 20_000
 
-    def matches(self, data: bytes, literals: Iterable[bytes]) -> Iterator[re.Match[bytes]]:
+    def matches(self, data: bytes, held: Held) -> Iterator[re.Match[bytes]]:
         """Where literals are: a match begins at most `before` bytes earlier and ends `within` bytes
         later. Searching for literals is what a processor does fastest."""
         if not self.literals:
             yield from self.pattern.finditer(data)
             return
-        for literal in literals:
-            at, last = data.find(literal), 0
-            while at >= 0:
-                look = self.pattern.search if self.before else self.pattern.match
-                found = look(data, max(last, at - self.before), at + self.within)
+        look = self.pattern.search if self.before else self.pattern.match
+        for text in self.literals:
+            least = last = 0
+            for at in places(data, text, held, text.decode()):
+                found = look(data, max(last, at - self.before), at + self.within) if at >= least else None
                 if found:
-                    last = found.end()
+                    least = last = found.end()
                     yield found
-                at = data.find(literal, max(at + 1, found.end() if found else 0))
 
 
 def entropy(text: bytes) -> float:
@@ -86,9 +85,9 @@ def _is_jwt(text: bytes) -> bool:
 _URLSAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 
-def _token(cls: str, literal: bytes, rest: bytes, check: Check = _is_real) -> Detector:
-    pattern = re.compile(b"(?<![A-Za-z0-9])" + re.escape(literal) + rest + b"(?![A-Za-z0-9])")
-    return Detector(cls, (literal,), pattern, check)
+def _token(cls: str, prefix: bytes, rest: bytes, check: Check = _is_real) -> Detector:
+    pattern = re.compile(b"(?<![A-Za-z0-9])" + re.escape(prefix) + rest + b"(?![A-Za-z0-9])")
+    return Detector(cls, (prefix,), pattern, check)
 
 
 _CREDENTIALS: Final = (
@@ -177,7 +176,12 @@ _CREDENTIALS: Final = (
 )
 _SEED: Final = re.compile(rb"(?<![A-Za-z])(?:[A-Za-z]{3,8}+[^A-Za-z]{1,6}+)++(?:[A-Za-z]{3,8}(?![A-Za-z]))?")
 _SEED_SHAPE: Final = rb"(?:[A-Za-z]{3,8}[^A-Za-z]{1,6}){11}[A-Za-z]{3}"
+_WORD: Final = re.compile(rb"[A-Za-z]+")
+_PHRASE: Final = "a phrase"
 MIN_PHRASE: Final = 12 * 4 - 1
+MAX_WORD: Final = 3 + 2 * (8 + 6)
+MAX_WORDS: Final = 3 + 11 * (8 + 6)
+"""Of two and of eleven words before the third letter of another, with what is between them."""
 
 
 class Patterns:
@@ -186,39 +190,61 @@ class Patterns:
     def __init__(self, classes: Iterable[str]) -> None:
         from belljar.signals.personal import detectors
 
-        self._detectors = (*_CREDENTIALS, *detectors(classes))
-        literals = (*dict.fromkeys(literal for one in self._detectors for literal in one.literals),)
-        self._number = {literal: number for number, literal in enumerate(literals)}
-        hex_literals = [b"".join(b"\\x%02x" % byte for byte in literal) for literal in literals]
-        self._prefilter = Prefilter([*hex_literals, _SEED_SHAPE])
+        self._detectors = [
+            (detector, frozenset(text.decode() for text in detector.literals))
+            for detector in (*_CREDENTIALS, *detectors(classes))
+        ]
+        literals = {text.decode(): literal(text) for one, _ in self._detectors for text in one.literals}
+        self._prefilter = Prefilter(
+            literals | {_PHRASE: _SEED_SHAPE}, places=frozenset({*literals, _PHRASE}), from_bytes=FROM_BYTES
+        )
+
+    def prepare(self) -> None:
+        """Compile the prefilter now."""
+        self._prefilter.prepare()
 
     def find(self, data: bytes) -> Iterator[tuple[int, int, str]]:
         """Start, end, class."""
-        possible = self._prefilter.possible(data)
+        held = self._prefilter.look(data)
         taken: dict[tuple[int, int], str] = {}
-        for detector in self._detectors:
-            literals = self._held(data, detector.literals, possible)
-            for found in detector.matches(data, literals):
+        covered = bytearray()
+        for detector, names in self._detectors:
+            if held is not None and names and names.isdisjoint(held):
+                continue
+            for found in detector.matches(data, held):
                 start, end = found.span(1) if found.re.groups else found.span()
-                if detector.cls in _WEAK and any(a < end and start < b for a, b in taken):
+                if detector.cls in _WEAK and covered.find(1, start, end) >= 0:
                     continue
                 again = taken.get((start, end)) == detector.cls
                 if not again and (detector.check is None or detector.check(data[start:end])):
                     taken[start, end] = detector.cls
+                    covered = covered or bytearray(len(data))
+                    covered[start:end] = b"\1" * (end - start)
                     yield start, end, detector.cls
-        if len(data) >= MIN_PHRASE and (possible is None or len(self._number) in possible):
+        if len(data) >= MIN_PHRASE and (held is None or _may_be_phrase(data, held.get(_PHRASE, ()))):
             for found in _SEED.finditer(data):
                 if found.end() - found.start() >= MIN_PHRASE:
                     yield from _phrases(data, *found.span())
 
-    def _held(self, data: bytes, literals: tuple[bytes, ...], possible: set[int] | None) -> list[bytes]:
-        if possible is None:
-            return [literal for literal in literals if literal in data]
-        return [literal for literal in literals if self._number[literal] in possible]
-
 
 _WEAK: Final = frozenset({"secret", "url_password"})
 """Named only where nothing more precise was found."""
+
+
+def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
+    """Whether twelve words of the list follow each other where `_SEED_SHAPE` ends."""
+    known = _word_numbers()
+    for end in ends:
+        last = _WORD.match(data, end - 3)
+        if last is None or last[0].lower().decode() not in known:
+            continue
+        for back in (MAX_WORD, MAX_WORDS):  # most end at the word before
+            words = _WORD.findall(data, max(0, end - back), last.end())[-12:]
+            if not all(word.lower().decode() in known for word in words[1:-1]):
+                break
+        else:
+            return True
+    return False
 
 
 def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]]:

@@ -1,4 +1,4 @@
-"""Tells in one fast pass which patterns data can't hold, with hyperscan (the extra `guard`).
+"""Tells in one fast pass what data can't hold, with hyperscan (the extra `guard`).
 
 Without it, or where it is busy in another thread, everything may be there: slower, never blind.
 """
@@ -6,56 +6,126 @@ Without it, or where it is busy in another thread, everything may be there: slow
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-MIN_BYTES: Final = 2048
+Held = Mapping[str, Sequence[int]] | None
+"""What data may hold → where it ends there; None: anything, anywhere."""
+
+MIN_BYTES: Final = 64
 """Less is searched as fast without."""
+FROM_BYTES: Final = 64 << 10
+"""Before so much was looked at, compiling costs more than it saves."""
+MAX_PREPARED: Final = 8192
+"""Expressions. Some 150 ms."""
+MAX_PLACES: Final = 1 << 16
+"""Where there are more, they aren't worth listing."""
 
 
 class Prefilter:
-    """Of expressions (hyperscan's syntax), each by its index. Compiled when it is first used."""
+    """Of expressions (hyperscan's syntax) by name. Compiled when it is first used, after so many
+    bytes that this pays.
 
-    def __init__(self, expressions: Sequence[bytes]) -> None:
-        self._expressions = list(expressions)
+    Args:
+        expressions: name → what is looked for.
+        places: those of which every place is wanted, not only whether there is one.
+        from_bytes: how much is to be looked at before.
+    """
+
+    def __init__(
+        self, expressions: Mapping[str, bytes], *, places: frozenset[str] = frozenset(), from_bytes: int = 0
+    ) -> None:
+        self._names = list(expressions)
+        self._expressions = list(expressions.values())
+        self._places = places
+        self._wait_bytes = from_bytes
         self._database: Any = None
         self._tried = False
         self._lock = threading.Lock()
 
-    def possible(self, data: bytes) -> set[int] | None:
-        """Which expressions are in data; None: not known."""
-        if len(data) < MIN_BYTES or not self._expressions or not self._lock.acquire(blocking=False):
+    def prepare(self) -> None:
+        """Compile now, or, where that would take too long, never."""
+        with self._lock:
+            if not self._tried:
+                self._tried, self._wait_bytes = True, 0
+                self._database = self._compiled() if len(self._expressions) <= MAX_PREPARED else None
+
+    def look(self, data: bytes) -> Held:
+        """What may be in data, and where it ends."""
+        if self._wait_bytes > 0:
+            self._wait_bytes -= len(data)
+            return None
+        if len(data) < MIN_BYTES or not self._lock.acquire(blocking=False):
             return None
         try:
             if not self._tried:
                 self._tried = True
-                self._database = _compiled(self._expressions)
-            if self._database is None:
-                return None
-            found: set[int] = set()
-            self._database.scan(data, match_event_handler=lambda number, *_: found.add(number))
-        except Exception as error:  # hyperscan's own kinds; anything else is a defect of ours
-            if type(error).__module__.partition(".")[0] not in {"hyperscan", "_hyperscan"}:
-                raise
-            self._database = None
-            return None
-        else:
-            return found
+                self._database = self._compiled()
+            return None if self._database is None else self._search(data)
         finally:
             self._lock.release()
 
+    def _search(self, data: bytes) -> Held:
+        events: list[tuple[int, int]] = []
 
-def _compiled(expressions: list[bytes]) -> Any:  # noqa: ANN401 - a package without types
-    try:
-        import hyperscan
-    except ImportError:
-        return None
-    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-    flags = hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_DOTALL
-    database.compile(
-        expressions=expressions,
-        ids=list(range(len(expressions))),
-        elements=len(expressions),
-        flags=[flags] * len(expressions),
-    )
-    return database
+        def note(number: int, _start: int, end: int, *_: object) -> bool:
+            events.append((end, number))
+            return len(events) > MAX_PLACES
+
+        try:
+            self._database.scan(data, match_event_handler=note)
+        except Exception as error:
+            if not _is_its_own(error):
+                raise
+            if len(events) <= MAX_PLACES:
+                self._database = None
+            return None
+        if len(events) > MAX_PLACES:
+            return None
+        held: dict[str, list[int]] = {}
+        for end, number in sorted(events):
+            held.setdefault(self._names[number], []).append(end)
+        return held
+
+    def _compiled(self) -> Any:  # noqa: ANN401 - a package without types
+        if not self._expressions:
+            return None
+        try:
+            import hyperscan
+        except ImportError:
+            return None
+        database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        once = hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_FLAG_DOTALL
+        try:
+            database.compile(
+                expressions=self._expressions,
+                ids=list(range(len(self._expressions))),
+                elements=len(self._expressions),
+                flags=[hyperscan.HS_FLAG_DOTALL if name in self._places else once for name in self._names],
+            )
+        except Exception as error:
+            if not _is_its_own(error):
+                raise
+            return None
+        return database
+
+
+def _is_its_own(error: Exception) -> bool:
+    """Whether it is one of hyperscan's kinds; anything else is a defect of ours."""
+    return type(error).__module__.partition(".")[0] in {"hyperscan", "_hyperscan"}
+
+
+def literal(text: bytes) -> bytes:
+    """The expression for a text."""
+    return b"".join(b"\\x%02x" % byte for byte in text)
+
+
+def places(data: bytes, needle: bytes, held: Held, name: str) -> Iterator[int]:
+    """Where a needle begins: as a pass over the data found, or by looking for it."""
+    if held is not None:
+        yield from (end - len(needle) for end in held.get(name, ()))
+        return
+    at = data.find(needle)
+    while at >= 0:
+        yield at
+        at = data.find(needle, at + 1)

@@ -10,6 +10,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.signals.decoders import ENCODED, IS_ENCODED, MIN_RUN, ROT13, SMALL, Decoded
+from belljar.signals.prefilter import Held, places
 
 MAX_GAP: Final = 8
 MIN_BASE32: Final = 16
@@ -44,9 +45,9 @@ class Run:
         return place + length
 
 
-def runs(data: bytes) -> Iterator[Run]:
+def runs(data: bytes, held: Held = None) -> Iterator[Run]:
     """What may be base64, base32 or hex: long runs of their characters, put together across line
-    breaks and other small gaps; and groups of equal length."""
+    breaks and other small gaps; and groups of equal length. `held`: from `marks`."""
     marks = data.translate(IS_ENCODED)
     pieces: list[tuple[int, int]] = []
     at, needle = marks.find(b"a" * MIN_RUN), b"a" * MIN_RUN
@@ -54,13 +55,31 @@ def runs(data: bytes) -> Iterator[Run]:
         end = marks.find(b" ", at)
         end = len(marks) if end < 0 else end
         if pieces and at - sum(pieces[-1]) > MAX_GAP:
-            yield _joined(data, pieces)
+            if not _is_word(data, pieces):
+                yield _joined(data, pieces)
             pieces = []
         pieces.append((at, end - at))
         at = marks.find(needle, end)
-    if pieces:
+    if pieces and not _is_word(data, pieces):
         yield _joined(data, pieces)
-    yield from _groups(data, marks)
+    yield from _groups(data, marks, held)
+
+
+_SHORT_WORD: Final = re.compile(
+    rb"[0-9]{%d,%d}|[A-Z][a-z+/]{%d,%d}|(?:[a-z+/]{%d,%d}|[0-9+/]{%d,%d}|[A-Z+/]{%d,%d})"
+    % (MIN_RUN, MIN_HEX - 1, MIN_RUN - 1, MIN_BASE32 - 2, *(MIN_RUN, MIN_BASE32 - 1) * 3)
+)
+
+
+def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
+    """Whether it is one short word or number that stands alone: most long runs of text are."""
+    start, size = pieces[0]
+    end = start + size
+    return (
+        len(pieces) == 1
+        and _SHORT_WORD.fullmatch(data, start, end) is not None
+        and b"\n" not in data[end : end + MAX_GAP]
+    )
 
 
 _REST: Final = re.compile(rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1))
@@ -75,47 +94,61 @@ def _joined(data: bytes, pieces: list[tuple[int, int]]) -> Run:
     return Run(b"".join(data[start : start + length] for start, length in pieces), tuple(pieces))
 
 
-_GROUP_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
+_SIZES: Final = {1: 7, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4, 8: 3, 10: 3}
 """Characters of a group, and how many of them must follow each other."""
+GROUPS: Final = tuple((size, gap, times) for size, times in _SIZES.items() for gap in (1, 2, 3, -1))
+"""Size, characters between two groups (-1: one, and `_` and `-` are of the groups), times."""
+
+
+def group_name(size: int, gap: int) -> str:
+    """What `marks` calls such groups."""
+    return f"groups of {size}, {gap}"
+
+
+GROUPS_OF_LARGE: Final = frozenset(group_name(size, 1) for size in (1, 2, 4))
 _GROUPS: Final = {
-    (size, gap): (
-        (b"a" * size + b" " * gap) * times,
+    group_name(size, gap): (
+        (b"a" * size + b" " * abs(gap)) * times,
+        gap < 0,
         re.compile(
             rb"[A-Za-z0-9+/=%s]{%d}([^A-Za-z0-9+/=%s]{1,8})(?:[A-Za-z0-9+/=%s]{%d,%d}(?:\1|[\r\n]+)){2,}[A-Za-z0-9+/=%s]{0,%d}"
             % (dash, size, dash, dash, max(1, size - 1), size, dash, size)
         ),
     )
-    for size, times in _GROUP_SIZES.items()
-    for gap, dash in ((1, b""), (2, b""), (3, b""), (-1, b"_-"))
+    for size, gap, times in GROUPS
+    for dash in (b"_-" if gap < 0 else b"",)
 }
 _PLAIN: Final = bytes(97 if byte in ENCODED and byte not in b"-_" else 32 for byte in range(256))
 
 
-def _groups(data: bytes, marks: bytes) -> Iterator[Run]:
+def _groups(data: bytes, marks: bytes, held: Held) -> Iterator[Run]:
     """Text cut into groups of equal length (`QU tJ`, `41:4b`, `A-K-I-A`) by one short separator;
     some groups may lack a character (a line break that counted)."""
-    if b" a" not in marks.replace(b"aaaaaaaaaaa", b"") and not marks.startswith(b"a"):
-        return
-    plain = data.translate(_PLAIN)
-    for (size, gap), (mark, pattern) in _GROUPS.items():
-        if len(data) > SMALL and (gap != 1 or size not in {1, 2, 4}):
+    plain = data.translate(_PLAIN) if held is None else b""
+    for name, (needle, urlsafe, pattern) in _GROUPS.items():
+        if (name not in GROUPS_OF_LARGE and len(data) > SMALL) or (held is not None and name not in held):
             continue
-        view, needle = (plain, mark) if gap > 0 else (marks, (b"a" * size + b" ") * _GROUP_SIZES[size])
-        at = view.find(needle)
-        while at >= 0:
-            found = pattern.match(data, at)
-            if found and found.end() - at >= MIN_RUN:
-                run = _regrouped(data, at, found.end(), _URLSAFE_TOKEN if gap < 0 else _TOKEN)
-                if run:
-                    yield run
-            at = view.find(needle, found.end() if found else at + 1)
+        token, least = (_URLSAFE_TOKEN if urlsafe else _TOKEN), 0
+        for at in places(marks if urlsafe else plain, needle, held, name):
+            found = pattern.match(data, at) if at >= least else None
+            if found:
+                least = found.end()
+                if least - at >= MIN_RUN and not _is_prose(data, at, least, urlsafe=urlsafe):
+                    yield _regrouped(data, at, least, token)
 
 
-def _regrouped(data: bytes, start: int, end: int, token: re.Pattern[bytes]) -> Run | None:
-    found = list(token.finditer(data, start, end))
-    if len(found[0][0]) > 1 and end - start < 256 and all(_PROSE.fullmatch(word[0]) for word in found):
-        return None
-    pieces = tuple((word.start(), word.end() - word.start()) for word in found)
+_PROSE: Final = tuple(
+    re.compile(rb"(?=[A-Za-z]{2})(?:(?:[A-Z]?[a-z]+|[A-Z]+)[^A-Za-z0-9+/=%s]+)*(?:[A-Z]?[a-z]+|[A-Z]+)?" % dash)
+    for dash in (b"", b"_-")
+)
+
+
+def _is_prose(data: bytes, start: int, end: int, *, urlsafe: bool) -> bool:
+    return end - start < 256 and _PROSE[urlsafe].fullmatch(data, start, end) is not None
+
+
+def _regrouped(data: bytes, start: int, end: int, token: re.Pattern[bytes]) -> Run:
+    pieces = tuple((word.start(), word.end() - word.start()) for word in token.finditer(data, start, end))
     return Run(b"".join(data[at : at + length] for at, length in pieces), pieces, split=True)
 
 
@@ -125,11 +158,12 @@ def decode_run(run: Run) -> Iterator[Decoded]:
     size = len(run.text)
     if size < (MIN_HEX if run.text.isdigit() else MIN_BASE32) and _WORDS.fullmatch(run.text):
         return
+    start, end = run.locate(0, size)
     for names, text in (((), run.text), (("reversed",), run.text[::-1])):
         for more, readable in (((), text), (("rot13",), text.translate(ROT13))):
             for name, data, place, per in _decodings(readable):
                 locate = partial(_within, run, text, bool(names), place, per)
-                yield Decoded((*split, *names, *more, name), data, *run.locate(0, size), locate)
+                yield Decoded((*split, *names, *more, name), data, start, end, locate)
         if size > SMALL:
             break
 
@@ -162,7 +196,6 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
 
 _WORDS: Final = re.compile(rb"[A-Z]?[a-z+/]+|[0-9+/]+|[A-Z+/]+")
 """Words, paths and numbers: of ten thousand values one would look so in base64."""
-_PROSE: Final = re.compile(rb"[A-Z]?[a-z]+|[A-Z]+")
 
 
 def _base64(text: bytes) -> bytes:

@@ -25,6 +25,7 @@ from belljar.signals.decoders import (
     uncut,
 )
 from belljar.signals.known import KnownValues
+from belljar.signals.marks import marks, prepare_marks
 from belljar.signals.patterns import Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, Scanned, ScanSpec
@@ -37,7 +38,11 @@ MAX_HITS: Final = 10_000
 MEMO: Final = 512
 MEMO_BYTES: Final = 2048
 """Headers come again and again: so many pieces of data in which nothing was found are remembered."""
+MEMO_RUNS: Final = 4096
+MEMO_RUN_BYTES: Final = 1024
+"""So do words that look encoded: so many of them are remembered, too."""
 _NOTHING: Final = Scanned()
+MAX_DEPTH: Final = 99
 MIN_DECODED: Final = 8
 """Less holds no value, and no more encoding of one."""
 BATCH: Final = 1024
@@ -86,6 +91,7 @@ class Scanner:
         self._known = KnownValues(spec)
         self._patterns = Patterns(spec.classes)
         self._clean: set[bytes] = set()
+        self._clean_runs: dict[bytes, int] = {}
 
     def __repr__(self) -> str:
         return f"Scanner({len(self.spec.values)} known values)"
@@ -95,12 +101,27 @@ class Scanner:
         data = bytes(data)
         if data in self._clean:
             return _NOTHING
-        result = _Scan(self.spec, self._known, self._patterns).run(data)
-        if result == _NOTHING and len(data) <= MEMO_BYTES:
+        scan = _Scan(self.spec, self._known, self._patterns, self._clean_runs)
+        result = scan.run(data)
+        if result == _NOTHING:
+            self._remember(data, scan.decoded_runs)
+        return result
+
+    def _remember(self, data: bytes, decoded_runs: dict[bytes, int]) -> None:
+        if len(data) <= MEMO_BYTES:
             if len(self._clean) >= MEMO:
                 self._clean.clear()
             self._clean.add(data)
-        return result
+        if len(self._clean_runs) >= MEMO_RUNS:
+            self._clean_runs.clear()
+        for run, depth in decoded_runs.items():
+            self._clean_runs[run] = min(depth, self._clean_runs.get(run, depth))
+
+    def prepare(self) -> None:
+        """Do now what a scan would do when it pays: for a process that can't load it later."""
+        prepare_marks()
+        self._patterns.prepare()
+        self._known.prepare()
 
     def replace(self, data: bytes, hits: Iterable[Hit], by: bytes) -> bytes:
         """`data` with each hit's span replaced once; overlapping spans become one."""
@@ -127,8 +148,11 @@ def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 class _Scan:
     """One scan's state."""
 
-    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns) -> None:
+    def __init__(self, spec: ScanSpec, known: KnownValues, patterns: Patterns, clean_runs: dict[bytes, int]) -> None:
         self._spec = spec
+        self._clean_runs = clean_runs
+        self.decoded_runs: dict[bytes, int] = {}
+        """Short ones → at which depth; if nothing is found at all, nothing is in any of them."""
         self._known = known
         self._patterns = patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
@@ -237,15 +261,19 @@ class _Scan:
         """What may be encoded in a view, within the bounds."""
         if view.depth >= self._spec.bounds.depth:
             return
-        for run in runs(view.data):
-            if run.text not in self._runs:
-                self._runs.add(run.text)
-                yield from decode_run(run)
-        yield from escapes(view.data)
-        yield from uncut(view.data)
-        yield from turned(view.data)
+        held = marks(view.data)
+        for run in runs(view.data, held):
+            if run.text in self._runs or self._clean_runs.get(run.text, MAX_DEPTH) <= view.depth:
+                continue
+            self._runs.add(run.text)
+            if len(run.text) <= MEMO_RUN_BYTES and len(self.decoded_runs) < MEMO_RUNS:
+                self.decoded_runs[run.text] = view.depth
+            yield from decode_run(run)
+        yield from escapes(view.data, held)
+        yield from uncut(view.data, held)
+        yield from turned(view.data, held)
         try:
-            yield from compressed(view.data, lambda: self._left)
+            yield from compressed(view.data, lambda: self._left, held)
         except Missing as package:
             self._problem = f"package:{package}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
@@ -116,7 +115,7 @@ class ScanSpec:
 
     def digest(self, found: bytes) -> str:
         """HMAC-SHA256 of a value, in hex: tells whether two are the same without telling either."""
-        return hmac.new(bytes.fromhex(self.key_hex), found, hashlib.sha256).hexdigest()
+        return hmac.digest(bytes.fromhex(self.key_hex), found, "sha256").hex()
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; this holds values and key."""

@@ -8,31 +8,42 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.signals import known
 from belljar.signals.known import KnownValues
-from belljar.signals.prefilter import MIN_BYTES, Prefilter
+from belljar.signals.patterns import Patterns
+from belljar.signals.prefilter import MIN_BYTES, Prefilter, places
 from belljar.signals.values import KnownValue, ScanSpec, Source
 
+SPACE = b" " * MIN_BYTES
 
-def test_what_is_there_is_possible() -> None:
-    """Each expression that matches is named, and no other."""
+
+def test_what_is_there_is_told() -> None:
+    """Each expression that matches is named, and no other; where it is asked for, with each place."""
     pytest.importorskip("hyperscan")
-    prefilter = Prefilter([b"abc", rb"x\d+y", b"zzz"])
-    assert prefilter.possible(b" " * MIN_BYTES + b"abc x12y") == {0, 1}
+    prefilter = Prefilter({"a": b"abc", "x": rb"x\d+y", "z": b"zzz"}, places=frozenset("a"))
+    held = prefilter.look(SPACE + b"abc x12y abc")
+    assert held == {"a": [MIN_BYTES + 3, MIN_BYTES + 12], "x": [MIN_BYTES + 8]}
+    assert list(places(SPACE + b"abc x12y abc", b"abc", held, "a")) == [MIN_BYTES, MIN_BYTES + 9]
 
 
 def test_without_its_package_anything_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unknown is not absent; nor is little data looked at."""
-    assert Prefilter([b"abc"]).possible(b"abc") is None
+    """Unknown is not absent; nor is little data looked at, nor before it pays."""
+    assert Prefilter({"a": b"abc"}).look(b"abc") is None
+    assert Prefilter({"a": b"abc"}, from_bytes=MIN_BYTES).look(SPACE) is None
     monkeypatch.setitem(sys.modules, "hyperscan", None)
-    assert Prefilter([b"abc"]).possible(b" " * MIN_BYTES) is None
+    assert Prefilter({"a": b"abc"}).look(SPACE) is None
+
+
+def test_what_the_package_refuses_is_possible() -> None:
+    """An expression that it can't compile hides nothing."""
+    pytest.importorskip("hyperscan")
+    assert Prefilter({"a": rb"(a)\1"}).look(SPACE) is None
 
 
 def test_a_pass_that_is_busy_hides_nothing() -> None:
     """While another thread uses it, anything is possible."""
-    prefilter = Prefilter([b"abc"])
+    prefilter = Prefilter({"a": b"abc"})
     with prefilter._lock:
-        assert prefilter.possible(b" " * MIN_BYTES) is None
+        assert prefilter.look(SPACE) is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -40,12 +51,32 @@ def test_a_pass_that_is_busy_hides_nothing() -> None:
 def test_known_values_are_found_with_it_as_without(noise: bytes, text: str) -> None:
     """The same places, whether the prefilter looks first or not."""
     value = KnownValue(id="v", text=text.ljust(10, "-"), source=Source.PROTECTED)
-    spec = ScanSpec(values=(value,), key_hex="00" * 16)
-    data = noise * 10 + value.text.encode() + b" " * MIN_BYTES
-    with pytest.MonkeyPatch.context() as patch:
-        found = []
-        for begin in (0, 1 << 40):
-            patch.setattr(known, "PREFILTER_FROM", begin)
-            found.append([(one.start, one.end) for one in KnownValues(spec).find(data, 0, len(data))])
+    data = noise * 10 + value.text.encode() + SPACE
+    values = [KnownValues(ScanSpec(values=(value,), key_hex="00" * 16)) for _ in range(2)]
+    values[1].prepare()
+    found = [[(one.start, one.end) for one in known.find(data, 0, len(data))] for known in values]
     assert found[0] == found[1]
     assert found[0]
+
+
+PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+CREDENTIALS = [
+    "AKIAQX7RJ2KLM5N3PVTB",
+    "password=Xk29vQpL77zTq",
+    "ghp_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5",
+    "https://user:Xk29vQpL77zTq@host.tld/",
+    PHRASE,
+    PHRASE.replace(" ", ", "),
+    PHRASE.upper(),
+    "some words that are only prose here and none of them is any kind of phrase at all",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(CREDENTIALS), st.text(max_size=30)), max_size=8), st.sampled_from(" \n,"))
+def test_patterns_are_found_with_it_as_without(parts: list[str], separator: str) -> None:
+    """Credentials and seed phrases, in any order and company."""
+    data = separator.join(parts).encode(errors="replace").ljust(MIN_BYTES)
+    plain, prepared = Patterns(()), Patterns(())
+    prepared.prepare()
+    assert sorted(plain.find(data)) == sorted(prepared.find(data))

@@ -15,6 +15,7 @@ from belljar.events import Event, JsonValue
 from belljar.network.gateway.config import GuardConfig
 from belljar.network.gateway.reporter import Item
 from belljar.policy.guarding import Action, GuardRules, Place
+from belljar.signals.marks import prepare_marks
 from belljar.signals.observe import Carried, Contact, hit_event, unscanned
 from belljar.signals.scanner import Scanner
 from belljar.signals.streams import StreamScanner
@@ -45,7 +46,9 @@ class Guard:
         self._streams: StreamScanner | None = None
         if config is not None:
             bounds = replace(config.spec.bounds, time_s=SCAN_TIMEOUT_S)
-            self._streams = StreamScanner(Scanner(replace(config.spec, bounds=bounds)))
+            scanner = Scanner(replace(config.spec, bounds=bounds))
+            scanner.prepare()
+            self._streams = StreamScanner(scanner)
 
     def holds(self, stand_in: str) -> bool:
         """Whether what goes to this stand-in is looked at first."""
@@ -97,6 +100,7 @@ def warm_up(config: GuardConfig) -> None:
     """Load all that a scan may import or read, before the gateway can open files no more.
 
     Raises `HostError` for a class whose package isn't installed."""
+    prepare_marks()
     Scanner(config.spec).scan(_WARM_UP)
     if "phone" in config.spec.classes:
         import phonenumbers
