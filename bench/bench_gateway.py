@@ -1,8 +1,13 @@
-"""The gateway against the same application on plain hypercorn, and through mitmdump: `python bench/bench_gateway.py [--mitmdump PATH] [--rounds N] [--json]`.
+"""The gateway against the same application on plain hypercorn, and through mitmdump.
 
-One ASGI application, one client, loopback, cleartext HTTP/1.1, keep-alive. The gateway judges each request and has it in a real ledger (a process of its own, on the
-disk) before it answers; hypercorn and mitmdump (a reverse proxy before the same hypercorn) record nothing. The three alternate; medians of the rounds. `--mitmdump` is
-the program's path (a virtual environment of its own: its pins are others); without it its column is empty.
+    python bench/bench_gateway.py [--mitmdump PATH] [--rounds N] [--json]
+
+One ASGI application, one client, loopback, cleartext HTTP/1.1, keep-alive. The gateway judges each
+request and has it in a real ledger (a process of its own, on the disk) before it answers; `guarded`
+looks at it first, for thirty values and credentials, as where a policy blocks; hypercorn and mitmdump
+(a reverse proxy before the same hypercorn) record nothing. They alternate; medians of the rounds.
+`--mitmdump` is the program's path (a virtual environment of its own: its pins are others); without it
+its column is empty.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import socket
 import statistics
 import subprocess
@@ -30,11 +36,13 @@ from belljar.events import Event
 from belljar.ledger import create_run
 from belljar.network.events_wire import Ready, Said, UpDecoder, encode_ack
 from belljar.network.gateway.bounds import Bounds
-from belljar.network.gateway.config import GatewayConfig, Listeners
+from belljar.network.gateway.config import GatewayConfig, GuardConfig, Listeners
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
 from belljar.network.gateway.serve import run
 from belljar.plan.addresses import CellPort, NameAddress, RangeLayout
 from belljar.plan.network import PortPlan, StandInPlan
+from belljar.policy.guarding import Action, Place
+from belljar.signals.values import KnownValue, Source, spec_of
 
 RESOLVER, SHOP = "127.0.79.1", "127.0.79.2"
 SEQUENTIAL = 400
@@ -66,7 +74,14 @@ def make(_kind: str, _context: StandInContext) -> App:
     return application
 
 
-def gateway(events: int, udp: int, tcp: int, http: int, scratch: str) -> None:
+def guard() -> GuardConfig:
+    """Of a policy that blocks thirty values."""
+    texts = [f"value-{number:04}-{secrets.token_hex(8)}" for number in range(30)]
+    values = [KnownValue(id=text[:10], text=text, source=Source.PROTECTED) for text in texts]
+    return GuardConfig(spec=spec_of(values, (), (), bytes(32)), actions=dict.fromkeys(Place, Action.BLOCK))
+
+
+def gateway(events: int, udp: int, tcp: int, http: int, scratch: str, guarded: str) -> None:
     """A gateway."""
     socks = [socket.socket(fileno=fd) for fd in (events, udp, tcp, http)]
     for sock in socks:
@@ -81,7 +96,14 @@ def gateway(events: int, udp: int, tcp: int, http: int, scratch: str) -> None:
     )
     shop = StandInPlan(id="shop", kind="http", names=("shop.example",), ports=(PortPlan(number=port, protocol="http"),))
     bounds = Bounds(requests_per_connection=1_000_000)
-    config = GatewayConfig(layout=layout, stand_ins=(shop,), range_seed="00" * 16, scratch=Path(scratch), bounds=bounds)
+    config = GatewayConfig(
+        layout=layout,
+        stand_ins=(shop,),
+        range_seed="00" * 16,
+        scratch=Path(scratch),
+        bounds=bounds,
+        guard=guard() if guarded else None,
+    )
     asyncio.run(run(config, Listeners(dns_udp=socks[1], dns_tcp=socks[2], tcp={port: socks[3]}), socks[0], make))
 
 
@@ -124,13 +146,19 @@ class Client:
         self._where = (address, port)
         self._request = b"GET /x HTTP/1.1\r\nHost: shop.example\r\nAccept: */*\r\n\r\n"
 
-    async def run(self, count: int) -> list[float]:
+    def _post(self, number: int) -> bytes:
+        body = json.dumps({"id": number, "text": "a blue chair of wood " * 48}).encode()[:1024].ljust(1024)
+        head = f"POST /x?page={number} HTTP/1.1\r\nHost: shop.example\r\nContent-Length: {len(body)}\r\n\r\n"
+        return head.encode() + body
+
+    async def run(self, count: int, *, post: bool = False) -> list[float]:
         """So many requests on one connection; milliseconds each."""
         reader, writer = await asyncio.open_connection(*self._where)
         took = []
-        for _ in range(count):
+        for number in range(count):
+            request = self._post(number) if post else self._request
             at = time.perf_counter()
-            writer.write(self._request)
+            writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(head)
@@ -143,12 +171,18 @@ class Client:
         """Latency of one after the other, and how many a second of many at once."""
         await self.run(50)
         took = sorted(await self.run(SEQUENTIAL))
+        posts = sorted(await self.run(SEQUENTIAL, post=True))
         at = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
                 group.create_task(self.run(BUSY_REQUESTS // AT_ONCE))
         busy_s = time.perf_counter() - at
-        return {"p50_ms": took[len(took) // 2], "p95_ms": took[len(took) * 95 // 100], "per_s": BUSY_REQUESTS / busy_s}
+        return {
+            "p50_ms": took[len(took) // 2],
+            "p95_ms": took[len(took) * 95 // 100],
+            "post_p50_ms": posts[len(posts) // 2],
+            "per_s": BUSY_REQUESTS / busy_s,
+        }
 
 
 def dns_per_s(port: int) -> float:
@@ -171,18 +205,16 @@ def dns_per_s(port: int) -> float:
 def servers(mitmdump: str | None, scratch: str) -> Iterator[tuple[dict[str, Client], int]]:
     """All of them, and the resolver's port."""
     with contextlib.ExitStack() as stack:
-        app, http, tcp, udp = (
-            stack.enter_context(s) for s in (listening(), listening(), listening(), listening(socket.SOCK_DGRAM))
-        )
-        here, there = (stack.enter_context(s) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        app = stack.enter_context(listening())
         stack.enter_context(role("plain", str(app.fileno()), fds=(app.fileno(),)))
-        stack.enter_context(role("owner", str(here.fileno()), scratch, fds=(here.fileno(),)))
-        fds = tuple(s.fileno() for s in (there, udp, tcp, http))
-        stack.enter_context(role("gateway", *map(str, fds), scratch, fds=fds))
-        clients = {
-            "hypercorn": Client("127.0.0.1", app.getsockname()[1]),
-            "gateway": Client(SHOP, http.getsockname()[1]),
-        }
+        clients = {"hypercorn": Client("127.0.0.1", app.getsockname()[1])}
+        for name, guarded in (("guarded", "yes"), ("gateway", "")):
+            http, tcp, udp = (stack.enter_context(s) for s in (listening(), listening(), listening(socket.SOCK_DGRAM)))
+            here, there = (stack.enter_context(s) for s in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            stack.enter_context(role("owner", str(here.fileno()), f"{scratch}/{name}", fds=(here.fileno(),)))
+            fds = tuple(s.fileno() for s in (there, udp, tcp, http))
+            stack.enter_context(role("gateway", *map(str, fds), scratch, guarded, fds=fds))
+            clients[name] = Client(SHOP, http.getsockname()[1])
         if mitmdump is not None:
             with listening() as free:
                 port = free.getsockname()[1]
@@ -221,12 +253,14 @@ def measured(mitmdump: str | None, rounds: int) -> dict[str, Any]:
 def show(found: dict[str, Any]) -> None:
     """A table with ratios to plain hypercorn."""
     base = found["hypercorn"]
-    print(f"{'':12} {'P50 ms':>8} {'P95 ms':>8} {'a second':>9}  ratios to hypercorn")
-    for name in ("hypercorn", "gateway", "mitmdump"):
+    print(f"{'':12} {'P50 ms':>8} {'P95 ms':>8} {'POST P50':>8} {'a second':>9}  ratios to hypercorn")
+    for name in ("hypercorn", "gateway", "guarded", "mitmdump"):
         if name in found:
             row = found[name]
             ratios = " ".join(f"{row[k] / base[k]:.2f}" for k in base)
-            print(f"{name:12} {row['p50_ms']:8.2f} {row['p95_ms']:8.2f} {row['per_s']:9.0f}  {ratios}")
+            print(
+                f"{name:12} {row['p50_ms']:8.2f} {row['p95_ms']:8.2f} {row['post_p50_ms']:8.2f} {row['per_s']:9.0f}  {ratios}"
+            )
     print(f"DNS answers a second: {found['dns_per_s']:.0f}; load {found['load']:.1f}, {found['rounds']} rounds")
 
 
@@ -236,7 +270,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--role"]:
         name, *rest = sys.argv[2:]
         if name == "gateway":
-            gateway(*map(int, rest[:4]), rest[4])  # type: ignore[call-arg, arg-type]
+            gateway(*map(int, rest[:4]), *rest[4:])  # type: ignore[arg-type]
         else:
             roles[name](*rest)  # type: ignore[operator]
         return

@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Final
 
 from belljar.dataclass import dataclass
@@ -38,14 +39,23 @@ class Detector:
         if not self.literals:
             yield from self.pattern.finditer(data)
             return
-        look = self.pattern.search if self.before else self.pattern.match
+        look = _near(self.pattern, self.before) if self.before else self.pattern
         for text in self.literals:
-            least = last = 0
+            last = 0
             for at in places(data, text, held, text.decode()):
-                found = look(data, max(last, at - self.before), at + self.within) if at >= least else None
+                found = look.match(data, max(last, at - self.before), at + self.within) if at >= last else None
                 if found:
-                    least = last = found.end()
+                    last = found.end()
                     yield found
+
+
+@cache
+def _near(pattern: re.Pattern[bytes], before: int) -> re.Pattern[bytes]:
+    """A pattern that begins so many bytes behind where it is matched, or fewer; group 1 is as in
+    `Detector`."""
+    text = pattern.pattern.removeprefix(b"(?i)")
+    body = text if pattern.groups else b"(" + text + b")"
+    return re.compile(rb"[\s\S]{0,%d}?(?:%s)" % (before, body), pattern.flags)
 
 
 def entropy(text: bytes) -> float:
@@ -179,9 +189,8 @@ _SEED_SHAPE: Final = rb"(?:[A-Za-z]{3,8}[^A-Za-z]{1,6}){11}[A-Za-z]{3}"
 _WORD: Final = re.compile(rb"[A-Za-z]+")
 _PHRASE: Final = "a phrase"
 MIN_PHRASE: Final = 12 * 4 - 1
-MAX_WORD: Final = 3 + 2 * (8 + 6)
 MAX_WORDS: Final = 3 + 11 * (8 + 6)
-"""Of two and of eleven words before the third letter of another, with what is between them."""
+"""From the beginning of eleven words to the third letter of the one behind them."""
 
 
 class Patterns:
@@ -233,16 +242,16 @@ _WEAK: Final = frozenset({"secret", "url_password"})
 
 def _may_be_phrase(data: bytes, ends: Iterable[int]) -> bool:
     """Whether twelve words of the list follow each other where `_SEED_SHAPE` ends."""
-    known = _word_numbers()
+    known, least = _word_numbers(), 0
     for end in ends:
-        last = _WORD.match(data, end - 3)
-        if last is None or last[0].lower().decode() not in known:
+        if end < least:
             continue
-        for back in (MAX_WORD, MAX_WORDS):  # most end at the word before
-            words = _WORD.findall(data, max(0, end - back), last.end())[-12:]
-            if not all(word.lower().decode() in known for word in words[1:-1]):
-                break
-        else:
+        word = _WORD.match(data, end - 3)
+        if word is None or word[0].lower().decode() not in known:
+            least = end + MIN_PHRASE
+            continue
+        words = _WORD.findall(data, max(0, end - MAX_WORDS), word.end())[-12:]
+        if all(word.lower().decode() in known for word in words[1:]):
             return True
     return False
 
