@@ -62,10 +62,18 @@ _OUTPUTS: Final[Mapping[Kind, tuple[tuple[str, ...], str, Channel]]] = {
 HEADER: Final = "header"
 """The part that holds header fields, a line each."""
 _CREDENTIAL_HEADER: Final = re.compile(rb"(?i)auth|cookie|token|key|secret|session|credential")
-_CREDENTIAL_NAME: Final = re.compile(
-    rb"(?i)(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)[\"']?\s*[=:]\s*[\"']?$"
+_NAME: Final = rb"(pass(word|wd)?|pwd|token|api[_-]?key|access[_-]?key|secret|auth|credential)"
+_PRESENTED: Final = re.compile(
+    rb"(?i)(?:(?:^|[?&;])[a-z0-9_.%%\[\]-]*%s[\]%%a-z0-9]{0,3}=|%s[\"']\s*:\s*[\"']?|name=\"[^\"]*%s\"\s*\r?\n\r?\n)$"
+    % (_NAME, _NAME, _NAME)
 )
-"""What stands before a value that is presented as a credential, in a form, JSON or a query."""
+"""What stands before a value that is presented as a credential, in a form, a query or JSON. A file
+that is uploaded has such lines too (`aws_secret_access_key = …`): its values are sent."""
+_SMTP_LOGIN: Final = re.compile(
+    rb"(?i)(?:^|\n)AUTH[ \t]+[A-Z0-9-]+(?:[ \t]+[A-Za-z0-9+/=]*)?(?:\r?\n[A-Za-z0-9+/=]*){0,2}$"
+)
+"""What stands before a value that is presented to a mail server, on its line or on the two after."""
+_UPLOADS: Final = frozenset({"push", "publish", "change"})
 _LOGINS: Final = frozenset({"login", "auth", "credentials"})
 
 
@@ -158,14 +166,18 @@ def _bodies(event: Event) -> Iterator[Carried]:
     if event.kind is Kind.NETWORK_WEBSOCKET and event.data.get("direction") != "sent":
         return
     is_between_cells = event.data.get("hindsight") is True
-    is_login = event.data.get("what") in _LOGINS
+    what = event.data.get("what")
+    is_login = what in _LOGINS
+    if what in _UPLOADS:
+        channel = Channel.FILE
+    word = str(what) if what in _UPLOADS else channel.value
     for body in event.bodies:
         from_gateway = body.name == "sent" and not is_between_cells
         if from_gateway or (names and body.name not in names):
             continue
         contact = Contact.USED if is_login else Contact.SENT
         # A decoy service says what was done there: `redis.auth`.
-        operation = str(event.data.get("operation") or f"{channel.value}.{body.name}")
+        operation = str(event.data.get("operation") or f"{word}.{body.name}")
         yield from _part(
             event,
             Channel.STREAM if "operation" in event.data else channel,
@@ -209,13 +221,22 @@ def _part(
 
 def contact_of(part: Carried, hit: Hit) -> Contact:
     """The grade of one hit: a value that stands where a credential stands is used."""
-    if part.contact is not Contact.SENT or part.channel is not Channel.HTTP:
+    if part.contact is not Contact.SENT:
         return part.contact
+    before = part.data[max(0, hit.start - 1024) : hit.start]
+    if part.channel is Channel.STREAM:
+        return Contact.USED if _SMTP_LOGIN.search(before) else Contact.SENT
+    if part.channel is not Channel.HTTP:
+        return Contact.SENT
     if part.part == HEADER:
         name = part.data[part.data.rfind(b"\n", 0, hit.start) + 1 :].partition(b":")[0]
         return Contact.USED if _CREDENTIAL_HEADER.search(name) else Contact.SENT
-    before = part.data[max(0, hit.start - 64) : hit.start]
-    return Contact.USED if _CREDENTIAL_NAME.search(before) else Contact.SENT
+    return Contact.USED if _PRESENTED.search(before) and not _in_lines(part, hit) else Contact.SENT
+
+
+def _in_lines(part: Carried, hit: Hit) -> bool:
+    """Whether a body has lines, as a form by fields has not and JSON and a form by parts have."""
+    return part.data[hit.start - 1 : hit.start] == b"=" and b"\n" in part.data.strip()
 
 
 _KINDS: Final[Mapping[Contact, Kind]] = {

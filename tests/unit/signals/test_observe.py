@@ -117,12 +117,47 @@ def test_what_was_not_kept_is_counted() -> None:
 
 @pytest.mark.parametrize(
     ("before", "expected"),
-    [(b"user=a&password=", "used"), (b'{"api_key": "', "used"), (b"the note says ", "sent")],
+    [
+        (b"user=a&password=", "used"),
+        (b"user%5Bpassword%5D=", "used"),
+        (b'{"api_key": "', "used"),
+        (b'--x\r\nContent-Disposition: form-data; name="password"\r\n\r\n', "used"),
+        (b"the note says ", "sent"),
+        (b"[default]\naws_secret_access_key = ", "sent"),
+        (b"APP_ENV=production\nSECRET_KEY=", "sent"),
+        (b"//npm.corp.internal/:_authToken=", "sent"),
+        (b"password: ", "sent"),
+    ],
 )
 def test_a_value_in_a_login_is_used(before: bytes, expected: str) -> None:
     """In a body, a value behind the name of a credential is presented, any other is sent."""
     [part] = carried(Event(kind=Kind.NETWORK_HTTP, bodies=(body("request", before + SECRET),)))
     assert contact_of(part, hit(start=len(before), decoding=())) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (b"EHLO a\r\nAUTH LOGIN\r\ndQ==\r\n", "used"),
+        (b"EHLO a\r\nAUTH LOGIN dQ==\r\n", "used"),
+        (b"EHLO a\r\nAUTH PLAIN ", "used"),
+        (b"AUTH LOGIN\r\ndQ==\r\ndQ==\r\nMAIL FROM:<a@b>\r\nDATA\r\n\r\n", "sent"),
+    ],
+)
+def test_a_value_in_a_mail_login_is_used(before: bytes, expected: str) -> None:
+    """In a mail connection, what follows AUTH is presented; what stands in a mail is sent."""
+    event = Event(kind=Kind.NETWORK_STREAM, data={"stand_in": "m"}, bodies=(body("received", before + SECRET),))
+    [found] = carried(event)
+    assert contact_of(found, hit(start=len(before))) == expected
+
+
+@pytest.mark.parametrize("what", ["push", "publish"])
+def test_an_upload_is_a_file(what: str) -> None:
+    """What is pushed or published is named so, not as a mail; its values are sent."""
+    event = Event(kind=Kind.NETWORK_ATTEMPT, data={"what": what}, bodies=(body("pack", b"a=1&token=" + SECRET),))
+    [found] = carried(event)
+    assert (found.channel, found.operation) == (Channel.FILE, f"{what}.pack")
+    assert contact_of(found, hit(start=10)) == "sent"
 
 
 def part(**changes: Any) -> Carried:  # noqa: ANN401 - fields of Carried

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 import h11
@@ -27,6 +28,9 @@ _FRAMED: Final = (b"content-length", b"transfer-encoding")
 _CHUNK: Final = re.compile(rb"(?:\r\n)?(?:(?P<size>[1-9a-f][0-9a-f]*|[1-9A-F][0-9A-F]*|0)\r\n)?(?:\r\n)?")
 """What stands around a chunk's data: the end of the chunk before, a size, the end of all. A size follows
 from the chunk's length if its letters are of one case and no zero leads."""
+
+
+_PHRASES: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class RefusedRequest(Exception):  # noqa: N818 - a verdict on a request
@@ -214,6 +218,17 @@ class Http1(H11Protocol):
     async def _send_error_response(self, status_code: int) -> None:
         await self._on_refused(str(sys.exception() or "malformed"))
         await super()._send_error_response(status_code)
+
+    async def _send_h11_event(self, event: Any) -> None:  # noqa: ANN401 - h11's events
+        """With the reason phrase that servers send: botocore takes a 100 without one for the answer."""
+        if isinstance(event, h11.Response | h11.InformationalResponse) and not event.reason:
+            event = type(event)(
+                status_code=event.status_code,
+                headers=event.headers.raw_items(),
+                http_version=event.http_version,
+                reason=_PHRASES.get(event.status_code, b""),
+            )
+        await super()._send_h11_event(event)
 
     async def _check_protocol(self, event: h11.Request) -> None:
         names = [name for name, _ in event.headers]

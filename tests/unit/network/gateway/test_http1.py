@@ -64,6 +64,14 @@ ATTACKS = {
 }
 
 
+def test_answers_have_the_reason_phrase_of_servers() -> None:
+    """The interim answer and the last one: botocore takes `100` without a word for the answer."""
+    head = b"POST / HTTP/1.1\r\n" + HOST + b"Expect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+    told = talk([head, b"abc"])
+    assert b"HTTP/1.1 100 Continue\r\n" in told.said
+    assert b"HTTP/1.1 200 OK\r\n" in told.said
+
+
 @pytest.mark.parametrize("size", [1 << 16, 7])
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_what_is_hidden_is_on_record(attack: bytes, size: int) -> None:
