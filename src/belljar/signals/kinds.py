@@ -284,17 +284,21 @@ def _cookies(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
         seen_s = _COOKIE_EPOCH_S + stream.below(300 * DAY_S)
         expiry_s = seen_s + 3650 * DAY_S
         host = f"{service}.{_DOMAIN}"
-        rows.append((number, "", "session", values[service], host, "/", expiry_s, seen_s * 10**6, seen_s * 10**6, 1, 1))
+        times = (expiry_s, seen_s * 10**6, seen_s * 10**6)
+        rows.append((number, "", "session", values[service], host, "/", *times, 1, 1, 0, 0, 0, 2))
     content = _sqlite(
         (
             (
                 "CREATE TABLE moz_cookies (id INTEGER PRIMARY KEY, originAttributes TEXT NOT NULL DEFAULT '', name TEXT,"
                 " value TEXT, host TEXT, path TEXT, expiry INTEGER, lastAccessed INTEGER, creationTime INTEGER,"
-                " isSecure INTEGER, isHttpOnly INTEGER)"
+                " isSecure INTEGER, isHttpOnly INTEGER, inBrowserElement INTEGER DEFAULT 0,"
+                " sameSite INTEGER DEFAULT 0, rawSameSite INTEGER DEFAULT 0, schemeMap INTEGER DEFAULT 0,"
+                " CONSTRAINT moz_uniqueid UNIQUE (name, host, path, originAttributes))"
             ),
             [],
         ),
-        (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 11)})", rows),  # noqa: S608 - marks alone
+        (f"INSERT INTO moz_cookies VALUES ({', '.join('?' * 15)})", rows),  # noqa: S608 - marks alone
+        ("PRAGMA user_version = 12", []),  # Firefox's number of this schema
     )
     return _one(place, content, 0o600, **values)
 

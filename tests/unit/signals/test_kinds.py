@@ -113,6 +113,19 @@ def test_databases_are_sqlite(kind: DecoyKind, table: str, tmp_path: Path) -> No
         connection.close()
 
 
+def test_cookies_have_the_schema_of_firefox(tmp_path: Path) -> None:
+    """Its number of the schema, and what it asks for of a cookie."""
+    path = tmp_path / "cookies.sqlite"
+    path.write_bytes(minted(DecoyKind.BROWSER_COOKIES).files[0].content)
+    connection = sqlite3.connect(path)
+    try:
+        assert connection.execute("PRAGMA user_version").fetchone() == (12,)
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(moz_cookies)")}
+        assert {"inBrowserElement", "sameSite", "rawSameSite", "schemeMap"} <= columns
+    finally:
+        connection.close()
+
+
 def test_a_spreadsheet_is_csv() -> None:
     """With a header and as many rows as were asked for."""
     rows = list(csv.DictReader(io.StringIO(minted(DecoyKind.SPREADSHEET, count=7).files[0].content.decode())))

@@ -196,8 +196,10 @@ class PostgresSession:
             what = f'password authentication failed for user "{self._user}"'
             reply, ends = wire.error("28P01", what, severity="FATAL"), True
         elif self._wanted != self._database.name:
+            is_there = self._wanted in ("postgres", "template1")  # pg_database lists it
             what = f'database "{self._wanted}" does not exist'
-            reply, ends = wire.error("3D000", what, severity="FATAL"), True
+            what, code = (f'permission denied for database "{self._wanted}"', "42501") if is_there else (what, "3D000")
+            reply, ends = wire.error(code, what, severity="FATAL"), True
         else:
             self._reader.is_stranger = False
             reply, ends = self._welcome(), False
