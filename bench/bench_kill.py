@@ -1,8 +1,11 @@
-"""How soon the kill switch halts cells: `python bench/bench_kill.py [--tier TIER]… [--cells N]… [--rounds N] [--network]`.
+"""How soon the kill switch halts cells.
 
-Each cell counts as fast as it can and tells its clock every 2 ms (every half millisecond a cell, where there are more); with `--network` it also
-sends packets as fast as it can, which are seen from the host, in the range's namespace. A process of
-its own, which has imported everything, kills all at once. From that process' trip:
+    python bench/bench_kill.py [--tier TIER]… [--cells N]… [--rounds N] [--network]
+
+Each cell counts as fast as it can and tells its clock every 2 ms (every half millisecond a cell, where
+there are more); with `--network` it also sends packets as fast as it can, which are seen from the host,
+in the range's namespace. All begin at the same time, when the last program stands. A process of its
+own, which has imported everything, kills all at once. From that process' trip:
 
 - `last sign`: until the last moment that a cell's own clock told (what was on its way is lost, so
   this is a lower bound of the last instruction);
@@ -40,6 +43,9 @@ from belljar.network import links
 COUNTING = """
 import os, time
 n, told = 0, 0
+os.write(1, b"stands\\n")
+while time.time() < {begin}:
+    time.sleep(0.5)
 while True:
     n += 1
     now = time.monotonic_ns()
@@ -48,7 +54,9 @@ while True:
         os.write(1, b"%d\\n" % now)
 """
 SENDING = """
-import socket
+import socket, time
+while time.time() < {begin}:
+    time.sleep(0.5)
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 while True:
     try:
@@ -79,11 +87,13 @@ class Counted:
     last_ns: int = 0
     offset_ns: int | None = None
     rest: bytes = field(default=b"")
+    stands: bool = False
 
     def take(self, chunk: bytes) -> None:
         """Some output of the program."""
         now = time.monotonic_ns()
         *lines, self.rest = (self.rest + chunk).split(b"\n")
+        self.stands = True
         if lines and lines[-1].isdigit():
             self.last_ns = int(lines[-1])
             if self.offset_ns != 0:
@@ -159,11 +169,17 @@ async def one_round(policy: Path, cells: int, *, network: bool) -> dict[str, lis
     )
     async with standing(policy, cells, network=network) as (made, sniffers):
         async with anyio.create_task_group() as tasks:
+            begin = str(time.time() + 10 + 2 * cells)
+            counting = COUNTING.replace("{interval_ns}", str(interval_ms * 1_000_000)).replace("{begin}", begin)
             for cell, count in zip(made, counted, strict=True):
-                tasks.start_soon(run, cell, COUNTING.replace("{interval_ns}", str(interval_ms * 1_000_000)), count)
+                tasks.start_soon(run, cell, counting, count)
                 if network:
-                    tasks.start_soon(run, cell, SENDING, Counted())
+                    tasks.start_soon(run, cell, SENDING.replace("{begin}", begin), Counted())
             with anyio.fail_after(600):
+                while not all(count.stands for count in counted):  # noqa: ASYNC110 - set by as many programs
+                    await anyio.sleep(0.1)
+                if time.time() > float(begin):
+                    raise RuntimeError("the programs took too long to start")
                 while not all(count.last_ns for count in counted):  # noqa: ASYNC110 - set by as many programs
                     await anyio.sleep(0.1)
             await anyio.sleep(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,24 @@ def test_a_failed_self_test_is_on_record_and_ends_a_run_of_high_risk(
     check_data(tested.kind, dict(tested.data))
     assert (tested.kind, tested.data["ok"], tested.data["reason"]) == (Kind.KILL_TESTED, False, "it still runs")
     assert world.ended(*((OWN, BESIDE) if ends_run else ()))
+
+
+def test_runs_of_one_process_share_a_test(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, the switch is tested once, and each has the result on record."""
+    made: list[Path] = []
+
+    async def test_switch(home: Path) -> SwitchTest:
+        made.append(home)
+        return SwitchTest(ok=True, duration_ms=50.0)
+
+    monkeypatch.setattr(self_test, "test_switch", test_switch)
+    threads = [threading.Thread(target=test_once, args=(world.recorder, None, world.home)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [world.home]
+    assert [event.data["ok"] for event in world.recorder.events] == [True] * 8
 
 
 def test_a_trip_about_nothing_halts_nothing(world: World) -> None:
