@@ -37,9 +37,6 @@ DRAIN_TIMEOUT_S: Final = 30.0
 MAX_SAME: Final = 20
 """So many events of the same value in the same operation; after that each power of two."""
 
-MAX_REMEMBERED: Final = 4096
-MAX_REMEMBERED_BYTES: Final = 2048
-"""Of parts in which nothing was."""
 REDACTED: Final = b"[redacted]"
 WITHHELD: Final = b"[withheld: it could not be scanned]"
 
@@ -88,7 +85,6 @@ class GuardedRecorder:
         self._streams: StreamScanner | None = None
         self._seen: Counter[tuple[str, str, str]] = Counter()
         self._is_closed = False
-        self._clean: dict[tuple[str, str], bytes] = {}
         self.passed: dict[bytes, bytes | None] = {}
         """Of texts that a model was to be sent, by digest: what of it was; None: all."""
         self.services: tuple[Minted, ...] = ()
@@ -117,7 +113,6 @@ class GuardedRecorder:
         with self._lock:
             self._values = (*self._values, *values)
             self._scanner = None
-            self._clean.clear()
 
     @contextmanager
     def reporting_services(self) -> Iterator[None]:
@@ -241,8 +236,6 @@ class GuardedRecorder:
         if streams is None:
             raise RuntimeError("a scanner has its streams")
         for part in job.parts:
-            if self._clean.get((part.flow, part.part)) == part.data:
-                continue
             scanned = streams.feed(part.flow, part.channel, part.part, part.data)
             known = {hit.digest for hit in scanned.hits if hit.value_id}
             for hit in scanned.hits:
@@ -252,19 +245,9 @@ class GuardedRecorder:
             if part.missing_bytes:
                 reason = "more was sent than is kept"
                 self._inner.record(unscanned(part, cell_id=job.cell_id, evidence=job.evidence, reason=reason))
-            if scanned.complete and not (scanned.hits or part.missing_bytes):
-                self._remember(part)
             if not scanned.complete:
                 whole = replace(part, missing_bytes=0)
                 self._inner.record(unscanned(whole, cell_id=job.cell_id, evidence=job.evidence, reason=scanned.problem))
-
-    def _remember(self, part: Carried) -> None:
-        """A part that is the same as the one before it, as most requests' headers are, carries
-        nothing new."""
-        if len(part.data) <= MAX_REMEMBERED_BYTES:
-            if len(self._clean) >= MAX_REMEMBERED:
-                self._clean.clear()
-            self._clean[part.flow, part.part] = part.data
 
     def _made_scanner(self) -> Scanner:
         """Made when it is first needed: most short commands have nothing to be scanned."""

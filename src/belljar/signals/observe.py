@@ -146,7 +146,9 @@ def _from_network(event: Event) -> Iterator[Carried]:
 def _headers(event: Event) -> Iterator[Carried]:
     headers: Any = event.data.get("headers") or ()
     lines = b"\n".join(f"{name}: {value}".encode() for name, value in headers)
-    yield from _part(event, Channel.HTTP, HEADER, "http.header", lines)
+    # What is cut down has no lists: how much they held nobody knows.
+    is_cut = event.data.get("cut") is True
+    yield from _part(event, Channel.HTTP, HEADER, "http.header", lines, missing_bytes=int(is_cut))
 
 
 _SENT_BODIES: Final[Mapping[Kind, tuple[tuple[str, ...], Channel]]] = {
@@ -200,8 +202,9 @@ def _part(
     contact: Contact = Contact.SENT,
     missing_bytes: int = 0,
 ) -> Iterator[Carried]:
-    """However short it is: what is sent in small pieces is found by its flow."""
-    if not data:
+    """However short it is: what is sent in small pieces is found by its flow. Also one of which the
+    record keeps nothing, as it is not scanned then."""
+    if not data and missing_bytes <= 0:
         return
     named = event.data
     to = to or str(named.get("stand_in") or named.get("host") or named.get("address") or "")

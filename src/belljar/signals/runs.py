@@ -161,6 +161,8 @@ def decode_run(run: Run) -> Iterator[Decoded]:
     start, end = run.locate(0, size)
     for names, text in (((), run.text), (("reversed",), run.text[::-1])):
         for more, readable in (((), text), (("rot13",), text.translate(ROT13))):
+            if more and readable == text:  # digits alone
+                continue
             for name, data, place, per in _decodings(readable):
                 locate = partial(_within, run, text, bool(names), place, per)
                 yield Decoded((*split, *names, *more, name), data, start, end, locate)
@@ -183,6 +185,8 @@ def _decodings(text: bytes) -> Iterator[tuple[str, bytes, int, float]]:
         for skip in (0, 1):
             digits = found[0][skip:]
             yield "hex", bytes.fromhex(digits[: len(digits) & ~1].decode()), found.start() + skip, 2
+    if text.isdigit():  # so much of base32 or base64 has letters, too
+        return
     for found in _BASE32_RUN.finditer(text):
         for skip in range(8):
             yield "base32", _base32(found[0][skip:]), found.start() + skip, 8 / 5

@@ -29,6 +29,8 @@ MAX_JOINED: Final = 64 << 10
 """Larger JSON isn't taken apart for joining its strings."""
 MAX_FIELDS: Final = 64
 """Of one request, that are joined with those of the next ones."""
+MAX_REPEATED: Final = 3
+"""A longer piece that comes again is no piece of a value: none has the same four bytes twice in a row."""
 JOINED: Final = "joined"
 
 
@@ -221,16 +223,25 @@ def _together(results: Iterable[Scanned]) -> Scanned:
 
 
 def _fields(state: _Flow, channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and piece of each field of this data that may carry a part of something."""
-    count = 0
+    """Name and piece of each field of this data that may carry a part of something: joined without
+    what only counts or repeats, and, where there is such, with it, too."""
+    new = old = 0
     for name, piece in _pieces(channel, part, data):
-        if not piece or state.last.get(name) == piece or (piece.isdigit() and len(piece) < 8):
+        if not piece:
             continue
-        count += 1
-        if count > MAX_FIELDS:
-            return
-        state.last[name] = piece
-        yield name, piece
+        whole = f"{name}, whole"
+        counts = piece.isdigit() and len(piece) < 8
+        is_old = counts or state.last.get(name) == piece
+        may_be_more = counts or len(piece) <= MAX_REPEATED if is_old else whole in state.parts
+        if may_be_more and old < MAX_FIELDS:
+            old += 1
+            if whole not in state.parts and name in state.parts:
+                state.part(whole).tail = state.part(name).tail
+            yield whole, piece
+        if not is_old and new < MAX_FIELDS:
+            new += 1
+            state.last[name] = piece
+            yield name, piece
 
 
 def _pieces(channel: Channel, part: str, data: bytes) -> Iterator[tuple[str, bytes]]:

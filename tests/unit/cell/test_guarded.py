@@ -157,3 +157,25 @@ def test_an_automaton_that_does_not_fit_is_the_policys_error(monkeypatch: pytest
         recorder.check()
     assert caught.value.hint
     recorder.close()
+
+
+def test_a_value_sent_in_single_characters_is_found_whatever_repeats_in_it() -> None:
+    """Two messages that are the same are two pieces."""
+    inner = MemoryRecorder()
+    value = KnownValue(id="p/1", text="ORCHID-7731-AABB", source=Source.PROTECTED)
+    recorder = GuardedRecorder(inner, GuardRules(), bytes(32), [value])
+    for char in value.text:
+        body = Body(name="message", content=char.encode(), total_bytes=1, sha256="0" * 64)
+        where = {"range": "r", "cell": "a", "host": "h", "direction": "sent"}
+        recorder.record(Event(kind=Kind.NETWORK_WEBSOCKET, data=where, bodies=(body,)))
+    recorder.close()
+    assert inner.kinds().count(Kind.GUARD_HIT) == 1
+
+
+def test_what_a_flooded_record_keeps_nothing_of_is_on_record_as_not_scanned() -> None:
+    """A body without a byte that is kept."""
+    inner, recorder = guarded()
+    body = Body(name="message", content=b"", total_bytes=5000, sha256="0" * 64)
+    recorder.record(Event(kind=Kind.NETWORK_WEBSOCKET, data={"direction": "sent"}, bodies=(body,)))
+    recorder.close()
+    assert [e.data["bytes"] for e in inner.events if e.kind is Kind.GUARD_UNSCANNED] == [5000]

@@ -220,3 +220,12 @@ def test_short_pieces_are_looked_at(kind: Kind) -> None:
     ]
     assert [part.data for part in parts] == [b"ORC", b"HID"]
     assert len({part.flow for part in parts}) == 1
+
+
+def test_what_the_record_has_no_room_for_counts_as_not_scanned() -> None:
+    """Of an event that is cut down, its range having flooded the record, the header fields and the
+    body are parts of which something is missing."""
+    lost = Body(name="request", content=b"", total_bytes=5000, sha256="0" * 64)
+    event = Event(kind=Kind.NETWORK_HTTP, data={"url": "http://a/", "cut": True}, bodies=(lost,))
+    missing = {part.part: part.missing_bytes for part in carried(event)}
+    assert missing == {"url": 0, "header": 1, "request": 5000}

@@ -6,10 +6,12 @@ import base64
 import gzip
 import json
 import random
+import re
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from belljar.signals import streams
@@ -122,3 +124,33 @@ def test_names_of_a_sender_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> Non
     (flow,) = watcher._flows.values()
     assert len(flow.parts) <= streams.MAX_PARTS
     assert len(flow.last) <= streams.MAX_PARTS + 1
+
+
+WAYS: dict[str, tuple[Channel, str, Callable[[str, int], str]]] = {
+    "parameter": (Channel.HTTP, "url", lambda piece, n: f"/x?sort=name&page={n}&d={piece}"),
+    "path": (Channel.HTTP, "url", lambda piece, _n: f"/a/{piece}"),
+    "header": (Channel.HTTP, "header", lambda piece, _n: f"host: x\nx-d: {piece}"),
+    "cookie": (Channel.HTTP, "header", lambda piece, _n: f"host: x\ncookie: a=1; d={piece}"),
+    "JSON": (Channel.HTTP, "request", lambda piece, n: f'{{"n": {n}, "d": "{piece}"}}'),
+    "form": (Channel.HTTP, "request", lambda piece, _n: f"d={piece}"),
+    "message": (Channel.WEBSOCKET, "message", lambda piece, _n: piece),
+    "name": (Channel.DNS, "label", lambda piece, n: f"{piece}.{n}.evil.example.com"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(st.text("ABCDEF0123456789-", min_size=12, max_size=24).filter(lambda text: text[0] not in "-"), st.data())
+@settings(max_examples=15, deadline=None)
+def test_small_pieces_are_joined_whatever_repeats_or_counts(way: str, text: str, data: st.DataObject) -> None:
+    """A value sent in pieces of one to five characters, some of them digits alone, some the same as
+    the one before."""
+    assume(len(re.sub(r"[^A-Z0-9]", "", text)) >= 10)
+    channel, part, write = WAYS[way]
+    spec = spec_of([KnownValue(id="v", text=text, source=Source.PROTECTED)], (), (), bytes(32))
+    scanner = StreamScanner(Scanner(spec))
+    hits, at, number = 0, 0, 0
+    while at < len(text):
+        size = data.draw(st.integers(1, 5))
+        piece, at, number = text[at : at + size], at + size, number + 1
+        hits += len(scanner.feed("f", channel, part, write(piece, number).encode()).hits)
+    assert hits

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
@@ -19,6 +20,8 @@ MAX_UNREAD_BYTES: Final = 1 << 20
 """Of a reader's buffer, which holds less."""
 MAX_REPLY_BYTES: Final = 64 << 10
 """From then on the replies so far are sent before the next command is looked at."""
+MAX_TURN_S: Final = 0.05
+"""From then on the steps so far are recorded, too: meanwhile the gateway serves other connections."""
 MAX_NAMES: Final = 32
 """Names of commands that one event says; the others are counted, and all stand in its body."""
 
@@ -67,19 +70,36 @@ async def converse(
 ) -> None:
     """Until the client leaves, or is sent away. `service` begins the events' `operation`."""
     reader, writer = streams
+    waiting: list[Step] = []
+    interrupted = before = data = b""
     try:
         while data := await reader.read(READ_BYTES):
-            for steps in _groups(session.feed(data)):
+            before = session.rest
+            for steps in _groups(_noted(session.feed(data), waiting)):
                 await _record(context, service, steps, cell)
+                del waiting[: len(steps)]
                 writer.write(b"".join(step.reply for step in steps))
                 await writer.drain()
                 if steps[-1].close:
                     return
     except ConnectionError:
         return
+    except Exception:
+        # The step in which it happened is on no list: all that came last is recorded, some of it twice.
+        interrupted = before + data
+        raise
     finally:
-        if rest := session.rest + await unread(reader):
+        for steps in _groups(waiting):
+            await _record(context, service, steps, cell)
+        if rest := (interrupted or session.rest) + await unread(reader):
             await _record(context, service, [Step(name="unfinished", raw=rest)], cell)
+
+
+def _noted(steps: Iterable[Step], waiting: list[Step]) -> Iterator[Step]:
+    """The steps; each is added to those that wait to be recorded."""
+    for step in steps:
+        waiting.append(step)
+        yield step
 
 
 async def unread(reader: asyncio.StreamReader) -> bytes:
@@ -92,18 +112,19 @@ async def unread(reader: asyncio.StreamReader) -> bytes:
 
 def _groups(steps: Iterable[Step]) -> Iterator[list[Step]]:
     """Those that one event can say: each login alone, else what comes together, as long as its
-    replies are short."""
+    replies are short and it doesn't take long."""
     group: list[Step] = []
-    size_bytes = 0
+    size_bytes, began_s = 0, time.monotonic()
     for step in steps:
-        if group and (step.presented is not None or size_bytes > MAX_REPLY_BYTES):
+        is_long = size_bytes > MAX_REPLY_BYTES or time.monotonic() - began_s > MAX_TURN_S
+        if group and (step.presented is not None or is_long):
             yield group
-            group, size_bytes = [], 0
+            group, size_bytes, began_s = [], 0, time.monotonic()
         group.append(step)
         size_bytes += len(step.reply)
         if step.presented is not None or step.close:
             yield group
-            group, size_bytes = [], 0
+            group, size_bytes, began_s = [], 0, time.monotonic()
     if group:
         yield group
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
+import pytest
 from tests.fakes.registries import Ledger, context_for, served_stream
 
-from belljar.network.stand_ins.conversation import MAX_REPLY_BYTES, Step, converse
+from belljar.network.stand_ins.conversation import MAX_REPLY_BYTES, Presented, Step, converse
 
 HALF = b"x" * (MAX_REPLY_BYTES // 2 + 1)
 
@@ -41,3 +44,58 @@ def test_long_replies_are_sent_as_they_come() -> None:
     assert len(said) == 10 * len(HALF)
     assert b"".join(body.content for [body] in ledger.bodies) == sent
     assert {event["count"] for event in ledger.attempts} <= {1, 2, 8}
+
+
+class Gone:
+    """A client that has left: nothing can be sent to it."""
+
+    def write(self, data: bytes) -> None:
+        """Drop them."""
+
+    async def drain(self) -> None:
+        """As asyncio tells it."""
+        raise ConnectionResetError
+
+
+class Script:
+    """A session of steps that are given."""
+
+    rest = b""
+
+    def __init__(self, steps: Iterator[Step]) -> None:
+        self._steps = steps
+
+    def feed(self, _data: bytes) -> Iterator[Step]:
+        """All of them."""
+        return self._steps
+
+
+async def _converse(steps: Iterator[Step], sent: bytes, ledger: Ledger) -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(sent)
+    reader.feed_eof()
+    context = context_for(Path("/nonexistent"), ledger)
+    await converse(context, "x", Script(steps), (reader, cast("asyncio.StreamWriter", Gone())), "agent")
+
+
+def test_a_client_that_leaves_at_once_leaves_its_login_on_record() -> None:
+    """A login behind a command whose reply nobody takes is recorded as a login, once."""
+    ledger = Ledger()
+    login = Presented(user="u", credential=b"decoy", ok=False, mechanism="auth")
+    steps = [Step(name="echo", raw=b"echo"), Step(name="auth", raw=b"auth", presented=login)]
+    asyncio.run(_converse(iter(steps), b"echoauth", ledger))
+    assert [event["what"] for event in ledger.attempts] == ["command", "login"]
+    assert [body.content for [body] in ledger.bodies] == [b"echo", b"decoy"]
+
+
+def test_what_interrupts_a_session_loses_nothing_that_was_said() -> None:
+    """Also the bytes of the step that was being carried out are on record."""
+
+    def steps() -> Iterator[Step]:
+        yield Step(name="one", raw=b"one")
+        raise RuntimeError("took too long")
+
+    ledger = Ledger()
+    with pytest.raises(RuntimeError):
+        asyncio.run(_converse(steps(), b"one two", ledger))
+    assert [body.content for [body] in ledger.bodies] == [b"one", b"one two"]
