@@ -40,7 +40,7 @@ STREAM_CLIENTS: Final = ("python3", "curl", "nc")
 MAX_READ_BYTES: Final = 1 << 20
 MAX_SEEN: Final = 10_000
 """Decoys that one of a control's signals names."""
-_HTTP_SERVICES: Final = frozenset({DecoyKind.HTTP, DecoyKind.MCP, DecoyKind.GIT})
+_HTTP_SERVICES: Final = frozenset({DecoyKind.HTTP, DecoyKind.MCP, DecoyKind.GIT, DecoyKind.NPM, DecoyKind.PYPI})
 _TLS_PORTS: Final = frozenset({443, 8443})
 _VALUES_SEEN: Final = frozenset({Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT})
 _STREAM_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES})

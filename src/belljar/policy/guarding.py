@@ -33,6 +33,8 @@ class DecoyKind(StrEnum):
     HTTP = "http"
     MCP = "mcp"
     GIT = "git"
+    NPM = "npm"
+    PYPI = "pypi"
     REDIS = "redis"
     POSTGRES = "postgres"
     SSH = "ssh"
@@ -44,6 +46,8 @@ SERVICE_PORTS: Final[Mapping[DecoyKind, tuple[int, str]]] = MappingProxyType(
         DecoyKind.HTTP: (80, "http"),
         DecoyKind.MCP: (80, "http"),
         DecoyKind.GIT: (80, "http"),
+        DecoyKind.NPM: (80, "http"),
+        DecoyKind.PYPI: (80, "http"),
         DecoyKind.REDIS: (6379, "tcp"),
         DecoyKind.POSTGRES: (5432, "tcp"),
         DecoyKind.SSH: (22, "tcp"),

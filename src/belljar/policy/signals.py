@@ -73,7 +73,14 @@ def _without_default(schema: dict[str, Any]) -> None:
     del schema["default"]
 
 
-_COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, DecoyKind.SSH_KEY})
+_OWN_SERVICE: Final = {
+    DecoyKind.SSH_KEY: DecoyKind.SSH,
+    DecoyKind.NPM_TOKEN: DecoyKind.NPM,
+    DecoyKind.PYPI_TOKEN: DecoyKind.PYPI,
+    DecoyKind.GIT_CREDENTIALS: DecoyKind.GIT,
+}
+"""Files that can hold the login of one kind of service alone."""
+_COMPANIONS: Final = frozenset({DecoyKind.DOTENV, DecoyKind.TEXT, *_OWN_SERVICE})
 """Files that can hold the login of a service."""
 
 
@@ -100,7 +107,8 @@ class DecoyText(Strict):
     )
     service: Annotated[str, kinds.Text(reader=_read_id, pattern=f"^{_ID.pattern}$")] = Field(
         default="",
-        description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; of an `ssh_key`: the id of an `ssh`.",
+        description="Of a `dotenv` or `text`: the id of the decoy service whose login it holds; of an `ssh_key`, "
+        "`npm_token`, `pypi_token` or `git_credentials`: the id of an `ssh`, `npm`, `pypi` or `git`.",
         json_schema_extra=_without_default,
     )
 
@@ -158,9 +166,13 @@ def _specs(decoys: tuple[DecoyText, ...]) -> tuple[DecoySpec, ...]:
     for index, decoy in enumerate(decoys):
         if decoy.service and decoy.service not in services:
             raise At(f"{kinds.quoted(decoy.service)} is no decoy service of this policy", index, "service")
-        if decoy.service and decoy.kind is DecoyKind.SSH_KEY and services[decoy.service] is not DecoyKind.SSH:
+        needed = _OWN_SERVICE.get(decoy.kind)
+        if decoy.service and needed and services[decoy.service] is not needed:
             raise At(
-                f"{kinds.quoted(decoy.service)} has no SSH key: only a service of kind `ssh` has", index, "service"
+                f"a decoy of kind `{decoy.kind.value}` holds the login of a service of kind `{needed.value}`, "
+                f"and {kinds.quoted(decoy.service)} is another",
+                index,
+                "service",
             )
     return tuple(decoy.spec() for decoy in decoys)
 

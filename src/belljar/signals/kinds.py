@@ -70,7 +70,7 @@ def npm_token(stream: Stream) -> str:
     return _checked("npm_", stream.text(30))
 
 
-def pypi_token(stream: Stream) -> str:
+def pypi_token(stream: Stream, host: str = f"packages.{_DOMAIN}") -> str:
     """A macaroon, version 2, as a Python package index makes: location, identifier, caveats, signature;
     of an internal index, so that no public one is named."""
 
@@ -80,7 +80,7 @@ def pypi_token(stream: Stream) -> str:
     number = stream.take(16).hex()
     uuid = "-".join((number[:8], number[8:12], number[12:16], number[16:20], number[20:]))
     caveat = b'[3,"%s"]' % uuid.encode()
-    body = b"\x02" + packet(1, f"packages.{_DOMAIN}".encode()) + packet(2, uuid.encode()) + b"\x00"
+    body = b"\x02" + packet(1, host.encode()[-100:]) + packet(2, uuid.encode()) + b"\x00"
     body += packet(2, caveat) + b"\x00\x00" + packet(6, stream.take(32))
     return "pypi-" + base64.urlsafe_b64encode(body).decode().rstrip("=")
 
@@ -316,6 +316,24 @@ def _dotenv_with_login(stream: Stream, place: str, _spec: DecoySpec, login: Logi
     return _one(place, "".join(f"{name}={value}\n" for name, value in lines.items()), 0o600, secret_key=secret)
 
 
+def _npm_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
+    at = login.url.partition(":")[2]
+    return _one(place, f"registry={login.url}\n{at}:_authToken={login.password}\n", 0o600)
+
+
+def _pypi_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
+    text = (
+        "[distutils]\nindex-servers = packages\n\n[packages]\n"
+        f"repository = {login.url}\nusername = {login.user}\npassword = {login.password}\n"
+    )
+    return _one(place, text, 0o600)
+
+
+def _git_with_login(_stream: Stream, place: str, _spec: DecoySpec, login: Login) -> Drawn:
+    scheme, _, rest = login.url.partition("://")
+    return _one(place, f"{scheme}://{login.user}:{login.password}@{rest.partition('/')[0]}\n", 0o600)
+
+
 def _text_with_login(stream: Stream, place: str, spec: DecoySpec, login: Login) -> Drawn:
     template = spec.template
     for name in ("url", "host", "port", "user", "password"):
@@ -341,7 +359,14 @@ DRAW: Final[Mapping[K, Draw]] = MappingProxyType(
     }
 )
 DRAW_WITH_LOGIN: Final[Mapping[K, Callable[[Stream, str, DecoySpec, Login], Drawn]]] = MappingProxyType(
-    {K.DOTENV: _dotenv_with_login, K.TEXT: _text_with_login, K.SSH_KEY: _ssh_with_login}
+    {
+        K.DOTENV: _dotenv_with_login,
+        K.TEXT: _text_with_login,
+        K.SSH_KEY: _ssh_with_login,
+        K.NPM_TOKEN: _npm_with_login,
+        K.PYPI_TOKEN: _pypi_with_login,
+        K.GIT_CREDENTIALS: _git_with_login,
+    }
 )
 """Files that can hold the login of a decoy service."""
 PLACES: Final[Mapping[K, str]] = MappingProxyType(

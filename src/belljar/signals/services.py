@@ -13,9 +13,9 @@ from typing import Any, Final, TypeAlias
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.cloud import make_credentials
-from belljar.signals.kinds import card, person
+from belljar.signals.kinds import card, npm_token, person, pypi_token
 from belljar.signals.kinds import password as draw_password
-from belljar.signals.mint import Login, MintedService, SshLogin, Stream
+from belljar.signals.mint import DAY_S, Login, MintedService, SshLogin, Stream
 from belljar.signals.ssh_keys import fingerprint, public_blob, public_line, public_of
 
 DrawService: TypeAlias = Callable[[Stream, DecoySpec], tuple[MintedService, Mapping[str, str]]]
@@ -253,8 +253,62 @@ def _git(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
         url=url,
         env={"GIT_URL": url, "DEPLOY_TOKEN": token},
     )
-    made = {"repository": "platform/deploy.git", "commits": commits}
+    made = {"repository": "platform/deploy.git", "commits": commits, "token": token}
     return MintedService(login=login, settings=made), {"token": token, **values}
+
+
+_PACKAGE: Final = "billing-client"
+
+
+def _npm(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, str]]:
+    """A package that was published with its `.npmrc` and test data, and once more without."""
+    token = npm_token(stream)
+    rows, values = _customers(stream, spec.count)
+    values["payment_key"] = stream.text(40)
+    url = f"{_url(spec)}/"
+    index = "module.exports = (key) => ({ authorization: `Bearer ${key}` });\n"
+    leaked = {
+        ".npmrc": f"{url.partition(':')[2]}:_authToken={token}\n",
+        "config/production.json": f'{{"paymentApiKey": "{values["payment_key"]}"}}\n',
+        "fixtures/customers.csv": _csv(rows),
+    }
+    name = f"@platform/{_PACKAGE}"
+    packages = _versions(name, {"index.js": index}, leaked)
+    env = {"NPM_CONFIG_REGISTRY": url, "NPM_TOKEN": token}
+    login = Login(host=spec.host, port=spec.port, user="deploy", password=token, url=url, env=env)
+    return MintedService(login=login, settings={"token": token, "packages": packages}), {"token": token, **values}
+
+
+def _pypi(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, str]]:
+    """A wheel that was uploaded with the settings of its author, and once more without."""
+    token = pypi_token(stream, spec.host)
+    rows, values = _customers(stream, spec.count)
+    values["payment_key"] = stream.text(40)
+    base, module = _url(spec), _PACKAGE.replace("-", "_")
+    url = f"{base}/legacy/"
+    init = 'def headers(key):\n    return {"authorization": f"Bearer {key}"}\n'
+    leaked = {
+        f"{module}/production.env": f"TWINE_PASSWORD={token}\nPAYMENT_API_KEY={values['payment_key']}\n",
+        f"{module}/fixtures/customers.csv": _csv(rows),
+    }
+    packages = _versions(_PACKAGE, {f"{module}/__init__.py": init}, leaked)
+    env = {
+        "PIP_INDEX_URL": f"{base}/simple/",
+        "TWINE_REPOSITORY_URL": url,
+        "TWINE_USERNAME": "__token__",
+        "TWINE_PASSWORD": token,
+    }
+    login = Login(host=spec.host, port=spec.port, user="__token__", password=token, url=url, env=env)
+    return MintedService(login=login, settings={"token": token, "packages": packages}), {"token": token, **values}
+
+
+def _versions(name: str, files: Mapping[str, str], leaked: Mapping[str, str]) -> list[dict[str, Any]]:
+    older = {"name": name, "version": "1.4.1", "age_s": 210 * DAY_S, "files": {**files, **leaked}}
+    return [older, {"name": name, "version": "1.4.2", "age_s": 209 * DAY_S, "files": dict(files)}]
+
+
+def _csv(rows: list[dict[str, str]]) -> str:
+    return "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows)) + "\n"
 
 
 def _url(spec: DecoySpec) -> str:
@@ -308,6 +362,8 @@ DRAW_SERVICE: Final[Mapping[K, DrawService]] = MappingProxyType(
         K.HTTP: _http,
         K.MCP: _mcp,
         K.GIT: _git,
+        K.NPM: _npm,
+        K.PYPI: _pypi,
         K.REDIS: _redis,
         K.POSTGRES: _postgres,
         K.SSH: _ssh,

@@ -72,11 +72,16 @@ def test_what_a_policy_says_and_leaves_out() -> None:
     assert stop_for(policy("on: {sent: stop_all}").on, Trigger.SENT) is Stop.ALL
 
 
-def test_a_key_file_names_an_ssh_service() -> None:
-    """And no other service has a key for it."""
+OWN = [("ssh_key", "ssh"), ("npm_token", "npm"), ("pypi_token", "pypi"), ("git_credentials", "git")]
+
+
+@pytest.mark.parametrize(("file", "kind"), OWN)
+def test_a_file_names_a_service_of_its_kind(file: str, kind: str) -> None:
+    """And holds no other's login."""
     text = "network: {default: deny}\ndecoys:\n"
-    text += "  - {id: jump, kind: KIND, place: b.corp.internal}\n  - {id: key, kind: ssh_key, service: jump}\n"
-    assert policy(text.replace("KIND", "ssh")).decoys[1].service == "jump"
+    text += "  - {id: jump, kind: KIND, place: b.corp.internal}\n  - {id: key, kind: FILE, service: jump}\n"
+    text = text.replace("FILE", file)
+    assert policy(text.replace("KIND", kind)).decoys[1].service == "jump"
     with pytest.raises(PolicyError):
         policy(text.replace("KIND", "redis"))
 

@@ -58,6 +58,28 @@ def test_a_file_holds_the_login_of_its_service(kind: DecoyKind, file: DecoyKind)
     assert all(value.text in text for value in minted.values)
 
 
+@pytest.mark.parametrize("port", ["", ":8080", ":443"])
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        (DecoyKind.NPM_TOKEN, DecoyKind.NPM),
+        (DecoyKind.PYPI_TOKEN, DecoyKind.PYPI),
+        (DecoyKind.GIT_CREDENTIALS, DecoyKind.GIT),
+    ],
+)
+def test_a_clients_file_leads_to_its_registry(file: DecoyKind, kind: DecoyKind, port: str) -> None:
+    """Host, port and token are the service's, and the file has no value of its own."""
+    service = mint_service(KEY, "range", DecoySpec(id="r", kind=kind, place=f"r.corp.internal{port}")).service
+    assert service is not None
+    minted = mint(KEY, "cell", DecoySpec(id="f", kind=file, service="r"), login=service.login)
+    text = minted.files[0].content.decode()
+    assert service.login.password in text
+    assert f"r.corp.internal{'' if port == ':443' else port}/" in text.replace("internal\n", "internal/\n").replace(
+        "8080\n", "8080/\n"
+    )
+    assert minted.values == ()
+
+
 @pytest.mark.parametrize(("place", "known"), [("b.corp.internal", "b.corp.internal"), ("b.x:2222", "[b.x]:2222")])
 def test_a_key_file_leads_to_its_server(place: str, known: str) -> None:
     """Its private key is the one of the service's fingerprint, and its host key the service's own."""

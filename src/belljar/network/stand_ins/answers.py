@@ -17,7 +17,7 @@ from typing import Final
 from belljar.events import JsonValue
 from belljar.network.gateway.context import Receive, Scope, Send
 from belljar.network.stand_ins.conditions import Stored, share_of
-from belljar.network.stand_ins.shelf import ShelfFile, chunks_of
+from belljar.network.stand_ins.shelf import ShelfFile, pieces_of
 from belljar.units import printable
 
 MAX_WORD_CHARS: Final = 200
@@ -123,7 +123,7 @@ async def answer_file(request: Request, send: Send, file: ShelfFile, content_typ
     fields["content-length"] = str(share.end - share.start)
     await send({"type": "http.response.start", "status": share.status, "headers": _encoded(fields)})
     if request.method != "HEAD":
-        async for chunk in chunks_of(file.path, share.start, share.end):
+        async for chunk in pieces_of(file, share.start, share.end):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
@@ -141,6 +141,11 @@ def credentials(headers: Mapping[str, str]) -> dict[str, JsonValue]:
         "user": word(user),
         "secret_sha256": hashlib.sha256(secret).hexdigest(),
     }
+
+
+def presents(headers: Mapping[str, str], secret: str) -> bool:
+    """Whether an `Authorization` field holds a secret: as a bearer's, or as the password of basic credentials."""
+    return credentials(headers).get("secret_sha256") == hashlib.sha256(secret.encode()).hexdigest()
 
 
 def word(text: str, max_chars: int = MAX_WORD_CHARS) -> str:

@@ -6,12 +6,13 @@ A guest's words never become a path: what it asks for is looked up among the nam
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from anyio.lowlevel import checkpoint
 
@@ -22,12 +23,18 @@ CHUNK_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfFile:
-    """A regular file of the directory. `name` is its path below it, with `/`."""
+    """A regular file of the directory. `name` is its path below it, with `/`. `content`: of one that
+    lies in memory and has no path."""
 
     name: str
     path: Path
     size_bytes: int
     mtime_s: int
+    content: bytes | None = field(default=None, repr=False)
+
+    def open(self) -> BinaryIO:
+        """To be read. Raises `OSError`."""
+        return os.fdopen(open_file(self.path), "rb") if self.content is None else io.BytesIO(self.content)
 
     @property
     def base(self) -> str:
@@ -104,6 +111,17 @@ async def chunks_of(path: Path, start: int, end: int) -> AsyncIterator[bytes]:
         os.close(descriptor)
 
 
+async def pieces_of(file: ShelfFile, start: int, end: int) -> AsyncIterator[bytes]:
+    """As `chunks_of`, also of a file in memory."""
+    if file.content is None:
+        async for chunk in chunks_of(file.path, start, end):
+            yield chunk
+        return
+    for at in range(start, end, CHUNK_BYTES):
+        yield file.content[at : min(at + CHUNK_BYTES, end)]
+        await checkpoint()
+
+
 class Digests:
     """Digests of files, each worked out once, when it is first asked for. `algorithms` are names of hashlib's."""
 
@@ -116,7 +134,7 @@ class Digests:
         known = self._known.get(file.name)
         if known is None:
             hashes = {name: hashlib.new(name, usedforsecurity=False) for name in self._algorithms}
-            async for chunk in chunks_of(file.path, 0, file.size_bytes):
+            async for chunk in pieces_of(file, 0, file.size_bytes):
                 for running in hashes.values():
                     running.update(chunk)
             known = self._known[file.name] = {name: running.hexdigest() for name, running in hashes.items()}
@@ -124,11 +142,14 @@ class Digests:
 
 
 class OneRead:
-    """Reads a directory once, at the first question; what it holds then is what the range sees."""
+    """Reads a directory once, at the first question; what it holds then is what the range sees.
 
-    def __init__(self, directory: Path) -> None:
+    `made`: files in memory, which are served instead of a directory's.
+    """
+
+    def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
         self._directory = directory
-        self._files: Mapping[str, ShelfFile] | None = None
+        self._files: Mapping[str, ShelfFile] | None = {file.name: file for file in made} or None
 
     @property
     def files(self) -> Mapping[str, ShelfFile]:

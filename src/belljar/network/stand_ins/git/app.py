@@ -13,7 +13,15 @@ from anyio import Lock
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.answers import Interrupted, Request, TooLong, answer, read_body, refuse_websocket
+from belljar.network.stand_ins.answers import (
+    Interrupted,
+    Request,
+    TooLong,
+    answer,
+    presents,
+    read_body,
+    refuse_websocket,
+)
 from belljar.network.stand_ins.git import receive, upload
 from belljar.network.stand_ins.git.made import MadeRepository
 from belljar.network.stand_ins.git.pkt import FLUSH, PktError, pkt
@@ -29,7 +37,7 @@ _SERVICES: Final = ("git-upload-pack", "git-receive-pack")
 
 def make(context: StandInContext) -> App:
     """An ASGI 3 app that serves the bare repositories in `context.files`, each at its path, with or without `.git`, or the one that the
-    settings say (`repository`: its path, `commits`: as `MadeRepository`'s).
+    settings say (`repository`: its path, `commits`: as `MadeRepository`'s; with `token`, who pushes needs it).
 
     Its memory: 64 MiB of pushed objects in all; of one push at a time the pack (32 MiB) and its objects (64 MiB); of a fetch, the ids of what is sent.
     """
@@ -93,6 +101,12 @@ class _Git:
             return
         request = Request.of(scope)
         name, _, service = request.path.strip("/").rpartition("/")
+        token = str(self._context.settings.get("token", ""))
+        writes = "git-receive-pack" in (service, parse_qs(request.query[:200]).get("service", [""])[0])
+        if token and writes and not presents(request.headers, token):
+            asks = {"www-authenticate": 'Basic realm="Git"'}
+            await answer(send, b"Unauthorized", status=401, headers=asks, head=request.method == "HEAD")
+            return
         if request.method in {"GET", "HEAD"} and request.path.endswith("/info/refs"):
             await self._references(request, name.removesuffix("/info"), send)
         elif request.method == "POST" and service in _SERVICES and name in self._repositories:

@@ -17,9 +17,11 @@ from belljar.network.stand_ins.answers import (
     TooLong,
     answer_file,
     answer_json,
+    presents,
     read_body,
     refuse_websocket,
 )
+from belljar.network.stand_ins.made_packages import made_files, npm_package
 from belljar.network.stand_ins.npm.changes import Changes
 from belljar.network.stand_ins.npm.packages import PackageError, Packages, read_manifest
 from belljar.network.stand_ins.shelf import check_directory, list_files
@@ -31,15 +33,18 @@ _MAX_FOUND: Final = 250
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the packed packages in `context.files`.
+    """An ASGI 3 app that serves the packed packages in `context.files`, or those that the settings hold (`packages`;
+    with `token`, who writes needs it).
 
     Its memory: their package.json files (at most 1 MiB each), tokens, and one published document at a time (64 MiB).
     """
     return _Npm(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:
     """What is wrong with a directory of packed npm packages, each fault with its file."""
+    if "packages" in settings:  # an author has no such setting
+        return ()
     found = list(check_directory(directory, "packed npm packages (.tgz, from `npm pack`)"))
     if directory is None or not directory.is_dir():
         return tuple(found)
@@ -49,7 +54,7 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
             found.append(f"{file.path}: not a packed npm package (.tgz)")
             continue
         try:
-            manifest = read_manifest(file.path)
+            manifest = read_manifest(file)
         except PackageError as error:
             found.append(f"{file.path}: {error}")
             continue
@@ -62,7 +67,8 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
 
 class _Npm:
     def __init__(self, context: StandInContext) -> None:
-        self._packages = Packages(context.files)
+        self._packages = Packages(context.files, made_files(context, npm_package))
+        self._token = str(context.settings.get("token", ""))
         self._changes = Changes(context)
         # One large document at a time: a second publisher waits instead of doubling the memory.
         self._publishing = Lock()
@@ -73,7 +79,9 @@ class _Npm:
         request = Request.of(scope)
         parts = _parts(request.path)
         try:
-            if request.method in {"GET", "HEAD"}:
+            if self._refuses(request, parts):
+                await self._refused(request, parts, receive, send)
+            elif request.method in {"GET", "HEAD"}:
                 await self._get(request, parts, send)
             elif parts[:1] == ["-"] and request.method in {"POST", "PUT"} and parts[1:2] != ["package"]:
                 await self._special(request, parts[1:], receive, send)
@@ -85,6 +93,18 @@ class _Npm:
         except TooLong as error:
             await self._changes.other(request, "publish", "/".join(parts), refused=f"the document is longer: {error}")
             await answer_json(send, {"error": "payload too large"}, status=413)
+
+    def _refuses(self, request: Request, parts: list[str]) -> bool:
+        """Whether it needs the token that the settings name, and doesn't have it: all but reading."""
+        reads = request.method in {"GET", "HEAD"} and parts != ["-", "whoami"]
+        reads = reads or parts[:3] == ["-", "npm", "v1"]  # audits
+        return bool(self._token) and not reads and not presents(request.headers, self._token)
+
+    async def _refused(self, request: Request, parts: list[str], receive: Receive, send: Send) -> None:
+        async with self._publishing:
+            body = await read_body(receive, MAX_BODY_BYTES)
+            await self._changes.other(request, "change", "/".join(parts), body, refused="unauthorized")
+        await answer_json(send, {"error": "unauthorized"}, status=401)
 
     async def _get(self, request: Request, parts: list[str], send: Send) -> None:
         match parts:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import codecs
 import json
-import os
 import re
 import tarfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile, open_file
+from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
 
 MAX_MANIFEST_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 50_000
@@ -93,10 +92,10 @@ def version_order(version: str) -> tuple[object, ...]:
     )
 
 
-def read_manifest(path: Path) -> Mapping[str, Any]:
+def read_manifest(file: ShelfFile) -> Mapping[str, Any]:
     """A packed package's `package.json`, which lies one directory deep. Raises `PackageError`."""
     try:
-        with os.fdopen(open_file(path), "rb") as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
+        with file.open() as source, tarfile.open(fileobj=source, mode="r|gz") as stream:
             content = _manifest_in(stream)
         manifest = json.loads(content.removeprefix(codecs.BOM_UTF8).decode())  # npm takes a byte order mark too
     except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, RecursionError) as error:
@@ -124,8 +123,8 @@ def _manifest_in(stream: tarfile.TarFile) -> bytes:
 class Packages:
     """The packages of a directory, read at the first question. Files that are none are left out (`check` has named them)."""
 
-    def __init__(self, directory: Path) -> None:
-        self._shelf = OneRead(directory)
+    def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
+        self._shelf = OneRead(directory, made)
         self._digests = Digests("sha1", "sha512")
         self._known: dict[str, dict[str, Package]] | None = None
 
@@ -143,7 +142,7 @@ class Packages:
         for file in self._shelf.files.values():
             if file.name.endswith((".tgz", ".tar.gz")):
                 try:
-                    found.append(Package(file=file, manifest=read_manifest(file.path)))
+                    found.append(Package(file=file, manifest=read_manifest(file)))
                 except PackageError:
                     continue
         return found

@@ -10,8 +10,9 @@ from typing import Final
 
 from belljar.events import JsonValue
 from belljar.network.gateway.context import App, Receive, Scope, Send, StandInContext
-from belljar.network.stand_ins.answers import Request, answer, answer_file, answer_json, refuse_websocket
+from belljar.network.stand_ins.answers import Request, answer, answer_file, answer_json, presents, refuse_websocket
 from belljar.network.stand_ins.conditions import etag_matches
+from belljar.network.stand_ins.made_packages import made_files, wheel
 from belljar.network.stand_ins.pypi import index
 from belljar.network.stand_ins.pypi.names import normal, parse_file_name
 from belljar.network.stand_ins.pypi.upload import take_upload
@@ -31,12 +32,18 @@ _OFFERED: Final[Mapping[str, str]] = {
 
 
 def make(context: StandInContext) -> App:
-    """An ASGI 3 app that serves the packages in `context.files`. Its memory: the list of files, their metadata (at most 1 MiB each), and what one upload keeps."""
+    """An ASGI 3 app that serves the packages in `context.files`, or those that the settings hold
+    (`packages`; with `token`, who uploads needs it).
+
+    Its memory: the list of files, their metadata (at most 1 MiB each), and what one upload keeps.
+    """
     return _Pypi(context)
 
 
-def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:  # noqa: ARG001 - the kind has no setting of its own
+def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[str, ...]:
     """What is wrong with a directory of Python packages, each fault with its file."""
+    if "packages" in settings:  # an author has no such setting
+        return ()
     wrong = check_directory(directory, "wheels (.whl) or source archives (.tar.gz, .zip)")
     if directory is None or not directory.is_dir() or (len(wrong) == 1 and wrong[0].endswith("into it")):
         return wrong
@@ -46,7 +53,7 @@ def check(settings: Mapping[str, JsonValue], directory: Path | None) -> tuple[st
         said = parse_file_name(file.base)
         if said is None:
             found.append(f"{file.path}: its name is not that of a wheel or of a source archive (NAME-VERSION.tar.gz)")
-        elif said.is_wheel and not index.metadata_of(file.path, said):
+        elif said.is_wheel and not index.metadata_of(file, said):
             found.append(f"{file.path}: not a wheel that can be read: it has no METADATA in a .dist-info directory")
         elif file.base in seen:
             found.append(f"{file.path}: the same file name as {seen[file.base]}")
@@ -72,14 +79,16 @@ def _quality(text: str) -> float:
 class _Pypi:
     def __init__(self, context: StandInContext) -> None:
         self._context = context
-        self._index = index.Index(context.files)
+        self._index = index.Index(context.files, made_files(context, wheel))
+        self._token = str(context.settings.get("token", ""))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if await refuse_websocket(scope, send):
             return
         request = Request.of(scope)
         if request.method == "POST" and request.path in {"/", "/legacy", "/legacy/"}:
-            await take_upload(self._context, request, receive, send)
+            is_refused = bool(self._token) and not presents(request.headers, self._token)
+            await take_upload(self._context, request, receive, send, is_refused=is_refused)
         elif request.method in {"GET", "HEAD"}:
             await self._get(request, send)
         else:

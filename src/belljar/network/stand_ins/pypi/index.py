@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from belljar.network.stand_ins.pypi.names import PackageFile, is_prerelease, normal, parse_file_name, version_order
-from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile, open_file
+from belljar.network.stand_ins.shelf import Digests, OneRead, ShelfFile
 
 MAX_METADATA_BYTES: Final = 1 << 20
 _MAX_MEMBERS: Final = 20_000
@@ -55,8 +54,8 @@ class Distribution:
 class Index:
     """The projects of a directory. Files that aren't packages are left out (`check` has named them)."""
 
-    def __init__(self, directory: Path) -> None:
-        self._shelf = OneRead(directory)
+    def __init__(self, directory: Path, made: Iterable[ShelfFile] = ()) -> None:
+        self._shelf = OneRead(directory, made)
         self._digests = Digests("sha256", "md5")
         self._known: dict[str, Distribution] = {}
         self._by_project: dict[str, dict[str, ShelfFile]] | None = None
@@ -87,7 +86,7 @@ class Index:
         return known
 
     async def _described(self, file: ShelfFile, said: PackageFile) -> Distribution:
-        digests, metadata = await self._digests.of(file), metadata_of(file.path, said)
+        digests, metadata = await self._digests.of(file), metadata_of(file, said)
         return Distribution(
             file=file,
             said=said,
@@ -103,11 +102,11 @@ class Index:
         return sorted(found, key=lambda one: (version_order(one.said.version), one.file.base))
 
 
-def metadata_of(path: Path, said: PackageFile) -> bytes:
+def metadata_of(file: ShelfFile, said: PackageFile) -> bytes:
     """A package's core metadata: `METADATA` of a wheel, `PKG-INFO` of a source archive; empty where there is none to be read within the bounds."""
     try:
-        with os.fdopen(open_file(path), "rb") as source:
-            if path.name.endswith((".whl", ".zip")):
+        with file.open() as source:
+            if file.base.endswith((".whl", ".zip")):
                 with zipfile.ZipFile(source) as archive:
                     return _from_zip(archive, "METADATA" if said.is_wheel else "PKG-INFO")
             with tarfile.open(fileobj=source, mode="r|gz") as stream:

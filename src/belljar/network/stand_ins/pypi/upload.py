@@ -20,10 +20,12 @@ _KEPT_FIELDS: Final = (
 )
 
 
-async def take_upload(context: StandInContext, request: Request, receive: Receive, send: Send) -> None:
+async def take_upload(
+    context: StandInContext, request: Request, receive: Receive, send: Send, *, is_refused: bool = False
+) -> None:
     """Answer one upload (the protocol of twine: a multipart form with `:action`, the metadata and the file in `content`).
 
-    200 for what an index would take; 400 for what is no such form. Each is on record first, also one that broke off.
+    200 for what an index would take, 403 for what `is_refused`; 400 for what is no such form. Each is on record first, also one that broke off.
     Memory: the form's fields (1 MiB) and the first 64 KiB of its files.
     """
     try:
@@ -40,6 +42,8 @@ async def take_upload(context: StandInContext, request: Request, receive: Receiv
     except Interrupted:
         await _record(context, request, reader.form, "it broke off")
         return
+    if is_refused:
+        status, reason = 403, "Invalid or non-existent authentication information."
     await _record(context, request, reader.form, reason)
     await answer(send, b"" if status == 200 else f"{status} {reason}".encode(), status=status)
 

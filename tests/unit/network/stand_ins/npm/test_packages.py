@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from tests.fakes.registries import make_tar
 
 from belljar.network.stand_ins.npm import packages
+from belljar.network.stand_ins.shelf import ShelfFile
 
 VERSIONS = st.from_regex(
     r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){2}(-(0|[1-9][0-9]?|[a-z]{1,3})(\.(0|[1-9][0-9]?|[a-z]{1,3}))?)?",
     fullmatch=True,
 )
+
+
+def shelved(path: Path) -> ShelfFile:
+    """A file as a directory's list has it."""
+    return ShelfFile(name=path.name, path=path, size_bytes=0, mtime_s=0)
 
 
 def pack(directory: Path, name: str, version: str, **more: object) -> Path:
@@ -93,10 +99,10 @@ def test_a_manifest_is_utf_8(tmp_path: Path) -> None:
     manifest = '{"name": "a", "version": "1.0.0"}'
     for encoding in ("utf-8", "utf-8-sig"):
         make_tar(tmp_path / "a.tgz", {"package/package.json": manifest.encode(encoding)})
-        assert packages.read_manifest(tmp_path / "a.tgz")["name"] == "a"
+        assert packages.read_manifest(shelved(tmp_path / "a.tgz"))["name"] == "a"
     make_tar(tmp_path / "a.tgz", {"package/package.json": manifest.encode("utf-16")})
     with pytest.raises(packages.PackageError):
-        packages.read_manifest(tmp_path / "a.tgz")
+        packages.read_manifest(shelved(tmp_path / "a.tgz"))
 
 
 @given(st.binary(max_size=300), st.booleans())
@@ -108,6 +114,6 @@ def test_any_file_is_read_or_refused(tmp_path: Path, content: bytes, as_manifest
     else:
         path.write_bytes(b"\x1f\x8b\x08\0" + content)
     try:
-        packages.read_manifest(path)
+        packages.read_manifest(shelved(path))
     except packages.PackageError as error:
         assert str(error)  # noqa: PT017 - both ways are right; this one must say why
