@@ -80,7 +80,10 @@ def _is_secret(text: bytes) -> bool:
     return kinds >= 2 and _is_real(text) and entropy(text) >= MIN_ENTROPY and not _CODE.search(text)
 
 
-_CODE: Final = re.compile(rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-][A-Za-z]+)*$")
+_CODE: Final = re.compile(
+    rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-][A-Za-z]+)*$"
+    rb"|^(?:this|self|exports[0-9]*|process\.env|[A-Za-z])\._?[A-Za-z]|[A-Za-z_]=[A-Za-z]\w{0,8}\.[A-Za-z_]|=void$"
+)
 
 
 def _is_jwt(text: bytes) -> bool:
@@ -137,7 +140,7 @@ _CREDENTIALS: Final = (
         "private_key",
         (b"PRIVATE KEY",),
         re.compile(
-            rb"-----BEGIN (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,300}?[A-Za-z0-9+/=]{40}"
+            rb"-----BEGIN (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----(?:(?!-----END)[\s\S]){0,300}?[A-Za-z0-9+/=]{40}"
             rb"(?:[\s\S]{0,16000}?-----END (?:[A-Z0-9]{1,12} ){0,2}PRIVATE KEY(?: BLOCK)?-----)?"
         ),
         before=40,
@@ -168,7 +171,8 @@ _CREDENTIALS: Final = (
             b"Key",
         ),
         re.compile(
-            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])\s{0,3}[\"']?"
+            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|secret|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)token"
+            rb"|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])(?!=)\s{0,3}[\"']?"
             rb"([A-Za-z0-9!#$%*+/=?@^_~.-]{12,200})(?![A-Za-z0-9])"
         ),
         _is_secret,
@@ -270,11 +274,21 @@ def _phrases(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, str]
             continue
         for count in (24, 21, 18, 15, 12):
             chosen = numbers[at : at + count]
-            if len(set(chosen)) > count // 2 and len(chosen) == count and -1 not in chosen and _checksum_holds(chosen):
+            if len(set(chosen)) < count - 2 or len(chosen) != count or -1 in chosen:
+                continue
+            if _is_listed(data, words[at : at + count]) and _checksum_holds(chosen):
                 yield words[at][0], words[at + count - 1][1], "seed_phrase"
                 at += count - 1
                 break
         at += 1
+
+
+def _is_listed(data: bytes, words: list[tuple[int, int]]) -> bool:
+    """Whether words stand as a list: numbers and white space aside, behind one separator, or between
+    that and none. Sentences and code have several."""
+    between = [data[a[1] : b[0]].translate(None, b"0123456789 \t\r\n") for a, b in zip(words, words[1:], strict=False)]
+    marks = [mark for mark in between if mark]
+    return len(set(marks)) <= 1 and (not marks or len(marks) * 2 > len(between))
 
 
 def _checksum_holds(numbers: list[int]) -> bool:

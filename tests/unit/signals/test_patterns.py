@@ -55,3 +55,22 @@ def test_a_credential_is_found(text: str, cls: str) -> None:
 def test_a_look_alike_passes(text: str) -> None:
     """Examples of documents, placeholders, code, identifiers and hashes are no credentials."""
     assert classes(f"x: {text} ;") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"e.ProgressToken=t.createMessageConnection=t.NullLogger=t.ConnectionOptions=void 0",
+        b"n.keywordToken===102?n.name.escapedText===1:0",
+        b"groups, next_token = self.mediapackagev2_backend.list_channel_groups(",
+        b'"ClientRequestToken": "f4c94ed7-238d-4c46-93db-48cd62ec33b7"',
+        b'"PrivateKey": "-----BEGIN DSA PRIVATE KEY-----<a very long private key string>-----END DSA PRIVATE KEY-----"'
+        + b"A" * 60,
+        b'border:["border-top","border-right","border-bottom","border-left","border-width","border-style"] card top',
+        b"can use this option. You can enable Auto Minor Version Upgrade when you first create",
+        b'right":return["start","end"];case"bottom_left":return["end","start"];case"bottom_right":return["end","end"]',
+    ],
+)
+def test_real_code_and_prose_are_no_credentials(text: bytes) -> None:
+    """Lines of published packages that had the shape of one."""
+    assert list(Patterns(()).find(text)) == []

@@ -59,7 +59,7 @@ def test_known_values_are_found_with_it_as_without(noise: bytes, text: str) -> N
     assert found[0]
 
 
-PHRASE = "legal winner thank year wave sausage worth useful legal winner thank yellow"
+PHRASE = "alpha doctor dream bid school mandate detail acquire bamboo obvious aim clump"
 CREDENTIALS = [
     "AKIAQX7RJ2KLM5N3PVTB",
     "password=Xk29vQpL77zTq",
