@@ -151,11 +151,11 @@ def test_runs_of_one_process_share_a_test(world: World, monkeypatch: pytest.Monk
     """However many there are, the switch is tested once, and each has the result on record."""
     made: list[Path] = []
 
-    async def test_switch(home: Path) -> SwitchTest:
+    async def tested(home: Path) -> SwitchTest:
         made.append(home)
         return SwitchTest(ok=True, duration_ms=50.0)
 
-    monkeypatch.setattr(self_test, "test_switch", test_switch)
+    monkeypatch.setattr(self_test, "test_switch", tested)
     threads = [threading.Thread(target=test_once, args=(world.recorder, None, world.home)) for _ in range(8)]
     for thread in threads:
         thread.start()
