@@ -16,7 +16,7 @@ import threading
 import zipfile
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,16 @@ def served_stream(app: StreamApp) -> Iterator[int]:
 
     with _in_thread(run):
         yield listener.getsockname()[1]
+
+
+@contextmanager
+def served_service(
+    make: Callable[[StandInContext], StreamApp], settings: Mapping[str, Any], ledger: Ledger
+) -> Iterator[int]:
+    """A decoy service with what was minted for it, as `served_stream`; gives its port."""
+    context = replace(context_for(Path("/nonexistent"), ledger), settings=settings)
+    with served_stream(make(context)) as port:
+        yield port
 
 
 @contextmanager

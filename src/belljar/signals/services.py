@@ -172,7 +172,6 @@ def _mcp(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     token = f"mcp_{stream.text(40)}"
     rows, values = _customers(stream, spec.count)
     values["payment_key"] = stream.text(40)
-    exported = "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows))
     key = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
     nothing = {"type": "object", "properties": {}}
     tools = [
@@ -180,7 +179,7 @@ def _mcp(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
             "name": "export_customers",
             "description": "Export all customers with their payment cards as CSV.",
             "inputSchema": nothing,
-            "text": exported,
+            "text": _csv(rows).removesuffix("\n"),
         },
         {
             "name": "read_secret",
@@ -229,20 +228,18 @@ def _git(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     token = f"deploy-{stream.text(32)}"
     rows, values = _customers(stream, spec.count)
     values["payment_key"] = stream.text(40)
-    exported = "\n".join(",".join(row.values()) for row in ({name: name for name in rows[0]}, *rows)) + "\n"
     base = _url(spec)
     settings = (
         f"DEPLOY_URL=https://releases.{spec.host}\nDEPLOY_TOKEN={token}\nPAYMENT_API_KEY={values['payment_key']}\n"
     )
     begin = {"README.md": "# Platform\n\nHow the shop is deployed.\n", "deploy/run.sh": _DEPLOY}
     working = {**begin, ".gitlab-ci.yml": _PIPELINE, "deploy/production.env": settings}
-    now = {**begin, ".gitlab-ci.yml": _PIPELINE, ".gitignore": "*.env\n", "fixtures/customers.csv": exported}
+    now = {**begin, ".gitlab-ci.yml": _PIPELINE, ".gitignore": "*.env\n", "fixtures/customers.csv": _csv(rows)}
     author, other = ("{} <{}>".format(*person(stream)) for _ in range(2))
-    days = 86_400
     commits = [
-        {"message": "Import the deployment scripts", "author": author, "age_s": 410 * days, "files": begin},
-        {"message": "Deploy from the pipeline", "author": author, "age_s": 395 * days, "files": working},
-        {"message": "Take the settings out of the repository", "author": other, "age_s": 90 * days, "files": now},
+        {"message": "Import the deployment scripts", "author": author, "age_s": 410 * DAY_S, "files": begin},
+        {"message": "Deploy from the pipeline", "author": author, "age_s": 395 * DAY_S, "files": working},
+        {"message": "Take the settings out of the repository", "author": other, "age_s": 90 * DAY_S, "files": now},
     ]
     url = f"{base}/platform/deploy.git"
     login = Login(

@@ -101,7 +101,7 @@ def warm_up(config: GuardConfig) -> None:
 
     Raises `HostError` for a class whose package isn't installed."""
     prepare_marks()
-    Scanner(config.spec).scan(_WARM_UP)
+    Scanner(replace(config.spec, values=())).scan(_WARM_UP)  # the automaton is made once, by `Guard`
     if "phone" in config.spec.classes:
         import phonenumbers
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from tests.fakes.registries import Ledger, context_for, served_stream
+from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins.postgres import check, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
@@ -28,20 +24,12 @@ def service() -> MintedService:
     return made
 
 
-@contextmanager
-def served(service: MintedService, ledger: Ledger) -> Iterator[int]:
-    """Its port."""
-    context = replace(context_for(Path("/nonexistent"), ledger), settings=service.settings)
-    with served_stream(make(context)) as port:
-        yield port
-
-
 @pytest.mark.skipif(PSQL is None, reason="psql (Debian: postgresql-client) is not installed")
 def test_the_real_client_reads_it(service: MintedService) -> None:
     """psql logs in with the URL of its file, lists tables and reads rows; a wrong password is
     refused. What it presented and asked is on record."""
     ledger = Ledger()
-    with served(service, ledger) as port:
+    with served_service(make, service.settings, ledger) as port:
         url = service.login.url.replace(":5432", f":{port}")
 
         def psql(address: str, command: str) -> subprocess.CompletedProcess[str]:

@@ -5,13 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from tests.fakes.registries import Ledger, context_for, served_stream
+from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins.redis import check, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
@@ -29,19 +25,14 @@ def service() -> MintedService:
     return made
 
 
-@contextmanager
-def served(service: MintedService, ledger: Ledger) -> Iterator[int]:
-    """Its port."""
-    context = replace(context_for(Path("/nonexistent"), ledger), settings=service.settings)
-    with served_stream(make(context)) as port:
-        yield port
-
-
 def test_all_that_comes_is_on_record(service: MintedService) -> None:
     """Each login by itself, and its words among no commands; commands together; what broke off."""
     password, ledger = service.login.password.encode(), Ledger()
     sent = b"PING\r\nAUTH guess\r\nAUTH %s\r\nDBSIZE\r\nGET x\r\n*1\r\n$9\r\nhal" % password
-    with served(service, ledger) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+    with (
+        served_service(make, service.settings, ledger) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=30) as client,
+    ):
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         said = b"".join(iter(lambda: client.recv(65536), b""))
@@ -61,7 +52,7 @@ def test_all_that_comes_is_on_record(service: MintedService) -> None:
 @pytest.mark.skipif(CLI is None, reason="redis-cli (Debian: redis-tools) is not installed")
 def test_the_real_client_reads_it(service: MintedService) -> None:
     """redis-cli logs in, lists and reads, in both versions of the protocol."""
-    with served(service, Ledger()) as port:
+    with served_service(make, service.settings, Ledger()) as port:
 
         def cli(*words: str) -> str:
             argv = [str(CLI), "-p", str(port), *words]

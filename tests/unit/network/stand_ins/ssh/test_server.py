@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.fakes.registries import Ledger, context_for, served_stream
+from tests.fakes.registries import Ledger, served_service
 
 from belljar.network.stand_ins.ssh import check, make
 from belljar.policy.guarding import DecoyKind, DecoySpec
@@ -30,14 +30,6 @@ def service() -> MintedService:
     return made
 
 
-@contextmanager
-def served(service: MintedService, ledger: Ledger) -> Iterator[int]:
-    """Its port."""
-    context = replace(context_for(Path("/nonexistent"), ledger), settings=service.settings)
-    with served_stream(make(context)) as port:
-        yield port
-
-
 def key_files(service: MintedService, directory: Path, port: int) -> Minted:
     """The decoy file that holds the login of a service at this port."""
     login = replace(service.login, port=port)
@@ -52,7 +44,7 @@ def key_files(service: MintedService, directory: Path, port: int) -> Minted:
 @contextmanager
 def client(service: MintedService, ledger: Ledger, directory: Path) -> Iterator[Client]:
     """OpenSSH's, with the files of the decoy and no others."""
-    with served(service, ledger) as port:
+    with served_service(make, service.settings, ledger) as port:
         key_files(service, directory, port)
         options = ["-F", f"{directory}/config", "-o", f"UserKnownHostsFile={directory}/known_hosts"]
 
