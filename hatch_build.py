@@ -1,4 +1,5 @@
-"""Build hook: compiles the static programs (`guest/` → agent, `jail/` → jail, `probes/` → probe, `wire/` → wire) for x86-64 and arm64.
+"""Build hook: compiles the static programs under `native/` (`guest` → agent, `jail`, `probes` → probe,
+`wire`) for x86-64 and arm64.
 
 The compiler is the `ziglang` wheel, so no user needs one. Missing sources, another compiler than `pyproject.toml` names, or licence texts that
 are not those of what the compiler links in, fail the build. The wheel also gets a bill of materials (CycloneDX, PEP 770) and a readme without
@@ -31,6 +32,7 @@ except ImportError:  # by hand, where only the compiler is installed
 
 ARCHITECTURES = ("x86_64", "aarch64")
 PROGRAMS = {"guest": "agent", "jail": "jail", "probes": "probe", "wire": "wire"}
+"""The folder under `native/` → the name of its program."""
 FLAGS = (
     "-std=c11", "-Os", "-static", "-s", "-Wall", "-Wextra", "-Werror", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables", "-ffunction-sections", "-fdata-sections",
     "-fstack-protector-strong", "-Wl,--gc-sections", "-Wl,--build-id=none",
@@ -40,8 +42,8 @@ TAG = "py3-none-manylinux_2_17_aarch64.manylinux_2_17_x86_64.musllinux_1_1_aarch
 
 
 def sources_of(folder: Path) -> list[Path]:
-    """The C sources and headers, in a fixed order."""
-    return sorted([*folder.glob("*.c"), *folder.glob("*.h")])
+    """The C sources and headers of one program, those of all programs included, in a fixed order."""
+    return sorted([*folder.glob("*.c"), *folder.glob("*.h"), *folder.parent.glob("*.h")])
 
 
 def fingerprint(folder: Path) -> str:
@@ -70,14 +72,15 @@ def build_all(root: Path) -> Iterator[Path]:
     bin_dir.mkdir(exist_ok=True)
     stamps.mkdir(exist_ok=True)
     for folder, name in PROGRAMS.items():
-        if not any(source.suffix == ".c" for source in sources_of(root / folder)):
-            raise SystemExit(f"hatch_build: the sources of `{name}` are missing: no C file in {root / folder}")
-        build = fingerprint(root / folder)
+        source = root / "native" / folder
+        if not any(source.glob("*.c")):
+            raise SystemExit(f"hatch_build: the sources of `{name}` are missing: no C file in {source}")
+        build = fingerprint(source)
         for architecture in ARCHITECTURES:
             out = bin_dir / f"{name}-{architecture}"
             stamp = stamps / f"{out.name}.built-from"
             if not (out.exists() and stamp.exists() and stamp.read_text() == build):
-                compile_program(root / folder, architecture, build, out)
+                compile_program(source, architecture, build, out)
                 stamp.write_text(build)
             yield out
 

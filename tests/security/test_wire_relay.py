@@ -1,4 +1,4 @@
-"""The relay itself (`wire/`), fed by a hostile guest on one side and a hostile link on the other: what may pass does so unchanged and in order, everything else is
+"""The relay itself (`native/wire/`), fed by a hostile guest on one side and a hostile link on the other: what may pass does so unchanged and in order, everything else is
 dropped and counted, and whoever takes it over has two sockets and nothing else."""
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def test_the_readme_renders_and_links_to_nothing_relative(wheel: Path, hook: Mod
 
 def test_a_build_without_a_source_or_with_another_licence_fails(tmp_path: Path, hook: ModuleType) -> None:
     """Neither a wheel that lacks a program nor one with another compiler's licences is made."""
-    for name in (*hook.PROGRAMS, "licenses"):
+    for name in ("native", "licenses"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.md"))
     hook.check_compiler(tmp_path, project())
     with pytest.raises(SystemExit, match="not the version"):
@@ -108,7 +108,7 @@ def test_a_build_without_a_source_or_with_another_licence_fails(tmp_path: Path, 
     (tmp_path / "licenses/musl.txt").write_text("another")
     with pytest.raises(SystemExit, match=r"musl\.txt"):
         hook.check_compiler(tmp_path, project())
-    shutil.rmtree(tmp_path / "guest")
+    shutil.rmtree(tmp_path / "native/guest")
     (tmp_path / "src/belljar").mkdir(parents=True)
     with pytest.raises(SystemExit, match="sources of `agent` are missing"):
         list(hook.build_all(tmp_path))

@@ -12,7 +12,7 @@ from belljar.probe.catalogue import FINGERPRINT, GROUPS, MORE_PARAMETERS, PROBES
 from belljar.probe.model import PARAMETERS, Side
 
 PROGRAM = Path(belljar.__file__).parent / "_bin" / f"probe-{platform.machine()}"
-SOURCES = Path(__file__).parents[3] / "probes"
+SOURCES = Path(__file__).parents[3] / "native" / "probes"
 CONTAINMENT = [probe for probe in PROBES if probe.group != FINGERPRINT]
 
 

@@ -12,7 +12,7 @@ from belljar.probe.catalogue import MORE_PARAMETERS
 from belljar.probe.model import PARAMETERS
 from belljar.probe.parameters import cell_parameters, host_parameters
 
-SOURCE = Path(__file__).parents[3] / "probes"
+SOURCE = Path(__file__).parents[3] / "native" / "probes"
 NAMES_THE_HOST = {"namespaces", "hostname", "boot_id", "machine_id"}
 
 

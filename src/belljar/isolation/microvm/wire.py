@@ -1,6 +1,6 @@
 """The wire: what carries a VM's frames between its VMM and its port's link, in a jail of its own.
 
-QEMU takes no packet socket and an ordinary user has no tun device, so a small program (`wire/`) stands between: two descriptors, a length check, no right. The end of
+QEMU takes no packet socket and an ordinary user has no tun device, so a small program (`native/wire/`) stands between: two descriptors, a length check, no right. The end of
 the link lies in a network namespace that this program made, the packet socket was opened before anything hostile was read. It holds the VMM's lifeline: when it ends,
 however it ends, the VMM's supervisor kills the VMM.
 """
@@ -50,7 +50,7 @@ _COUNTERS: Final = struct.Struct("<10Q")
 _NET_SETTINGS: Final = "/proc/sys/net"
 _HINT: Final = "install the package again; its build compiles it"
 _ENDS: Final = {0: "its owner had gone", 4: "the VMM had closed its network device", 5: "its link was taken away"}
-"""By the exit status (`wire/wire.h`)."""
+"""By the exit status (`native/wire/wire.h`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,28 +1,16 @@
 /* The kernel's calls that a workload may not make. A table, not a list of what is allowed: the kernel in the guest is pinned, and what is newer than
- * LAST_KNOWN doesn't exist for the workload. The refused ones answer as they would to an ordinary user (EPERM) or an older kernel (ENOSYS).
+ * LAST_KNOWN_CALL doesn't exist for the workload. The refused ones answer as they would to an ordinary user (EPERM) or an older kernel (ENOSYS).
  * This is the second wall: each of these also needs a right that the container's owner doesn't have. */
 #include "agent.h"
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
+#include "../seccomp.h"
 #include <netinet/in.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-#if defined(__x86_64__)
-#define ARCH AUDIT_ARCH_X86_64
-#define FIRST_FOREIGN 0x40000000 /* x32 */
-#elif defined(__aarch64__)
-#define ARCH AUDIT_ARCH_AARCH64
-#endif
-
-enum { LAST_KNOWN = 462 /* mseal, Linux 6.10 */, NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_STATMOUNT = 457, NR_LISTMOUNT = 458,
+enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_STATMOUNT = 457, NR_LISTMOUNT = 458,
     NR_PIDFD_GETFD = 438, NR_PROCESS_MADVISE = 440 };
-
-#define NAMESPACES (CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET)
 
 static const uint16_t refused[] = {
     /* mounts */
@@ -134,7 +122,7 @@ static void clone_rules(void)
 {
     emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4);
     load(offsetof(struct seccomp_data, args));
-    emit(BPF_JMP | BPF_JSET | BPF_K, NAMESPACES, 0, 1);
+    emit(BPF_JMP | BPF_JSET | BPF_K, NEW_NAMESPACES, 0, 1);
     answer_errno(EPERM);
     answer(SECCOMP_RET_ALLOW);
     emit(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1); /* its flags are in memory, where a filter can't look: libc falls back to clone */
@@ -182,7 +170,7 @@ static void build(void)
     emit(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0);
     answer(SECCOMP_RET_KILL_PROCESS);
     load(offsetof(struct seccomp_data, nr));
-    emit(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN, 0, 1); /* x32 too: its numbers begin at 0x40000000 */
+    emit(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN_CALL, 0, 1); /* x32 too: its numbers begin at 0x40000000 */
     answer_errno(ENOSYS);
     clone_rules();
     if (in_sentry) {

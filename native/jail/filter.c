@@ -4,57 +4,30 @@
  * Denied with EPERM rather than with death: a library that merely asks goes on. clone3 hides its flags behind a pointer, so it "does not exist" and the C
  * library falls back to clone, whose flags are checked. */
 #define _GNU_SOURCE
+#include "../seccomp.h"
 #include "jail.h"
 
 #include <errno.h>
-#include <linux/audit.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <sched.h>
-#include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
-#if defined(__x86_64__)
-#define ARCH AUDIT_ARCH_X86_64
-#elif defined(__aarch64__)
-#define ARCH AUDIT_ARCH_AARCH64
-#else
-#error "this architecture has no filter yet"
-#endif
-
-#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-#define RETURN(value) BPF_STMT(BPF_RET | BPF_K, (value))
-#define DENY(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ERRNO | EPERM)
-#define ABSENT(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ERRNO | ENOSYS)
-
-#define ALLOW(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ALLOW)
-
 /* The limit of core dumps stays what it was made before: at 1 the kernel starts no program for them, at 0 it may, as the host's root. Reading it is allowed. */
-#define IS(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), (yes), (no))
-#define LOAD_UPPER(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field) + 4)
 #define KEEP_CORE_LIMIT \
     IS(SYS_setrlimit, 0, 4), LOAD(args[0]), IS(RLIMIT_CORE, 0, 1), RETURN(SECCOMP_RET_ERRNO | EPERM), RETURN(SECCOMP_RET_ALLOW), \
     IS(SYS_prlimit64, 0, 8), LOAD(args[1]), IS(RLIMIT_CORE, 0, 5), LOAD(args[2]), IS(0, 0, 2), LOAD_UPPER(args[2]), IS(0, 1, 0), \
     RETURN(SECCOMP_RET_ERRNO | EPERM), RETURN(SECCOMP_RET_ALLOW)
 
-#define NEW_NAMESPACES \
-    (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
-
 static struct sock_filter vmm_filter[] = {
-    LOAD(arch),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
-    RETURN(SECCOMP_RET_KILL_PROCESS),
-    LOAD(nr),
+    CHECK_ARCH(SECCOMP_RET_KILL_PROCESS),
 #if defined(__x86_64__)
     /* The x32 numbers would walk around the list. */
     BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1),
     RETURN(SECCOMP_RET_KILL_PROCESS),
 #endif
-    /* What is newer than this list (462 is Linux 6.10's last call) "does not exist": nobody has looked at it. */
-    BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 462, 0, 1),
+    /* What is newer than this list "does not exist": nobody has looked at it. */
+    BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN_CALL, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | ENOSYS),
     /* namespaces and mounts (428 to 433 and 442: open_tree … fspick, mount_setattr; the same on every architecture) */
     DENY(SYS_unshare), DENY(SYS_setns), DENY(SYS_mount), DENY(SYS_umount2), DENY(SYS_pivot_root), DENY(SYS_chroot),
@@ -77,19 +50,19 @@ static struct sock_filter vmm_filter[] = {
     DENY(SYS_settimeofday), DENY(SYS_clock_settime), DENY(SYS_adjtimex), DENY(SYS_clock_adjtime), DENY(SYS_sethostname), DENY(SYS_setdomainname),
     KEEP_CORE_LIMIT,
     /* outliving the supervisor */
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_prctl, 0, 4),
+    IS(SYS_prctl, 0, 4),
     LOAD(args[0]),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PR_SET_PDEATHSIG, 0, 1),
+    IS(PR_SET_PDEATHSIG, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | EPERM),
     RETURN(SECCOMP_RET_ALLOW),
     /* typing into a terminal */
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4),
+    IS(SYS_ioctl, 0, 4),
     LOAD(args[1]),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, TIOCSTI, 0, 1),
+    IS(TIOCSTI, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | EPERM),
     RETURN(SECCOMP_RET_ALLOW),
     ABSENT(435 /* clone3 */),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3),
+    IS(SYS_clone, 0, 3),
     LOAD(args[0]),
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, NEW_NAMESPACES, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | EPERM),
@@ -99,12 +72,9 @@ static struct sock_filter vmm_filter[] = {
 /* For an OCI runtime, and so beneath all that it starts: namespaces and mounts are its trade, so it keeps these. Nothing kills here: gVisor's own filter sees
  * each call of its guest, of whatever architecture or number, and answers it (a trap takes precedence over an error, and death over both). */
 static struct sock_filter runtime_filter[] = {
-    LOAD(arch),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
-    RETURN(SECCOMP_RET_ERRNO | ENOSYS),
-    LOAD(nr),
+    CHECK_ARCH(SECCOMP_RET_ERRNO | ENOSYS),
     /* also x32's numbers, which would walk around the list */
-    BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 462, 0, 1),
+    BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, LAST_KNOWN_CALL, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | ENOSYS),
     DENY(SYS_perf_event_open), DENY(SYS_bpf), DENY(SYS_userfaultfd), ABSENT(425 /* io_uring_setup */), ABSENT(426), ABSENT(427),
     DENY(SYS_init_module), DENY(SYS_finit_module), DENY(SYS_delete_module), DENY(SYS_kexec_load), DENY(SYS_reboot), DENY(SYS_swapon), DENY(SYS_swapoff),
@@ -115,19 +85,16 @@ static struct sock_filter runtime_filter[] = {
 #endif
     DENY(SYS_settimeofday), DENY(SYS_clock_settime), DENY(SYS_adjtimex), DENY(SYS_clock_adjtime),
     KEEP_CORE_LIMIT,
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4),
+    IS(SYS_ioctl, 0, 4),
     LOAD(args[1]),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, TIOCSTI, 0, 1),
+    IS(TIOCSTI, 0, 1),
     RETURN(SECCOMP_RET_ERRNO | EPERM),
     RETURN(SECCOMP_RET_ALLOW),
     RETURN(SECCOMP_RET_ALLOW),
 };
 
 static struct sock_filter init_filter[] = {
-    LOAD(arch),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
-    RETURN(SECCOMP_RET_KILL_PROCESS),
-    LOAD(nr),
+    CHECK_ARCH(SECCOMP_RET_KILL_PROCESS),
     ALLOW(SYS_wait4), ALLOW(SYS_write), ALLOW(SYS_close), ALLOW(SYS_exit_group), ALLOW(SYS_restart_syscall), ALLOW(SYS_rt_sigreturn),
     RETURN(SECCOMP_RET_ERRNO | EPERM),
 };

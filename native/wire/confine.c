@@ -1,36 +1,22 @@
 /* After the last thing that needs a right. Who takes this process over, by a frame, can do with two sockets what it does itself, and nothing else. */
 #define _GNU_SOURCE
+#include "../seccomp.h"
 #include "wire.h"
 
 #include <errno.h>
-#include <linux/audit.h>
 #include <linux/capability.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#define ARCH AUDIT_ARCH_X86_64
+#ifdef SYS_poll
 #define NR_POLL SYS_poll
-#elif defined(__aarch64__)
-#define ARCH AUDIT_ARCH_AARCH64
-#define NR_POLL SYS_ppoll
 #else
-#error "this architecture has no filter yet"
+#define NR_POLL SYS_ppoll
 #endif
 
-#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-#define RETURN(value) BPF_STMT(BPF_RET | BPF_K, (value))
-#define ALLOW(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (number), 0, 1), RETURN(SECCOMP_RET_ALLOW)
-
 static struct sock_filter rules[] = {
-    LOAD(arch),
-    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCH, 1, 0),
-    RETURN(SECCOMP_RET_KILL_PROCESS),
-    LOAD(nr),
+    CHECK_ARCH(SECCOMP_RET_KILL_PROCESS),
     ALLOW(NR_POLL), ALLOW(SYS_recvfrom), ALLOW(SYS_sendto), ALLOW(SYS_exit_group), ALLOW(SYS_restart_syscall), ALLOW(SYS_rt_sigreturn),
     RETURN(SECCOMP_RET_KILL_PROCESS),
 };
