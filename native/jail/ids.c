@@ -86,8 +86,10 @@ static void map_by_helper(const char *helper, pid_t process, const struct id_map
 void map_ids(const struct options *o, pid_t child) {
     const bool may_set_groups = o->privileged || o->userns_fd >= 0;
     if (o->newuidmap) {
+        step(27, "subordinate ids");
         map_by_helper(o->newgidmap, child, &o->gid_map);
         map_by_helper(o->newuidmap, child, &o->uid_map);
+        step(4, "identity and control groups");
     } else if (has_id_maps(o)) {
         write_maps(child, &o->uid_map, &o->gid_map, may_set_groups);
     } else {

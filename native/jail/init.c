@@ -31,10 +31,10 @@ static int wait_for_runtime(pid_t runtime) {
 }
 
 static void check_runtime(int status) {
-    if (WIFSIGNALED(status)) refuse_runtime("failed step 21 runtime: signal %d\n", WTERMSIG(status));
-    if (WEXITSTATUS(status)) refuse_runtime("failed step 21 runtime: status %d\n", WEXITSTATUS(status));
+    if (WIFSIGNALED(status)) refuse_runtime("failed step 21 runtime signal %d\n", WTERMSIG(status));
+    if (WEXITSTATUS(status)) refuse_runtime("failed step 21 runtime exit %d\n", WEXITSTATUS(status));
     siginfo_t info = {0};
-    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0) refuse_runtime("failed step 21 runtime: status %d, but it left no process behind\n", 0);
+    if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) < 0) refuse_runtime("failed step 21 runtime empty %d\n", 0);
 }
 
 /* Its parent-death signal stays armed: less capabilities don't take it away. No-new-privileges holds since before the program. */

@@ -84,7 +84,7 @@ struct options {
 /* options.c */
 void parse_options(int argc, char **argv, struct options *options);
 
-/* A failed step ends the process that failed with one line on `fail_fd`: "step N name: reason". */
+/* A failed step ends the process that failed with one line on `fail_fd`: "failed step N name errno E: reason". */
 extern int fail_fd;
 void step(int number, const char *name);
 __attribute__((noreturn)) void fail(const char *detail);

@@ -5,7 +5,7 @@
  * nothing is ever read from the jailed program.
  *
  * Steps, in the order they are taken. Supervisor: 1 options, 2 session and owner, 3 namespaces (24 id-mapped trees, where there are any), 4 identity and
- * control groups, 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts, 11, 12, 23 lock mounts, 13, 14, 16, 17; with an init it may make a network (25)
+ * control groups (27 subordinate ids, for an ordinary user), 19 drop, 20 watch. Child: 5 to 10, 15 identity, 22 mounts, 11, 12, 23 lock mounts, 13, 14, 16, 17; with an init it may make a network (25)
  * and forks; the fork goes on with 18, run, and the child with 21, runtime. */
 #define _GNU_SOURCE
 #include "jail.h"
@@ -33,7 +33,8 @@ void step(int number, const char *name) {
 
 void fail(const char *detail) {
     char line[512];
-    int n = snprintf(line, sizeof line, "failed step %d %s: %s%s%s\n", step_number, step_name, strerror(errno), *detail ? ": " : "", detail);
+    int n = snprintf(line, sizeof line, "failed step %d %s errno %d: %s%s%s\n", step_number, step_name, errno, strerror(errno),
+                     *detail ? ": " : "", detail);
     if (n > (int)sizeof line - 1) n = sizeof line - 1;
     if (write(fail_fd, line, (size_t)n) < 0) _exit(126);
     _exit(125);

@@ -4,7 +4,8 @@
  *   child PID                    the child's pid on the host
  *   network                      the stage has a network namespace, and waits for its link
  *   running                      execve succeeded; with an init: the program ended well and left something running
- *   failed step N name: reason   a step failed; nothing runs
+ *   failed step N name errno E: reason   a step failed; nothing runs
+ *   failed step 21 runtime exit|signal|empty N   so did the program of a jail with an init; empty: it ended well and left nothing
  *   ended exit|signal N cause C  the last line. C: itself, owner (the lifeline closed or the owner died), lifetime
  */
 #define _GNU_SOURCE

@@ -411,8 +411,8 @@ def test_what_the_launcher_refuses(options: tuple[str, ...], words: str) -> None
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ("1 0 1\n", "step 3 namespaces: Operation not permitted: the host's id 0 is mapped"),
-        ("", "step 18 run: No such file or directory: /x"),
+        ("1 0 1\n", "step 3 namespaces errno 1: Operation not permitted: the host's id 0 is mapped"),
+        ("", "step 18 run errno 2: No such file or directory: /x"),
     ],
 )
 def test_a_users_namespace_has_no_host_root(

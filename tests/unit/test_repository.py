@@ -159,6 +159,7 @@ HELD_ELSEWHERE = {
     "tests/integration/test_image.py": ["image/fetch", "image/kernel", "image/pack", "image/tools"],
     "tests/integration/test_inspect_run.py": ["cli/attach", "cli/runs"],
     "tests/integration/test_oci.py": [
+        "isolation/jail",
         "isolation/jailed",
         "isolation/lifetime",
         "isolation/live",

@@ -7,6 +7,7 @@ and the client is of no more use. Works under asyncio and trio; belongs to the e
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import socket
@@ -165,7 +166,7 @@ class GuestClient:
         configured = await self._answer(Configured, timeout_s, "did not answer CONFIG")
         if configured.errno:
             why = f"{os.strerror(configured.errno)}: {printable(configured.detail, max_chars=300)}"
-            hint = "ask for fewer `cpus` or more `memory`" if "room for its kernel" in why else ""
+            hint = "ask for fewer `cpus` or more `memory`" if configured.errno == errno.ENOMEM else ""
             raise CellError(
                 f"the guest could not build the workload's container: {why}", where="channel, CONFIG", hint=hint
             )

@@ -193,17 +193,17 @@ def _mib(amount_mib: int) -> str:
 
 
 def _virtualisation(facts: HostFacts) -> Iterator[Check]:
-    from belljar.plan import hardware_obstacle
+    from belljar.host import KvmState
+    from belljar.plan.obstacles import KVM_HINTS
 
-    obstacle = hardware_obstacle(facts)
-    proven = obstacle is None
+    proven = facts.kvm.state is KvmState.PROVEN
     yield Check(
         what="KVM",
         state="ok" if proven else "note",
         detail=f"proven: a guest booted under it ({facts.kvm.proved_for})"
         if proven
         else f"{facts.kvm.state.value}: {facts.kvm.reason}. Cells are emulated, and risk critical is refused",
-        hint=obstacle.hint.partition("; or lower")[0] if obstacle else "",
+        hint=KVM_HINTS.get(facts.kvm.state, ""),
     )
     userns = facts.userns
     yield Check(
@@ -247,13 +247,13 @@ def _open_files() -> Check:
 
 def _cores(facts: HostFacts) -> Check:
     """Where crashes in the least of the tiers go; the others' are no worse."""
-    from belljar.plan.cores import CORES_HINT, cores_warning
+    from belljar.plan.cores import cores_warning
     from belljar.policy import Tier
 
-    warning = cores_warning(Tier.CONTAINER, facts.cores).partition("; hint: ")
-    if not warning[0]:
+    warning = cores_warning(Tier.CONTAINER, facts.cores)
+    if warning is None:
         return Check(what="core dumps", state="ok", detail="none is made of a cell: its limit forbids the file")
-    return Check(what="core dumps", state="note", detail=warning[0], hint=warning[2] or CORES_HINT)
+    return Check(what="core dumps", state="note", detail=warning.what, hint=warning.hint)
 
 
 def _tools(facts: HostFacts) -> Iterator[Check]:

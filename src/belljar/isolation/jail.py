@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import platform
-import re
 import select
 import subprocess
 import time
@@ -23,35 +22,15 @@ import anyio
 import belljar
 from belljar.dataclass import dataclass
 from belljar.descriptors import exhaustion_as_host_error
-from belljar.errors import BelljarError, CellError, HostError
-from belljar.host.subids import grant_hint
+from belljar.errors import BelljarError, HostError
+from belljar.isolation.launch_failures import ENDED, START_DEADLINE_S, start_error
 from belljar.isolation.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
 from belljar.units import printable
 
-_START_DEADLINE_S: Final = 20.0
 _KILL_STEP_S: Final = 2.0
 _MAX_DIAGNOSIS_BYTES: Final = 16 << 10
 _MAX_STATUS_BYTES: Final = 8 << 10
-_ENDED: Final = re.compile(r"ended (exit|signal) (\d+) cause (itself|owner|lifetime)", re.ASCII)
-_FAILED: Final = re.compile(r"failed step (\d+) ([^:]+): (.*)", re.ASCII)
-_RUNTIME_STEP: Final = "21"
-_FORBIDDEN_STEPS: Final = {
-    "namespaces",
-    "private mounts",
-    "identity and control groups",
-    "cgroup namespace",
-    "host name",
-    "lock mounts",
-    "network",
-}
-_FORBIDDING: Final = (
-    "Operation not permitted",
-    "Permission denied",
-    "No space left on device",
-    "Invalid argument",
-    "Function not implemented",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +186,7 @@ class Jail:
 
     async def _wait_said(self, word: bytes) -> ProcessId:
         gone = False
-        with anyio.move_on_after(_START_DEADLINE_S):
+        with anyio.move_on_after(START_DEADLINE_S):
             while self._status is not None:
                 self.read_status()
                 if word in self._said.splitlines() and self.child is not None:
@@ -226,7 +205,7 @@ class Jail:
         for line in self._said.decode("utf-8", "replace").splitlines():
             if line.startswith("child ") and self.child is None:
                 self.child = identify(int(line.split()[1]))
-            elif match := _ENDED.fullmatch(line):
+            elif match := ENDED.fullmatch(line):
                 number = int(match[2])
                 signalled = match[1] == "signal"
                 self.ended = JailEnd(
@@ -335,73 +314,6 @@ async def _wait_end(pid: int, patience_s: float) -> None:
             await anyio.wait_readable(pidfd)
     finally:
         os.close(pidfd)
-
-
-def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False) -> BelljarError:
-    """What to tell a person when a jail did not come up; `ended`: its supervisor has. Pure."""
-    where = f"jail of cell {cell_id}"
-    match = next((found for line in (said + "\n" + diagnosis).splitlines() if (found := _FAILED.search(line))), None)
-    if match is None:
-        what = _without_a_step(said, ended=ended)
-        return CellError(f"{what}{': ' + diagnosis if diagnosis else ''}", where=where)
-    reason = printable(match[3], max_chars=300)
-    if match[1] == _RUNTIME_STEP:
-        return _runtime_error(where, reason, diagnosis)
-    what = f"step {match[1]}, {match[2]}, failed: {reason}"
-    if "newuidmap" in reason or "newgidmap" in reason:
-        return _subordinate_ids_error(where, what, diagnosis)
-    if hint := _mount_hint(match[2], reason):
-        return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
-    if match[2] in _FORBIDDEN_STEPS and match[3].startswith(_FORBIDDING):
-        hint = "this host forbids what the jail is made of (user namespaces or control groups); `belljar doctor` says which switch it is"
-        return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
-    return CellError(
-        f"the jail could not be built: {what}",
-        where=where,
-        hint="if this host is unusual, `belljar doctor` may say why",
-    )
-
-
-def _without_a_step(said: str, *, ended: bool) -> str:
-    """Killed on the way (by a memory limit, say), or never heard of."""
-    end = next((found for line in said.splitlines() if (found := _ENDED.fullmatch(line))), None)
-    if end is not None and end[3] != "owner":
-        return f"the jail ended while it came up ({end[1]} {end[2]}, cause: {end[3]})"
-    return "the jail ended while it came up" if ended else f"the jail did not come up in {_START_DEADLINE_S:.0f} s"
-
-
-def _mount_hint(step: str, reason: str) -> str | None:
-    """What to do about a mount that this host does not allow; None when it is no such failure."""
-    if step == "id-mapped trees":
-        return "id-mapped mounts need Linux 5.19 and a file system that can (ext4, xfs, btrfs): put BELLJAR_HOME on one"
-    if step == "device nodes":
-        return "root needs CAP_MKNOD here, and a device group that allows null, zero, full, random, urandom and tty"
-    if step != "mounts":
-        return None
-    if "user attributes" in reason:
-        return "the container tiers need Linux 6.6; the microvm tier does not"
-    if reason.startswith(_FORBIDDING[:2]) and reason.endswith((": /proc", ": /sys")):
-        return "parts of this host's /proc or /sys are covered, as in a container: run where they are whole (docker: `--security-opt systempaths=unconfined`)"
-    return None
-
-
-def _runtime_error(where: str, reason: str, diagnosis: str) -> CellError:
-    """A runtime that did not do its work. Some say nothing at all: then that is what is said."""
-    word = f" and said: {diagnosis}" if diagnosis else " and said nothing"
-    return CellError(
-        f"step {_RUNTIME_STEP}, runtime, failed: the OCI runtime ended with {reason},{word}",
-        where=where,
-        hint="`belljar doctor` runs each runtime once and says what it misses",
-    )
-
-
-def _subordinate_ids_error(where: str, what: str, diagnosis: str) -> HostError:
-    return HostError(
-        f"the host gives this user no ids for a jail: {what}{': ' + diagnosis if diagnosis else ''}",
-        where=where,
-        hint=f"{grant_hint('USER')}, and install the package uidmap; "
-        "if he has them, newuidmap can't use its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root",
-    )
 
 
 def _drain(fd: int | None, max_bytes: int) -> bytes:

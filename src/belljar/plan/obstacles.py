@@ -257,19 +257,22 @@ def kernel_version(release: str) -> tuple[int, ...]:
     return (int(match[1]), int(match[2])) if match else ()
 
 
+KVM_HINTS: Final = {
+    KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
+    KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` tries again",
+    KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
+}
+"""How to get proven hardware virtualisation."""
+
+
 def hardware_obstacle(facts: HostFacts) -> Obstacle | None:
     """Why risk `critical` can't run here; None when hardware virtualisation is proven."""
     if facts.kvm.state is KvmState.PROVEN:
         return None
-    hints = {
-        KvmState.UNPROVEN: "run `belljar doctor`, which boots a guest under KVM to prove it",
-        KvmState.REFUTED: "use a host whose KVM really boots a guest; `belljar doctor --prove-again` tries again",
-        KvmState.ABSENT: "use a host with hardware virtualisation that this user may use",
-    }
     return Obstacle(
         what=f"risk `critical` demands hardware virtualisation, which is {facts.kvm.state.value} here: {facts.kvm.reason}",
         where="risk",
-        hint=f"{hints[facts.kvm.state]}; or lower `risk` if the risk is lower",
+        hint=f"{KVM_HINTS[facts.kvm.state]}; or lower `risk` if the risk is lower",
     )
 
 

@@ -280,7 +280,7 @@ def _oci_warnings(tier: Tier, runtime: RuntimeFact, jail: JailLimits, facts: Hos
 
 def _cores(tier: Tier, facts: HostFacts) -> tuple[str, ...]:
     warning = cores_warning(tier, facts.cores)
-    return (printable(warning),) if warning else ()
+    return (printable(f"{warning.what}; hint: {warning.hint}"),) if warning else ()
 
 
 _SHARED_KERNEL: Final = "shared kernel: the workload's system calls are answered by this host's kernel, so a flaw in what they reach is a way out of every layer"

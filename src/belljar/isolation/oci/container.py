@@ -26,6 +26,7 @@ from belljar.image import Image
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jailed import Belongings, Jailed, raise_if_killed
 from belljar.isolation.journal import EntryKind, new_cell_id
+from belljar.isolation.launch_failures import RuntimeFailedError
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
 from belljar.isolation.live import HostUsage
 from belljar.isolation.oci.runtime_root import CONFIG_PATH, ensure_runtime_root
@@ -65,7 +66,6 @@ _ENVIRONMENT: Final = (("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/run
 _LAST_WORD_S: Final = 1.0
 _AGENTS_PROCESSES: Final = 2
 _MAX_ATTEMPTS: Final = 5
-_HUNG: Final = "the OCI runtime neither started the container nor ended within "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,17 +274,19 @@ class JailedContainer:
         """What went wrong, from who knows best: the jail's step, the runtime's status and words, or else the silent channel."""
         runtime = self.spec.shape.runtime
         where = f"cell {self.spec.cell_id}"
+        explain = partial(explain_runtime, name=runtime.name, version=self.spec.root.version, where=where)
         if self.jailed.jail is None:
             return error
-        patience_s = max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)
-        with anyio.move_on_after(patience_s) as patience:
+        with anyio.move_on_after(max(_READY_DEADLINE_S - waited_s, _LAST_WORD_S)) as patience:
             try:
                 await self.jailed.wait_running()
+            except RuntimeFailedError as failure:
+                return explain(failure.how, silent=failure.silent)
             except BelljarError as failure:
-                return explain_runtime(failure, name=runtime.name, version=self.spec.root.version, where=where)
+                return failure
         if patience.cancelled_caught:
-            hung = f"{_HUNG}{waited_s:.0f} s{said(self.jailed.diagnosis())}"
-            return explain_runtime(CellError(hung), name=runtime.name, version=self.spec.root.version, where=where)
+            hung = f"neither started the container nor ended within {waited_s:.0f} s"
+            return explain(hung + said(self.jailed.diagnosis()))
         cause = cause_of_death(
             self.jailed, self.spec.limits, runtime.kind, fatal_oom_kills=self.jailed.count_oom_kills()
         )

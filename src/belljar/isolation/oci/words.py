@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from belljar.errors import BelljarError, CellError
+from belljar.errors import CellError
 from belljar.host.tools import at_least
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.jailed import Jailed
@@ -35,19 +35,22 @@ def is_busy_sealing(diagnosis: str) -> bool:
     return any(words in diagnosis.lower() for words in _BUSY_SEALS)
 
 
-def explain_runtime(failure: BelljarError, *, name: str, version: str, where: str) -> BelljarError:
-    """Which runtime it was that failed, and what is known of it; other steps of the jail speak for themselves. Pure."""
-    _, runtime, how = failure.what.partition("the OCI runtime ")
-    if not runtime:
-        return failure
+def explain_runtime(how: str, *, name: str, version: str, where: str, silent: bool = False) -> CellError:
+    """The error for a runtime that did not start a container: which one it was, and what is known of it. Pure.
+
+    Args:
+        how: what it did, as a clause.
+        silent: it wrote nothing.
+    """
     program = Path(name).name
-    silent_crun = program.startswith("crun") and not at_least(version, "1.9") and how.endswith("said nothing")
-    known = _SILENT_CRUN if silent_crun else ""
+    silent_crun = silent and program.startswith("crun") and not at_least(version, "1.9")
     another = (
         "install another runsc" if program.startswith("runsc") else "name another OCI runtime in BELLJAR_OCI_RUNTIME"
     )
     hint = f"{another}, or use another tier; `belljar doctor` tries it again"
-    return CellError(f"the OCI runtime {name} {version} {how}{known}", where=where, hint=hint)
+    return CellError(
+        f"the OCI runtime {name} {version} {how}{_SILENT_CRUN if silent_crun else ''}", where=where, hint=hint
+    )
 
 
 def said(diagnosis: str) -> str:
