@@ -58,13 +58,15 @@ _HINT_COVERED: Final = (
     "parts of this host's /proc or /sys are covered, as in a container: run where they are whole "
     "(docker: `--security-opt systempaths=unconfined`)"
 )
+_HINT_NO_IDS: Final = (
+    f"{grant_hint('USER')}, and install the package uidmap; if the user has them, newuidmap can't use "
+    "its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root"
+)
 _HINTS: Final = {
     Step.ID_MAPPED_TREES: "id-mapped mounts need Linux 5.19 and a file system that can (ext4, xfs, btrfs): "
     "put BELLJAR_HOME on one",
     Step.DEVICE_NODES: "root needs CAP_MKNOD here, and a device group that allows null, zero, full, random, "
     "urandom and tty",
-    Step.SUBORDINATE_IDS: f"{grant_hint('USER')}, and install the package uidmap; if the user has them, newuidmap "
-    "can't use its privileges here (no-new-privileges, or a nosuid mount): run outside of that, or as root",
 }
 
 
@@ -104,6 +106,9 @@ def start_error(cell_id: str, said: str, diagnosis: str, *, ended: bool = False)
         return CellError(f"{_without_a_step(said, ended=ended)}{more}", where=where)
     step, code, reason = int(failed[1]), int(failed[3]), failed[4]
     what = f"step {step}, {failed[2]}, failed: {printable(reason, max_chars=300)}"
+    if step == Step.SUBORDINATE_IDS:
+        refused = f"the host gives this user no ids for a jail: {what}{more}"
+        return HostError(refused, where=where, hint=_HINT_NO_IDS)
     if hint := _host_hint(step, code, reason):
         return HostError(f"the jail can't be built here: {what}", where=where, hint=hint)
     hint = "if this host is unusual, `belljar doctor` may say why"
