@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from ipaddress import IPv4Address
-from typing import Final
+from typing import Final, Literal
 
 from belljar.plan.addresses import NameAddress, RangeLayout
 from belljar.plan.network import CATCH_ALL_PORTS, PortPlan, StandInPlan
@@ -20,7 +21,6 @@ CATCH_ALL: Final = "catch-all"
 """The id of the stand-in behind `layout.catch_all`. No policy's id can be the same: the policy reserves it."""
 UPSTREAM: Final = "upstream"
 """The kind of what is real. No policy's stand-in has it."""
-NO_METHOD: Final = "the upstream does not take this method"
 MAX_NAME_BYTES: Final = 253
 """RFC 1035 section 3.1: 255 on the wire, without the root's and the first length byte."""
 HTTP: Final = frozenset({"http", "tls"})
@@ -31,6 +31,30 @@ _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _PORT: Final = re.compile(r"[0-9]{1,5}", re.ASCII)
 # RFC 3986 section 3.2.2: what follows userinfo; a userinfo is refused by having no place in it.
 _ABSOLUTE: Final = re.compile(rb"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
+
+
+class Refusal(StrEnum):
+    """Why a flow is refused; the value is what the record shows."""
+
+    NO_SUCH_ADDRESS = "no name has this address"
+    NOT_THE_GATEWAY = "the gateway does not answer for this address"
+    NO_SUCH_PORT = "the stand-in does not have this port"
+    NO_HTTP_HERE = "no HTTP is spoken at this port"
+    NO_CLIENT_HELLO = "a request before a ClientHello"
+    SNI_AND_HOST_DIFFER = "SNI and Host differ"
+    NO_SNI = "no SNI"
+    SNI_IS_NO_NAME = "SNI is no host name"
+    CONNECT = "CONNECT"
+    NO_HOST = "no Host"
+    OTHER_SCHEME = "the target's scheme is another"
+    TARGET_IS_NO_PATH = "the target is no path"
+    HOST_AND_TARGET_DIFFER = "Host and target differ"
+    HOST_IS_ADDRESS = "Host is an address"
+    OTHER_PORT_IN_HOST = "the port in Host is not the one that was dialled"
+    HOST_IS_NO_NAME = "Host is no host name"
+    METHOD_NOT_TAKEN = "the upstream does not take this method"
+    NOT_IN_POLICY = "the policy does not have this name"
+    OTHER_ADDRESS = "the name has another address"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +79,15 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`reason` is empty when it is allowed. `protocol` is what is spoken at this port; `name` the name that was asked for, in lower case, once one is known."""
+    """Whether a flow is allowed, and to which stand-in.
+
+    `reason` is empty when it is. `protocol` is what is spoken at this port; `name` the name that was
+    asked for, in lower case, once one is known.
+    """
 
     allowed: bool
     stand_in: str = ""
-    reason: str = ""
+    reason: Refusal | Literal[""] = ""
     protocol: str = ""
     name: str = ""
 
@@ -71,12 +99,12 @@ def decide(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) ->
     A verdict on a part of a flow is no verdict on the rest: ask again with the ClientHello, and with each request.
     """
     place = _place(flow, layout, stand_ins)
-    if isinstance(place, str):
+    if isinstance(place, Refusal):
         return Verdict(allowed=False, reason=place)
     stand_in, protocol = place
     name = _said(flow, protocol)
-    if isinstance(name, _No):
-        return Verdict(allowed=False, stand_in=stand_in, reason=name.reason, protocol=protocol)
+    if isinstance(name, Refusal):
+        return Verdict(allowed=False, stand_in=stand_in, reason=name, protocol=protocol)
     problem = "" if name is None else _elsewhere(name, flow.address, layout) or _unnamed(flow, stand_in, stand_ins)
     return Verdict(allowed=not problem, stand_in=stand_in, reason=problem, protocol=protocol, name=name or "")
 
@@ -123,83 +151,78 @@ def split_target(target: bytes) -> tuple[bytes | None, bytes, bytes]:
     return (absolute["authority"] if absolute else None), path or b"/", query
 
 
-@dataclass(frozen=True, slots=True)
-class _No:
-    reason: str
-
-
-def _place(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> tuple[str, str] | str:
+def _place(flow: Flow, layout: RangeLayout, stand_ins: Sequence[StandInPlan]) -> tuple[str, str] | Refusal:
     """The stand-in and the protocol at an address and port, or why there is none."""
     if flow.address == layout.catch_all:
         return _at_port(CATCH_ALL, CATCH_ALL_PORTS, flow.port)
     owner = next((item.stand_in for item in layout.names if item.address == flow.address), None)
     if owner is None:
-        return "no name has this address"
+        return Refusal.NO_SUCH_ADDRESS
     stand_in = next((item for item in stand_ins if item.id == owner), None)
     if stand_in is None or stand_in.is_target:
-        return "the gateway does not answer for this address"
+        return Refusal.NOT_THE_GATEWAY
     return _at_port(stand_in.id, stand_in.ports, flow.port)
 
 
-def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str, str] | str:
+def _at_port(stand_in: str, ports: Sequence[PortPlan], number: int) -> tuple[str, str] | Refusal:
     protocol = next((port.protocol for port in ports if port.number == number), None)
-    return "the stand-in does not have this port" if protocol is None else (stand_in, protocol)
+    return Refusal.NO_SUCH_PORT if protocol is None else (stand_in, protocol)
 
 
-def _said(flow: Flow, protocol: str) -> str | _No | None:
+def _said(flow: Flow, protocol: str) -> str | Refusal | None:
     """The one name that the flow says so far, None when it has said none yet, or why what it says can't be taken."""
     sni = _sni(flow) if protocol in ENCRYPTED and flow.hello else None
-    if isinstance(sni, _No) or flow.asked is None:
+    if isinstance(sni, Refusal) or flow.asked is None:
         return sni
     if protocol not in HTTP:
-        return _No("no HTTP is spoken at this port")
+        return Refusal.NO_HTTP_HERE
     if protocol == "tls" and sni is None:
-        return _No("a request before a ClientHello")
+        return Refusal.NO_CLIENT_HELLO
     host = _host(flow.asked, flow, protocol)
-    if isinstance(host, _No) or sni is None or sni == host:
+    if isinstance(host, Refusal) or sni is None or sni == host:
         return host
-    return _No("SNI and Host differ")
+    return Refusal.SNI_AND_HOST_DIFFER
 
 
-def _sni(flow: Flow) -> str | _No:
+def _sni(flow: Flow) -> str | Refusal:
     if flow.sni is None:
-        return _No("no SNI")
-    return canonical_name(flow.sni) or _No("SNI is no host name")
+        return Refusal.NO_SNI
+    return canonical_name(flow.sni) or Refusal.SNI_IS_NO_NAME
 
 
-def _host(asked: Asked, flow: Flow, protocol: str) -> str | _No:
+def _host(asked: Asked, flow: Flow, protocol: str) -> str | Refusal:
     """The name that a request is for: what Host and an absolute target agree on."""
     if asked.method.upper() == "CONNECT":
-        return _No("CONNECT")
+        return Refusal.CONNECT
     if not asked.hosts:
-        return _No("no Host")
+        return Refusal.NO_HOST
     said = [_authority(value, flow) for value in asked.hosts]
     authority, path, _ = split_target(asked.target)
     if authority is not None:
         said.append(_authority(authority, flow))
         if asked.target.partition(b"://")[0].lower() != (b"https" if protocol == "tls" else b"http"):
-            return _No("the target's scheme is another")
+            return Refusal.OTHER_SCHEME
     elif not path.startswith(b"/") and not (asked.target == b"*" and asked.method == "OPTIONS"):
-        return _No("the target is no path")
-    refused = next((item for item in said if isinstance(item, _No)), None)
+        return Refusal.TARGET_IS_NO_PATH
+    refused = next((item for item in said if isinstance(item, Refusal)), None)
     if refused is not None:
         return refused
-    return str(said[0]) if len(set(said)) == 1 else _No("Host and target differ")
+    return str(said[0]) if len(set(said)) == 1 else Refusal.HOST_AND_TARGET_DIFFER
 
 
-def _authority(raw: bytes, flow: Flow) -> str | _No:
+def _authority(raw: bytes, flow: Flow) -> str | Refusal:
     """The name of `NAME[:PORT]`; the metadata service's address is a name of its own (it has no other that clients use). The port, where it is said, is
     the one that was dialled."""
     if raw.startswith(b"["):
-        return _No("Host is an address")
+        return Refusal.HOST_IS_ADDRESS
     host, colon, port = raw.partition(b":")
     if colon and not (_PORT.fullmatch(port.decode("latin-1")) and int(port) == flow.port):
-        return _No("the port in Host is not the one that was dialled")
+        return Refusal.OTHER_PORT_IN_HOST
     if host == METADATA_ADDRESS.encode():
         return METADATA_ADDRESS
     name = canonical_name(host)
     if name is None:
-        return _No("Host is an address" if _is_address(host) else "Host is no host name")
+        return Refusal.HOST_IS_ADDRESS if _is_address(host) else Refusal.HOST_IS_NO_NAME
     return name
 
 
@@ -211,18 +234,18 @@ def _is_address(host: bytes) -> bool:
     return True
 
 
-def _unnamed(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> str:
+def _unnamed(flow: Flow, owner: str, stand_ins: Sequence[StandInPlan]) -> Refusal | Literal[""]:
     """Why a method may not go to something real; empty when it may. A stand-in hears them all."""
     upstream = next((item for item in stand_ins if item.id == owner and item.kind == UPSTREAM), None)
     if upstream is None or flow.asked is None or flow.asked.method in upstream.settings["methods"]:
         return ""
-    return NO_METHOD
+    return Refusal.METHOD_NOT_TAKEN
 
 
-def _elsewhere(name: str, address: str, layout: RangeLayout) -> str:
+def _elsewhere(name: str, address: str, layout: RangeLayout) -> Refusal | Literal[""]:
     """Why a name is not to be had at an address; empty when it is."""
     found = find(name, layout)
     if found is None:
         simulated = layout.catch_all is not None and address == layout.catch_all and name != METADATA_ADDRESS
-        return "" if simulated else "the policy does not have this name"
-    return "" if found.address == address else "the name has another address"
+        return "" if simulated else Refusal.NOT_IN_POLICY
+    return "" if found.address == address else Refusal.OTHER_ADDRESS

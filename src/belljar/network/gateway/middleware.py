@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from belljar.events import Body, JsonValue, Kind
-from belljar.network.decide import NO_METHOD, Asked, Verdict, split_target
+from belljar.network.decide import Asked, Refusal, Verdict, split_target
 from belljar.network.gateway.account import Incoming, field_lines
 from belljar.network.gateway.context import App, Message, Receive, Scope, Send, kept_body
 from belljar.network.gateway.reporter import Item
@@ -31,12 +31,12 @@ INCOMING: Final = "incoming"
 MESSAGES: Final = "messages"
 WEBSOCKET: Final = "websocket"
 """Where its `WebSocketRecord` is then, if it has become one."""
-_STATUS: Final = {
-    "CONNECT": 405,
-    "no Host": 400,
-    "Host is no host name": 400,
-    "the target is no path": 400,
-    NO_METHOD: 405,
+_STATUS: Final[Mapping[str, int]] = {
+    Refusal.CONNECT: 405,
+    Refusal.NO_HOST: 400,
+    Refusal.HOST_IS_NO_NAME: 400,
+    Refusal.TARGET_IS_NO_PATH: 400,
+    Refusal.METHOD_NOT_TAKEN: 405,
 }
 _MISDIRECTED: Final = 421
 
@@ -92,7 +92,7 @@ class Exchange:
         self._recorded_bytes: int | None = None
         self._counted_bytes = 0
         self._answered = False
-        self._reason = self.verdict.reason
+        self._reason: str = self.verdict.reason
         self._refused: Refused | None = None
         self._has_begun = False
         self._websocket: WebSocketRecord | None = None
