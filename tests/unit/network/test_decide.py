@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from belljar.network.decide import (
     CATCH_ALL,
-    Refusal,
     UPSTREAM,
     Asked,
     Flow,
+    Refusal,
     canonical_name,
     decide,
     find,
