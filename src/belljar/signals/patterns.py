@@ -172,7 +172,7 @@ _CREDENTIALS: Final = (
             b"Key",
         ),
         re.compile(
-            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|secret|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)token"
+            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|secret|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)(?<!metadata-)token"
             rb"|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])(?!=)\s{0,3}[\"']?"
             rb"([A-Za-z0-9!#$%*+/=?@^_~.-]{12,200})(?![A-Za-z0-9])"
         ),
@@ -227,7 +227,7 @@ class Patterns:
                 continue
             for found in detector.matches(data, held):
                 start, end = found.span(1) if found.re.groups else found.span()
-                if detector.cls in _WEAK and covered.find(1, start, end) >= 0:
+                if detector.cls in WEAK and covered.find(1, start, end) >= 0:
                     continue
                 again = taken.get((start, end)) == detector.cls
                 if not again and (detector.check is None or detector.check(data[start:end])):
@@ -241,7 +241,7 @@ class Patterns:
                     yield from _phrases(data, *found.span())
 
 
-_WEAK: Final = frozenset({"secret", "url_password"})
+WEAK: Final = frozenset({"secret", "url_password"})
 """Named only where nothing more precise was found."""
 
 

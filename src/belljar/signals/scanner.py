@@ -10,6 +10,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +27,7 @@ from belljar.signals.decoders import (
 )
 from belljar.signals.known import KnownValues
 from belljar.signals.marks import marks, prepare_marks
-from belljar.signals.patterns import Patterns
+from belljar.signals.patterns import WEAK, Patterns
 from belljar.signals.runs import decode_run, runs
 from belljar.signals.values import Hit, Scanned, ScanSpec
 
@@ -52,6 +53,9 @@ SEPARATOR: Final = b"\xff\xfe\xff"
 """In no text, so in no value."""
 SLICE: Final = 1 << 20
 """How much is searched between two looks at the clock."""
+WALL_FACTOR: Final = 15
+"""A scan's time is its thread's processor time, so that a busy host doesn't end it; so many times as
+much may pass by the clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class _View:
     start: int = 0
     end: int = 0
     locate: Locate | None = None
+    known: list[tuple[int, int]] = field(default_factory=list)
+    """Where known values stand in it."""
 
     def outermost(self, start: int, end: int) -> tuple[int, int]:
         """Offsets here as offsets of the outermost data."""
@@ -156,7 +162,8 @@ class _Scan:
         self._known = known
         self._patterns = patterns
         self._hits: dict[tuple[str, str, int, int], Hit] = {}
-        self._deadline = time.monotonic() + spec.bounds.time_s
+        self._deadline = time.thread_time() + spec.bounds.time_s
+        self._wall_deadline = time.monotonic() + spec.bounds.time_s * WALL_FACTOR
         self._left = spec.bounds.decoded_bytes
         self._seen: set[bytes] = set()
         self._runs: set[bytes] = set()
@@ -166,8 +173,8 @@ class _Scan:
     def run(self, data: bytes) -> Scanned:
         """Searches breadth first: what is least encoded is found before a bound is hit."""
         try:
-            self._search([_View(data)])
             self._views.append(_View(data))
+            self._search([self._views[0]])
             while self._views:
                 view = self._views.popleft()
                 self._find_patterns(view)
@@ -180,7 +187,7 @@ class _Scan:
         return Scanned(hits=tuple(hits), complete=not self._problem, problem=self._problem)
 
     def _tick(self) -> None:
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline or time.monotonic() > self._wall_deadline:
             raise _Exceeded("time")
 
     def _search(self, views: list[_View]) -> None:
@@ -193,12 +200,15 @@ class _Scan:
                 index = bisect_right(starts, found.start) - 1
                 view, start, value = views[index], starts[index], found.value
                 place = (found.start - start, found.end - start)
+                view.known.append(place)
                 self._add(view, place, found.names, value.cls, value.id, value.source.value, found.text)
             self._tick()
 
     def _find_patterns(self, view: _View) -> None:
         if {"reversed", "rot13"}.isdisjoint(view.names):
             for start, end, cls in self._patterns.find(view.data):
+                if cls in WEAK and any(start < right and left < end for left, right in view.known):
+                    continue  # it is that value, in its context
                 self._add(view, (start, end), (), cls, "", "pattern", view.data[start:end])
             self._tick()
 

@@ -43,6 +43,8 @@ class _Part:
         self.reader_name = ""
         self.reader_tail = b""
         self.reported: set[tuple[str, str]] = set()
+        self.starts: frozenset[int] = frozenset()
+        """Where in the tail, counted from its end, a find began."""
 
     @property
     def size(self) -> int:
@@ -56,6 +58,8 @@ class _Flow:
         """What a field had in the request before: one that never changes carries nothing."""
         self.end = b""
         """Of whatever part came last."""
+        self.starts: frozenset[int] = frozenset()
+        """As of a part, of `end`."""
 
     def part(self, name: str) -> _Part:
         found = self.parts.setdefault(name, _Part())
@@ -94,6 +98,7 @@ class StreamScanner:
         state = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
         results = [self._follow(state, part, data), self._border(state, data)]
+        state.starts = state.part(part).starts
         results += [self._join(state, name, piece, len(data)) for name, piece in _fields(state, channel, part, data)]
         self._account(flow, state)
         return _together(results)
@@ -128,14 +133,18 @@ class StreamScanner:
     def _new(self, part: _Part, data: bytes) -> Scanned:
         before = len(part.tail)
         result = self._scanner.scan(part.tail + data)
-        part.tail = (part.tail + data)[-self._tail :]
+        text = part.tail + data
+        part.tail = text[-self._tail :]
         hits = []
         for hit in result.hits:
             key = (hit.cls, hit.digest)
             if hit.end <= before or (hit.start < before and key in part.reported):
                 continue
+            if _has_grown(hit, before, part.starts):
+                continue
             part.reported.add(key)
             hits.append(_moved(hit, -before, len(data), ()))
+        part.starts = _starts(result, len(text))
         return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
 
     def _inflate(self, part: _Part, data: bytes) -> Scanned:
@@ -164,7 +173,9 @@ class StreamScanner:
             return Scanned()
         head = data[: self._tail]
         result = self._scanner.scan(end + head)
-        across = [hit for hit in result.hits if hit.start < len(end) < hit.end]
+        across = [
+            hit for hit in result.hits if hit.start < len(end) < hit.end and not _has_grown(hit, len(end), state.starts)
+        ]
         hits = tuple(_moved(hit, -len(end), len(data), (JOINED,)) for hit in across)
         return Scanned(hits=hits, complete=result.complete, problem=result.problem)
 
@@ -183,6 +194,19 @@ class StreamScanner:
                 part.reported.add((hit.cls, hit.digest))
                 hits.append(_placed(hit, size, (JOINED,)))
         return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
+
+
+def _starts(result: Scanned, size: int) -> frozenset[int]:
+    """Where each find began, counted from the end of the data."""
+    return frozenset(size - hit.start for hit in result.hits)
+
+
+def _has_grown(hit: Hit, before: int, starts: frozenset[int]) -> bool:
+    """Whether a pattern's find was one before what follows made it longer: no other credential.
+
+    `before`: bytes of what was searched before; `starts`: where something was found in them.
+    """
+    return not hit.value_id and hit.start < before < hit.end and before - hit.start in starts
 
 
 def _moved(hit: Hit, by: int, size: int, names: tuple[str, ...]) -> Hit:

@@ -46,6 +46,7 @@ def test_a_credential_is_found(text: str, cls: str) -> None:
         "ghp_xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
         "password = os.environ['DATABASE_PASSWORD']",
         "token: get_token_from_vault",
+        "x-aws-ec2-metadata-token: AQAEAKm2Zp7LwT8vKq9xAb3cD4eF5gH6iJ0kLmN1oPqRsT==",
         "key=3f2504e0-4f89-11d3-9a0c-0305e82c3301"[4:],
         "da39a3ee5e6b4b0d3255bfef95601890afd80709",
         "abandon ability able about above absent absorb abstract absurd abuse access actor",

@@ -6,6 +6,7 @@ import base64
 import codecs
 import gzip
 import io
+import itertools
 import string
 import urllib.parse
 import zipfile
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from belljar.signals import scanner as scanner_module
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import Hit, KnownValue, ScanBounds, ScanSpec, Source, spec_of
 
@@ -177,6 +179,22 @@ def test_time_is_bounded() -> None:
     """Without any time left nothing is decoded, and the result says so."""
     result = scanner(bounds=ScanBounds(time_s=0)).scan(base64.b64encode(TEXT.encode()) * 100)
     assert (result.complete, result.problem) == (False, "time")
+
+
+@pytest.mark.parametrize(("wall_s", "problem"), [(0.5, ""), (100.0, "time")])
+def test_a_busy_host_ends_no_scan(monkeypatch: pytest.MonkeyPatch, wall_s: float, problem: str) -> None:
+    """A scan's time is its thread's; only far beyond it the clock ends a scan, too."""
+    clock = itertools.count(0, wall_s)
+    monkeypatch.setattr(scanner_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(scanner_module.time, "thread_time", lambda: 0.0)
+    result = scanner(bounds=ScanBounds(time_s=1)).scan(b"a page of some words")
+    assert (result.complete, result.problem) == (not problem, problem)
+
+
+def test_a_known_value_in_its_context_is_one_hit() -> None:
+    """`password=` before a decoy makes no second credential of it; another one beside it is its own."""
+    data = f"password={TEXT}\npassword=kX9vQ2mB7rT4wZ8p".encode()
+    assert [hit.cls for hit in scanner().scan(base64.b64encode(data)).hits] == ["protected", "secret"]
 
 
 @settings(max_examples=80, deadline=None)

@@ -53,6 +53,26 @@ def test_what_is_sent_twice_is_found_twice() -> None:
     assert counts == [1, 0, 1]
 
 
+@pytest.mark.parametrize("credential", [TEXT, "kX9vQ2mB7rT4wZ8pLn3c"])
+def test_what_follows_a_credential_makes_no_other_one(credential: str) -> None:
+    """Of a key at the end of a header, one hit, whatever the next part and the next request begin with."""
+    header = f"host: a\nx-api-key: {credential}".encode()
+    feeds = [
+        (Channel.HTTP, "header", header),
+        (Channel.HTTP, "url", b"https://shop.example/next"),
+        (Channel.HTTP, "header", b"host: a\naccept: */*"),
+        (Channel.HTTP, "body", b"abc"),
+    ]
+    assert found(feeds) == 1
+
+
+def test_a_secret_that_begins_at_a_border_is_found() -> None:
+    """Cut within its name, or within itself before it could be told, it is found once."""
+    data = b"x=1 password=kX9vQ2mB7rT4wZ8pLn3c;"
+    for cut in (6, 14, 20):
+        assert found([(Channel.HTTP, "body", data[:cut]), (Channel.HTTP, "body", data[cut:])]) == 1
+
+
 @pytest.mark.parametrize(
     "feeds",
     [
