@@ -12,12 +12,12 @@ import urllib.parse
 import zipfile
 import zlib
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.signals import scanner as scanner_module
 from belljar.signals.scanner import Scanner
 from belljar.signals.values import Hit, KnownValue, ScanBounds, ScanSpec, Source, spec_of
 
@@ -185,8 +185,8 @@ def test_time_is_bounded() -> None:
 def test_a_busy_host_ends_no_scan(monkeypatch: pytest.MonkeyPatch, wall_s: float, problem: str) -> None:
     """A scan's time is its thread's; only far beyond it the clock ends a scan, too."""
     clock = itertools.count(0, wall_s)
-    monkeypatch.setattr(scanner_module.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(scanner_module.time, "thread_time", lambda: 0.0)
+    slow = SimpleNamespace(monotonic=lambda: next(clock), thread_time=lambda: 0.0)
+    monkeypatch.setattr("belljar.signals.scanner.time", slow)
     result = scanner(bounds=ScanBounds(time_s=1)).scan(b"a page of some words")
     assert (result.complete, result.problem) == (not problem, problem)
 
