@@ -191,26 +191,46 @@ def _pair(found: re.Match[bytes]) -> bytes:
     return halves.encode("utf-16-le", "surrogatepass").decode("utf-16-le").encode().ljust(6, b"\0")
 
 
-_CUT: Final = re.compile(
-    b"|".join(
-        rb"[ -~]{%d}(?P<s%d>[ .,:;_|-]|\r?\n)(?:[ -~]{%d}(?P=s%d)){6,}[ -~]{0,%d}" % (n, n, n, n, n)
-        for n in range(1, 5)
+_SEPARATOR: Final = bytes(int(byte in b" .,:;_|-\n") for byte in range(256))
+_CUT_TIMES: Final = 7
+_CUT: Final = {
+    (size, gap): re.compile(
+        rb"[ -~]{%d}(?P<gap>%s)(?:[ -~]{%d}(?P=gap)){%d,}[ -~]{0,%d}" % (size, sign, size, _CUT_TIMES - 1, size)
     )
-)
+    for size in range(1, 5)
+    for gap, sign in ((1, rb"[ .,:;_|\n-]"), (2, rb"\r\n"))
+}
+"""Characters of a group, and of the separator → the groups."""
 
 
-def uncut(data: bytes, held: Held = None) -> Iterator[Decoded]:
+def uncut(data: bytes) -> Iterator[Decoded]:
     """Escapes that are themselves cut into groups by a separator (`% 4 1 %`), put together."""
-    if len(data) > SMALL or (held is not None and "cut" not in held) or not _ESCAPED.search(data):
+    if len(data) > SMALL or not _ESCAPED.search(data):
         return
-    for found in _CUT.finditer(data):
-        width = int((found.lastgroup or "s1")[1:])
-        step = width + len(found[found.lastgroup or 0])
-        if _ESCAPED.search(found[0]):
-            text = b"".join(found[0][at : at + width] for at in range(0, len(found[0]), step))
-            yield Decoded(("split",), text, found.start(), found.end())
+    single = int.from_bytes(data.translate(_SEPARATOR), "little")
+    double = int.from_bytes(_LINE_END.sub(b"\1\0", data).translate(_IS_ONE), "little") if b"\r\n" in data else 0
+    for (size, gap), pattern in _CUT.items():
+        step = size + gap
+        repeated = _repeated(single if gap == 1 else double, step, len(data))
+        at = repeated.find(1, size)
+        while at >= 0:
+            found = pattern.match(data, at - size)
+            if found and _ESCAPED.search(data, found.start(), found.end()):
+                text = b"".join(found[0][place : place + size] for place in range(0, len(found[0]), step))
+                yield Decoded(("split",), text, found.start(), found.end())
+            at = repeated.find(1, found.end() + size if found else at + 1)
 
 
+def _repeated(marked: int, step: int, size: int) -> bytes:
+    """1 where `_CUT_TIMES` marked bytes follow each other in steps. Bytes are digits of a number: what
+    is marked in all of several places is one operation on it."""
+    two = marked & marked >> 8 * step
+    four = two & two >> 16 * step
+    return (four & four >> 8 * step * (_CUT_TIMES - 4)).to_bytes(size, "little")
+
+
+_LINE_END: Final = re.compile(rb"\r\n")
+_IS_ONE: Final = bytes(int(byte == 1) for byte in range(256))
 _ESCAPED: Final = re.compile(rb"[%&\\=x]")
 
 
@@ -358,18 +378,21 @@ def promising(data: bytes) -> bool:
     odd = len(data) - data.translate(_IS_TEXT).count(1)
     if odd * 8 < len(data):
         return True
-    if any(magic in data[:WINDOW] for magic in _ZLIB) or data.endswith(_ENDS):
+    if _ZLIB.search(data, 0, WINDOW) or data.endswith(_ENDS) or _STARTS.search(data):
         return True
-    if any(magic in data for magic in _STARTS) or b"a" * MIN_RUN in data.translate(IS_ENCODED):
+    if b"a" * MIN_RUN in data.translate(IS_ENCODED):
         return True
+    if len(data.translate(None, _CONTROL)) < len(data):
+        return False
     try:
         return data.decode().isprintable()
     except UnicodeDecodeError:
         return False
 
 
-_ZLIB: Final = frozenset(magic for name, magic in MAGIC if name == "zlib")
-_STARTS: Final = tuple(magic for name, magic in MAGIC if name != "zlib")
+_CONTROL: Final = bytes((*range(32), 127))
+_ZLIB: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name == "zlib"))
+_STARTS: Final = re.compile(b"|".join(re.escape(magic) for name, magic in MAGIC if name != "zlib"))
 _ENDS: Final = tuple(magic[::-1] for _, magic in MAGIC)
 
 

@@ -33,7 +33,6 @@ _ESCAPES: Final = {
 _OF_SMALL: Final = {
     "reversed": REVERSED_MARK.pattern.replace(rb"\Z", rb"\z"),
     "rot13": ROT13_MARK.pattern,
-    "cut": b"|".join(rb"(?:[ -~]{%d}[ .,:;_|\r\n-]\n?){7}" % size for size in range(1, 5)),
 }
 _LARGE_GROUPS: Final = {name: text for name, text in _GROUPS.items() if name in GROUPS_OF_LARGE}
 _large = Prefilter(_LARGE_GROUPS | _MAGIC | _ESCAPES, places=frozenset((*_LARGE_GROUPS, *_MAGIC)))

@@ -55,12 +55,12 @@ def runs(data: bytes, held: Held = None) -> Iterator[Run]:
         end = marks.find(b" ", at)
         end = len(marks) if end < 0 else end
         if pieces and at - sum(pieces[-1]) > MAX_GAP:
-            if not _is_word(data, pieces):
+            if not (_is_word(data, pieces) or _are_names(data, pieces)):
                 yield _joined(data, pieces)
             pieces = []
         pieces.append((at, end - at))
         at = marks.find(needle, end)
-    if pieces and not _is_word(data, pieces):
+    if pieces and not (_is_word(data, pieces) or _are_names(data, pieces)):
         yield _joined(data, pieces)
     yield from _groups(data, marks, held)
 
@@ -80,6 +80,24 @@ def _is_word(data: bytes, pieces: list[tuple[int, int]]) -> bool:
         and _SHORT_WORD.fullmatch(data, start, end) is not None
         and b"\n" not in data[end : end + MAX_GAP]
     )
+
+
+_NAME: Final = re.compile(
+    b"|".join(
+        rb"%s(?:[-_/+]%s)+" % (word, word)
+        for word in (
+            rb"(?:[a-z]{1,15}[0-9]{0,3}|[0-9]{1,4})",
+            rb"(?:[A-Z]{1,15}[0-9]{0,3}|[0-9]{1,4})",
+            rb"[A-Z][a-z]{1,14}",
+        )
+    )
+)
+"""`a-class-name`, `SOME_CONSTANT`, `usr/share`: of ten thousand values one would look so in base64,
+and words so short hold no base32 or hexadecimal."""
+
+
+def _are_names(data: bytes, pieces: list[tuple[int, int]]) -> bool:
+    return all(_NAME.fullmatch(data, start, start + size) for start, size in pieces)
 
 
 _REST: Final = re.compile(rb"[^A-Za-z0-9+/_=-]{1,%d}([A-Za-z0-9+/_=-]{1,%d})" % (MAX_GAP, MIN_RUN - 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -49,6 +49,7 @@ MIN_DECODED: Final = 8
 BATCH: Final = 1024
 BATCH_BYTES: Final = 256 << 10
 """Small decoded pieces are searched together."""
+_TURNED: Final = frozenset({"reversed", "rot13"})
 SEPARATOR: Final = b"\xff\xfe\xff"
 """In no text, so in no value."""
 SLICE: Final = 1 << 20
@@ -174,7 +175,7 @@ class _Scan:
         """Searches breadth first: what is least encoded is found before a bound is hit."""
         try:
             self._views.append(_View(data))
-            self._search([self._views[0]])
+            self._search([data], [self._views[0]].__getitem__)
             while self._views:
                 view = self._views.popleft()
                 self._find_patterns(view)
@@ -190,22 +191,23 @@ class _Scan:
         if time.thread_time() > self._deadline or time.monotonic() > self._wall_deadline:
             raise _Exceeded("time")
 
-    def _search(self, views: list[_View]) -> None:
-        """Known values, in many small views at once."""
+    def _search(self, pieces: list[bytes], view_of: Callable[[int], _View]) -> None:
+        """Known values, in many small pieces at once; `view_of`: the view of a piece."""
         self._tick()
-        data = views[0].data if len(views) == 1 else SEPARATOR.join(view.data for view in views)
-        starts = list(accumulate((len(view.data) + len(SEPARATOR) for view in views[:-1]), initial=0))
+        data = pieces[0] if len(pieces) == 1 else SEPARATOR.join(pieces)
+        starts: list[int] = []
         for at in range(0, max(1, len(data)), SLICE):
             for found in self._known.find(data, at, at + SLICE):
+                starts = starts or list(accumulate((len(one) + len(SEPARATOR) for one in pieces[:-1]), initial=0))
                 index = bisect_right(starts, found.start) - 1
-                view, start, value = views[index], starts[index], found.value
+                view, start, value = view_of(index), starts[index], found.value
                 place = (found.start - start, found.end - start)
                 view.known.append(place)
                 self._add(view, place, found.names, value.cls, value.id, value.source.value, found.text)
             self._tick()
 
     def _find_patterns(self, view: _View) -> None:
-        if {"reversed", "rot13"}.isdisjoint(view.names):
+        if _TURNED.isdisjoint(view.names):
             for start, end, cls in self._patterns.find(view.data):
                 if cls in WEAK and any(start < right and left < end for left, right in view.known):
                     continue  # it is that value, in its context
@@ -214,30 +216,39 @@ class _Scan:
 
     def _decode(self, view: _View) -> None:
         """Search what may be encoded in a view; keep for later what may hold more."""
-        batch: list[_View] = []
+        batch: list[Decoded] = []
         size = 0
         for decoded in self._decoded(view):
-            child = self._child(view, decoded)
-            if child is None:
+            if not self._is_new(view, decoded):
                 continue
-            batch.append(child)
-            size += len(child.data)
+            batch.append(decoded)
+            size += len(decoded.data)
             if size > BATCH_BYTES or len(batch) >= BATCH:
-                self._finish(batch)
+                self._finish(view, batch)
                 batch, size = [], 0
         if batch:
-            self._finish(batch)
+            self._finish(view, batch)
 
-    def _finish(self, batch: list[_View]) -> None:
-        self._search(batch)
-        for view in batch:
-            if promising(view.data):
-                self._views.append(view)
-            elif {"reversed", "rot13"}.isdisjoint(view.names) and view.depth < self._spec.bounds.depth:
-                found = deflated(view.data, self._left)
-                child = found and self._child(view, found)
-                if child:
-                    self._search([child])
+    def _finish(self, parent: _View, batch: list[Decoded]) -> None:
+        views: dict[int, _View] = {}
+
+        def view_of(index: int) -> _View:
+            if index not in views:
+                views[index] = _inner(parent, batch[index])
+            return views[index]
+
+        self._search([decoded.data for decoded in batch], view_of)
+        for index, decoded in enumerate(batch):
+            if promising(decoded.data):
+                self._views.append(view_of(index))
+                continue
+            # Raw deflate has no mark: it is tried on what else is garbage.
+            names = parent.names + decoded.names
+            if _TURNED.isdisjoint(names) and _depth(parent, decoded) < self._spec.bounds.depth:
+                found = deflated(decoded.data, self._left)
+                if found and self._is_new(view_of(index), found):
+                    child = _inner(view_of(index), found)
+                    self._search([child.data], [child].__getitem__)
                     self._views.append(child)
 
     def _add(
@@ -280,27 +291,36 @@ class _Scan:
                 self.decoded_runs[run.text] = view.depth
             yield from decode_run(run)
         yield from escapes(view.data, held)
-        yield from uncut(view.data, held)
+        yield from uncut(view.data)
         yield from turned(view.data, held)
         try:
             yield from compressed(view.data, lambda: self._left, held)
         except Missing as package:
             self._problem = f"package:{package}"
 
-    def _child(self, view: _View, decoded: Decoded) -> _View | None:
-        """What was decoded, if it is new and within the bounds."""
+    def _is_new(self, view: _View, decoded: Decoded) -> bool:
+        """Whether what was decoded is to be searched: it was not yet, and is within the bounds."""
         if not decoded.whole:
             self._problem = self._problem or "decoded_bytes"
         data = decoded.data
-        names = view.names + decoded.names
-        # Putting groups together is a part of decoding them.
-        depth = view.depth + len(decoded.names) - ("split" in decoded.names and len(decoded.names) > 1)
-        if len(data) < MIN_DECODED or data in self._seen or depth > self._spec.bounds.depth:
-            return None
-        if len(data) > self._left:
+        size = len(data)
+        if size < MIN_DECODED or data in self._seen or _depth(view, decoded) > self._spec.bounds.depth:
+            return False
+        if size > self._left:
             self._problem = self._problem or "decoded_bytes"
-            return None
-        self._left -= len(data)
-        if len(data) < SLICE:
+            return False
+        self._left -= size
+        if size < SLICE:
             self._seen.add(data)
-        return _View(data, names, depth, view, decoded.start, decoded.end, decoded.locate)
+        return True
+
+
+def _depth(view: _View, decoded: Decoded) -> int:
+    """Putting groups together is a part of decoding them."""
+    names = decoded.names
+    return view.depth + len(names) - ("split" in names and len(names) > 1)
+
+
+def _inner(parent: _View, decoded: Decoded) -> _View:
+    names = parent.names + decoded.names
+    return _View(decoded.data, names, _depth(parent, decoded), parent, decoded.start, decoded.end, decoded.locate)
