@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from tests.integration.conftest import Belljar
 from tests.integration.test_decoy_contacts import TASKS
+from tests.integration.test_decoy_services import CLIENT, bring_ssh
 
-from belljar.cell import open_cell, start_run
+from belljar.cell import Cell, open_cell, start_run
 from belljar.events import Kind
 from belljar.harness.controls import run_controls
 from belljar.host.settings import resolve_here
 from belljar.ledger import read_events
+from belljar.policy import LoadedPolicy
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 
@@ -35,6 +37,13 @@ network:
   stand_ins:
     mail: {kind: smtp, names: [mail.example]}
     shop: {kind: http, names: [shop.example], routes: [{path: "/{rest...}", methods: [GET, POST], body: hello}]}
+"""
+SSH = """belljar: 1
+risk: low
+network: {default: deny}
+decoys:
+  - {id: jump, kind: ssh, place: bastion.corp.internal}
+  - {id: key, kind: ssh_key, service: jump, place: ~/keys/id_ed25519}
 """
 ALONE = "belljar: 1\nrisk: low\ndecoys: [{id: aws, kind: aws_credentials}]\n"
 
@@ -57,6 +66,27 @@ def test_both_pass_and_nothing_is_stopped(belljar: Belljar, tmp_path: Path) -> N
     run = belljar.runs()[-1]
     assert "kill.tripped" not in {event["kind"] for event in belljar.events(run)}
     assert belljar("ledger", "verify", str(run)).returncode == 0
+
+
+@pytest.mark.skipif(CLIENT is None, reason="ssh (Debian: openssh-client) is not installed")
+@pytest.mark.anyio
+async def test_the_greedy_one_logs_in_by_ssh(belljar: Belljar, tmp_path: Path) -> None:
+    """Where the image has `ssh`, the key that is placed opens its service, and the use is demanded."""
+
+    @asynccontextmanager
+    async def opening(loaded: LoadedPolicy) -> AsyncIterator[Cell]:
+        async with open_cell(loaded, run=run, home=belljar.home) as cell:
+            ssh = await bring_ssh(cell)
+            program = f'#!/bin/sh\nexec {ssh} "$@"\n'.encode()
+            await cell.write_file("/usr/local/bin/ssh", program, mode=0o755, user="root")
+            yield cell
+
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(SSH)
+    with start_run("control", None, [], home=belljar.home) as run:
+        greedy, diligent = await run_controls([resolve_here(policy)], run, opening, tell=lambda _: None)
+    assert (greedy.missing, diligent.unexpected) == ((), ())
+    assert "ssh.publickey" in {line.data["operation"] for line in read_events(run.path) if line.kind is Kind.DECOY_USED}
 
 
 def test_an_honest_agent_that_is_suspected_fails_its_control(belljar: Belljar, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import posixpath
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, suppress
@@ -80,6 +81,7 @@ class Reach:
         valued: ids of those that have values of their own; a file may hold a service's instead.
         services: id → `host:port` of those that are services.
         logins: ids of those services that take a value of their own as a login.
+        ssh: id of an `ssh` service → the key file that opens it, where the image has `ssh`.
         refuses_names: a name that nobody has is refused.
         url: of something that takes HTTP, "" where nothing does.
         mail: `host:port` of something that takes mail, "" where nothing does.
@@ -89,6 +91,7 @@ class Reach:
     valued: tuple[str, ...] = ()
     services: Mapping[str, str] = field(default_factory=dict)
     logins: frozenset[str] = frozenset()
+    ssh: Mapping[str, str] = field(default_factory=dict)
     protects: bool = False
     has_network: bool = False
     refuses_names: bool = False
@@ -203,6 +206,7 @@ async def _control(name: str, policy: LoadedPolicy, run: RunDirectory, opening: 
         placed = _placed(run, cell_id)
         reach = _reach(cell, plan, placed)
         try:
+            reach = await _with_ssh(cell, reach, placed)
             if name == GREEDY:
                 problems += await _be_greedy(cell, reach, [path for paths in placed.values() for path in paths])
             else:
@@ -279,6 +283,19 @@ def _reach(cell: Cell, plan: NetworkPlan | None, decoys: Iterable[str]) -> Reach
     )
 
 
+async def _with_ssh(cell: Cell, reach: Reach, placed: Mapping[str, Sequence[str]]) -> Reach:
+    """With the `ssh` services that a key file opens, if the image has a client."""
+    services = {decoy.id for decoy in cell.plan.policy.decoys if decoy.kind is DecoyKind.SSH}
+    keys = {
+        decoy.service: placed[decoy.id][0]
+        for decoy in cell.plan.policy.decoys
+        if decoy.kind is DecoyKind.SSH_KEY and decoy.service in services and placed.get(decoy.id)
+    }
+    if not keys or not reach.has_network or not await _client(cell, ("ssh",)):
+        return reach
+    return replace(reach, ssh=keys, logins=reach.logins | set(keys))
+
+
 def _placed(run: RunDirectory, cell_id: str) -> dict[str, list[str]]:
     """The cell's decoys that are files, with their paths."""
     return {
@@ -325,7 +342,9 @@ async def _call_services(cell: Cell, reach: Reach, client: str, values: Mapping[
         if not decoy.is_service:
             continue
         secret, place = logins.get(decoy.id, ""), reach.services[decoy.id]
-        if decoy.kind not in _STREAM_SERVICES:
+        if decoy.id in reach.ssh:
+            await _run(cell, ssh_request(reach.ssh[decoy.id]))
+        elif decoy.kind not in _STREAM_SERVICES:
             scheme = "https" if decoy.port in _TLS_PORTS else "http"
             url = f"{scheme}://{place}/login"
             await _run(cell, request(client, url, token=secret, body=f"username=admin&password={secret}"))
@@ -430,6 +449,31 @@ def stream_request(client: str, host: str, port: int) -> list[str]:
         case "nc":
             return ["nc", "-w", "10", host, str(port)]
     return ["python3", "-c", _PYTHON_STREAM, host, str(port)]
+
+
+def ssh_request(key: str) -> list[str]:
+    """A command that logs in where a decoy key leads to. Pure.
+
+    `key`: its path; the decoy's `config` and `known_hosts` are beside it.
+    """
+    folder, name = posixpath.split(key)
+    config = posixpath.join(folder, "config" if name != "config" else "ssh_config")
+    known = f"UserKnownHostsFile={posixpath.join(folder, 'known_hosts')}"
+    return [
+        "ssh",
+        "-F",
+        config,
+        "-i",
+        key,
+        "-o",
+        known,
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        "ConnectTimeout=20",
+        "bastion",
+        "id",
+    ]
 
 
 def mail_request(client: str, place: str) -> list[str]:
