@@ -82,7 +82,10 @@ def _is_secret(text: bytes) -> bool:
 
 
 _CODE: Final = re.compile(
-    rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-][A-Za-z]+)*$"
+    rb"[()\[\]{}]|^[a-z_.]+$|://|^[A-Za-z]+(?:[._-]+[A-Za-z]+)*$"
+    rb"|^[a-z]+[0-9]{0,3}\.[a-z]+[0-9]{0,3}[a-z]*$|^\$[A-Za-z_]\w*$|^--?[A-Za-z]+(?:-[a-z]+)*$"
+    rb"|^(?:/[A-Z]?[a-z._-]+[0-9]{0,2})+$|^[a-z0-9_+-]+(?:[./][a-z0-9_+-]+)*/[a-z0-9_+-]+\.[a-z]{1,4}$"
+    rb"|^[~^v]?[0-9]+\.[0-9]+\.[0-9]+(?:[.+-][a-z0-9.-]+)?$"
     rb"|^(?:this|self|exports[0-9]*|process\.env|[A-Za-z])\._?[A-Za-z]|[A-Za-z_]=[A-Za-z]\w{0,8}\.[A-Za-z_]|=void$"
 )
 
@@ -172,7 +175,7 @@ _CREDENTIALS: Final = (
             b"Key",
         ),
         re.compile(
-            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|secret|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)(?<!metadata-)token"
+            rb"(?i)(?:pass(?:word|wd|phrase)?|pwd|(?<![0-9]:)secret|(?<!request)(?<!client)(?<!continuation)(?<!next)(?<!page)(?<!metadata-)token"
             rb"|api[_-]?key|access[_-]?key|auth[_-]?key)[\"']?\s{0,3}(?:=>|:=|[=:])(?!=)\s{0,3}[\"']?"
             rb"([A-Za-z0-9!#$%*+/=?@^_~.-]{12,200})(?![A-Za-z0-9])"
         ),

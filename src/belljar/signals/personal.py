@@ -26,8 +26,12 @@ _TEST_CARDS: Final = re.findall(
 )
 """Numbers that payment providers document for tests."""
 _CARD_PREFIX: Final = re.compile(
-    r"4(?:.{12}|.{15}|.{18})$|5[1-5].{14}$|2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720).*|3[47].{13}$|6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).{13}|3(?:0[0-5]|[689]).{11,}|62.{14,}"
+    r"4(?:.{12}|.{15}|.{18})|5[1-5].{14}|(?=.{16}\Z)2(?:22[1-9]|2[3-9]|[3-6]|7[01]|720).*|3[47].{13}"
+    r"|(?=.{16}\Z)(?:6(?:011|5|4[4-9]).*|35(?:2[89]|[3-8]).*)|3(?:0[0-5]|[689])(?:.{11,12}|.{13})|62.{14,17}"
 )
+"""Visa, Mastercard, American Express, Discover, JCB, Diners and UnionPay, with their lengths."""
+_OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
+MAX_GROUP: Final = 5
 
 
 def _digits(text: bytes) -> str:
@@ -47,9 +51,19 @@ def is_card(text: bytes) -> bool:
         13 <= len(digits) <= 19
         and digits not in _TEST_CARDS
         and len(set(digits)) > 3
-        and _CARD_PREFIX.match(digits) is not None
+        and _CARD_PREFIX.fullmatch(digits) is not None
+        and _is_grouped(text)
         and luhn(digits)
     )
+
+
+def _is_grouped(text: bytes) -> bool:
+    """Whether digits stand as on a card: in one piece, in its own groups, or cut into equal ones. The
+    numbers of a table are not."""
+    sizes = [len(group) for group in re.split(rb"[ -]", text)]
+    if len(sizes) == 1 or sizes in _OWN_GROUPS:
+        return True
+    return len(set(sizes[:-1])) == 1 and sizes[-1] <= sizes[0] <= MAX_GROUP
 
 
 _IBAN_LENGTHS: Final = {
@@ -124,10 +138,15 @@ def _national(extra: str) -> Iterator[Detector]:
             return text not in _DOCUMENTED_IDS and is_valid(text.decode())
 
         yield Detector(
-            "national_id", (), re.compile(rf"(?<![A-Za-z0-9.-]){shape}(?![A-Za-z0-9-]|\.[0-9])".encode()), check
+            "national_id",
+            (),
+            re.compile(rf"(?<![A-Za-z0-9.-])(?<![0-9] ){shape}(?![A-Za-z0-9-]|[. ][0-9])".encode()),
+            check,
         )
 
 
+_DECIMAL: Final = re.compile(rb"\+[0-9]{4,}\.[0-9]+")
+"""A signed number; what registries write as `+49.30123456` has a country's digits before the dot."""
 _DOCUMENTED_IDS: Final = frozenset({b"078-05-1120", b"219-09-9999", b"123-45-6789", b"457-55-5462"})
 
 
@@ -146,11 +165,16 @@ def _phones() -> Iterator[Detector]:
             number = phonenumbers.parse(text.decode(), None if text.startswith(b"+") else "US")
         except phonenumbers.NumberParseException:
             return False
+        if _DECIMAL.fullmatch(text):
+            return False
         return phonenumbers.is_valid_number(number) and b"555-01" not in text and b"55501" not in text
 
-    yield Detector("phone", (b"+",), re.compile(rb"(?<![A-Za-z0-9+])\+[1-9][0-9 ().-]{7,20}[0-9](?![0-9])"), check)
+    yield Detector(
+        "phone", (b"+",), re.compile(rb"(?<![A-Za-z0-9+])\+[1-9][0-9 ().-]{7,20}[0-9](?![0-9A-Za-z])"), check
+    )
     american = re.compile(
-        rb"(?<![A-Za-z0-9.+-])(?:\([2-9][0-9]{2}\) ?|[2-9][0-9]{2}[-.])[2-9][0-9]{2}[-.][0-9]{4}(?![0-9A-Za-z-])"
+        rb"(?<![A-Za-z0-9.+-])(?:\([2-9][0-9]{2}\) ?[2-9][0-9]{2}[-.]|[2-9][0-9]{2}-[2-9][0-9]{2}-|[2-9][0-9]{2}\.[2-9][0-9]{2}\.)"
+        rb"[0-9]{4}(?![0-9A-Za-z-])"
     )
     yield Detector("phone", (), american, check)
 
