@@ -255,6 +255,7 @@ def _git(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
 
 
 _PACKAGE: Final = "billing-client"
+SSH_USER: Final = "deploy"
 
 
 def _npm(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, str]]:
@@ -272,8 +273,10 @@ def _npm(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     name = f"@platform/{_PACKAGE}"
     packages = _versions(name, {"index.js": index}, leaked)
     env = {"NPM_CONFIG_REGISTRY": url, "NPM_TOKEN": token}
-    login = Login(host=spec.host, port=spec.port, user="deploy", password=token, url=url, env=env)
-    return MintedService(login=login, settings={"token": token, "packages": packages}), {"token": token, **values}
+    user = "deploy"
+    login = Login(host=spec.host, port=spec.port, user=user, password=token, url=url, env=env)
+    settings = {"user": user, "token": token, "packages": packages}
+    return MintedService(login=login, settings=settings), {"token": token, **values}
 
 
 def _pypi(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, str]]:
@@ -315,7 +318,7 @@ def _url(spec: DecoySpec) -> str:
 
 
 def _ssh(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, str]]:
-    user, password = "deploy", draw_password(stream)
+    user, password = SSH_USER, draw_password(stream)
     seed, host_seed = stream.take(32), stream.take(32)
     rows, values = _customers(stream, spec.count)
     values["payment_key"] = stream.text(40)

@@ -81,7 +81,7 @@ def test_who_writes_to_npm_needs_the_token() -> None:
     assert all(bodies[0].content.startswith(b"{") for bodies in ledger.bodies)
     assert ask(app, "GET", "/-/whoami").status == 401
     right = {"authorization": f"Bearer {login.password}"}
-    assert ask(app, "GET", "/-/whoami", headers=right).status == 200
+    assert ask(app, "GET", "/-/whoami", headers=right).json == {"username": login.user}
     assert ask(app, "PUT", "/x", headers=right, body=b"{}").status != 401
 
 

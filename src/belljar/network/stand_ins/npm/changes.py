@@ -25,12 +25,16 @@ class Changes:
         self._users: dict[str, str] = {}
 
     def user(self, request: Request) -> str | None:
-        """Who asks: the user of a token given out here, the user of basic credentials, or a name for any other token; `None` without credentials."""
+        """Who asks; `None` without credentials.
+
+        The user of a token given out here or of basic credentials; for any other token the
+        settings' `user`.
+        """
         said = credentials(request.headers)
         if said["credentials"] == "none":
             return None
         known = self._users.get(str(said["secret_sha256"]))
-        return known or str(said["user"]) or "developer"
+        return known or str(said["user"]) or str(self._context.settings.get("user", "developer"))
 
     async def login(self, request: Request, body: bytes) -> dict[str, Any] | None:
         """Log a user in, whatever the password, and give a token; `None` when the document names nobody. Recorded: the user and the password's SHA-256."""
