@@ -15,6 +15,10 @@ from belljar.network.stand_ins.redis.wire import Command, Error, Reader, Reply, 
 VERSION: Final = "7.0.15"
 DATABASES: Final = 16
 MAX_PATTERN_BYTES: Final = 256
+MAX_GLOBS: Final = 16
+"""Patterns with wildcards that one `CONFIG GET` looks for; further ones match nothing. While it looks
+the gateway serves no other connection."""
+_WILDCARDS: Final = frozenset(b"*?[")
 _OK: Final = Status(b"OK")
 _WRONG_TYPE: Final = Error(b"WRONGTYPE Operation against a key holding the wrong kind of value")
 _WRONG_PASSWORD: Final = Error(b"WRONGPASS invalid username-password pair or user is disabled.")
@@ -191,10 +195,12 @@ class RedisSession:
     def _config(self, words: tuple[bytes, ...]) -> Reply:
         if words[0].lower() == b"get" and len(words) > 1:
             own = {b"port": b"%d" % self._space.port, b"requirepass": self._space.password}
+            patterns = dict.fromkeys(pattern.lower() for pattern in words[1:])
+            globs = [each for each in patterns if _WILDCARDS.intersection(each)][:MAX_GLOBS]
             return {
                 name: value
                 for name, value in {**_CONFIG, **own}.items()
-                if any(_matches(name, pattern.lower()) for pattern in words[1:])
+                if name in patterns or any(_matches(name, glob) for glob in globs)
             }
         if words[0].lower() == b"set" and len(words) > 2:
             return Error(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.network.stand_ins.conversation import Step
-from belljar.network.stand_ins.redis.session import Keyspace, RedisSession
+from belljar.network.stand_ins.redis.session import MAX_GLOBS, Keyspace, RedisSession
 from belljar.network.stand_ins.redis.wire import render
 
 SPACE = Keyspace(
@@ -119,3 +121,20 @@ def test_any_arguments_are_answered(is_inside: bool, commands: list[tuple[bytes,
     session = inside() if is_inside else RedisSession(SPACE)
     for name, words in commands:
         assert say(session, name, *words).reply.endswith(b"\r\n")
+
+
+def test_config_get_looks_for_a_bounded_number_of_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many patterns one command has; plain names and the first patterns are answered."""
+    matched: set[str | bytes] = set()
+
+    def match(name: bytes, pattern: bytes) -> bool:
+        matched.add(pattern)
+        return fnmatchcase(name, pattern)
+
+    monkeypatch.setattr("belljar.network.stand_ins.redis.session.fnmatchcase", match)
+    patterns = [b"x%d*" % number for number in range(900)]
+    reply = say(inside(), b"CONFIG", b"GET", b"maxmemory*", *patterns, b"DIR", b"port").reply
+    for name in (b"maxmemory-policy", b"dir", b"port"):
+        assert b"\r\n%s\r\n" % name in reply
+    assert b"dbfilename" not in reply
+    assert len(matched) <= MAX_GLOBS
