@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_QUEUED_BYTES: Final = 64 << 20
 """What waits to be scanned; what comes beyond it is on record as not scanned."""
+PART_OVERHEAD_BYTES: Final = 1 << 10
+"""Added for each waiting part, so that many small events don't fill the memory."""
 DRAIN_TIMEOUT_S: Final = 30.0
 """How long the end of a cell waits for what is still to be scanned."""
 MAX_SAME: Final = 20
@@ -59,7 +61,7 @@ class _Job:
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(part.data) for part in self.parts)
+        return sum(len(part.data) + PART_OVERHEAD_BYTES for part in self.parts)
 
 
 class GuardedRecorder:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from belljar.events import Body, Event, Kind, MemoryRecorder
 from belljar.policy import parse_policy
 from belljar.policy.guarding import Action, GuardRules, Place
 from belljar.signals.observe import output_part
+from belljar.signals.streams import StreamScanner
 from belljar.signals.values import KnownValue, Source
 
 SECRET = "wJalrXUtnFEMI-secret"
@@ -179,3 +182,23 @@ def test_what_a_flooded_record_keeps_nothing_of_is_on_record_as_not_scanned() ->
     recorder.record(Event(kind=Kind.NETWORK_WEBSOCKET, data={"direction": "sent"}, bodies=(body,)))
     recorder.close()
     assert [e.data["bytes"] for e in inner.events if e.kind is Kind.GUARD_UNSCANNED] == [5000]
+
+
+def test_many_small_events_that_wait_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number counts, not only their bytes; those beyond the bound are on record as not scanned."""
+    go, feed = threading.Event(), StreamScanner.feed
+
+    def late(*args: Any) -> object:  # noqa: ANN401 - it only forwards
+        go.wait(60)
+        return feed(*args)
+
+    monkeypatch.setattr(StreamScanner, "feed", late)
+    monkeypatch.setattr("belljar.cell.guarded.MAX_QUEUED_BYTES", 64 << 10)
+    inner, recorder = guarded()
+    for op in range(200):
+        recorder.record(output(b"orders rose by eight percent", op=op))
+    unscanned = inner.kinds().count(Kind.GUARD_UNSCANNED)
+    go.set()
+    recorder.close()
+    assert unscanned >= 100
+    assert inner.kinds().count(Kind.GUARD_UNSCANNED) == unscanned
