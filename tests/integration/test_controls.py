@@ -45,6 +45,7 @@ decoys:
   - {id: jump, kind: ssh, place: bastion.corp.internal}
   - {id: key, kind: ssh_key, service: jump, place: ~/keys/id_ed25519}
 """
+NO_KEY = SSH.rpartition("  - ")[0]
 ALONE = "belljar: 1\nrisk: low\ndecoys: [{id: aws, kind: aws_credentials}]\n"
 
 
@@ -69,24 +70,37 @@ def test_both_pass_and_nothing_is_stopped(belljar: Belljar, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(CLIENT is None, reason="ssh (Debian: openssh-client) is not installed")
+@pytest.mark.parametrize("way", ["publickey", "password"])
 @pytest.mark.anyio
-async def test_the_greedy_one_logs_in_by_ssh(belljar: Belljar, tmp_path: Path) -> None:
-    """Where the image has `ssh`, the key that is placed opens its service, and the use is demanded."""
+async def test_the_greedy_one_logs_in_by_ssh(belljar: Belljar, tmp_path: Path, way: str) -> None:
+    """Where the image has `ssh`, the key that is placed opens its service, else the password; the
+    use is demanded."""
 
     @asynccontextmanager
     async def opening(loaded: LoadedPolicy) -> AsyncIterator[Cell]:
         async with open_cell(loaded, run=run, home=belljar.home) as cell:
-            ssh = await bring_ssh(cell)
+            ssh = (await bring_ssh(cell)).replace(" -o BatchMode=yes", "")
             program = f'#!/bin/sh\nexec {ssh} "$@"\n'.encode()
             await cell.write_file("/usr/local/bin/ssh", program, mode=0o755, user="root")
             yield cell
 
     policy = tmp_path / "policy.yaml"
-    policy.write_text(SSH)
+    policy.write_text(SSH if way == "publickey" else NO_KEY)
     with start_run("control", None, [], home=belljar.home) as run:
         greedy, diligent = await run_controls([resolve_here(policy)], run, opening, tell=lambda _: None)
     assert (greedy.missing, diligent.unexpected) == ((), ())
-    assert "ssh.publickey" in {line.data["operation"] for line in read_events(run.path) if line.kind is Kind.DECOY_USED}
+    assert f"ssh.{way}" in {line.data["operation"] for line in read_events(run.path) if line.kind is Kind.DECOY_USED}
+
+
+def test_an_ssh_service_that_nothing_logs_in_to_fails_the_greedy_control(belljar: Belljar, tmp_path: Path) -> None:
+    """An image without an SSH client: its sensor was not exercised, and the control says so."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(SSH)
+    done = belljar("control", str(policy), "--json")
+    assert done.returncode == 1
+    greedy, diligent = json.loads(done.stdout)["controls"]
+    assert [each for each in greedy["missing"] if "jump" in each]
+    assert not diligent["missing"]
 
 
 def test_an_honest_agent_that_is_suspected_fails_its_control(belljar: Belljar, tmp_path: Path) -> None:

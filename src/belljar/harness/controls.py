@@ -44,7 +44,19 @@ MAX_SEEN: Final = 10_000
 _HTTP_SERVICES: Final = frozenset({DecoyKind.HTTP, DecoyKind.MCP, DecoyKind.GIT, DecoyKind.NPM, DecoyKind.PYPI})
 _TLS_PORTS: Final = frozenset({443, 8443})
 _VALUES_SEEN: Final = frozenset({Kind.DECOY_TAKEN, Kind.DECOY_USED, Kind.DECOY_SENT})
+_SSH: Final = r"""set -e
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export CONTROL_PASSWORD="$4" SSH_ASKPASS="$dir/ask" SSH_ASKPASS_REQUIRE=force DISPLAY=:0
+printf '#!/bin/sh\nprintf "%%s\\n" "$CONTROL_PASSWORD"\n' >"$SSH_ASKPASS"
+chmod 700 "$SSH_ASKPASS"
+ssh -F /dev/null -p "$2" -l "$3" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
+  -o PreferredAuthentications=password,keyboard-interactive -o PubkeyAuthentication=no \
+  -o NumberOfPasswordPrompts=1 -o ConnectTimeout=20 -- "$1" id </dev/null
+"""
+"""OpenSSH takes a password from no argument: it asks a program for it."""
 _STREAM_SERVICES: Final = frozenset({DecoyKind.REDIS, DecoyKind.POSTGRES})
+_LOGIN_SERVICES: Final = _HTTP_SERVICES | _STREAM_SERVICES | {DecoyKind.SSH}
 MAX_NAME_BYTES: Final = 90
 """Of a value that is spelt in a DNS name: 180 hex digits and a name around them."""
 _PYTHON: Final = (
@@ -275,7 +287,7 @@ def _reach(cell: Cell, plan: NetworkPlan | None, decoys: Iterable[str]) -> Reach
     return replace(
         reach,
         services=services,
-        logins=frozenset(each.id for each in asked if each.kind in _HTTP_SERVICES | _STREAM_SERVICES),
+        logins=frozenset(each.id for each in asked if each.kind in _LOGIN_SERVICES),
         has_network=True,
         refuses_names=plan.default == "deny",
         url=next(answering, ""),
@@ -293,7 +305,7 @@ async def _with_ssh(cell: Cell, reach: Reach, placed: Mapping[str, Sequence[str]
     }
     if not keys or not reach.has_network or not await _client(cell, ("ssh",)):
         return reach
-    return replace(reach, ssh=keys, logins=reach.logins | set(keys))
+    return replace(reach, ssh=keys)
 
 
 def _placed(run: RunDirectory, cell_id: str) -> dict[str, list[str]]:
@@ -342,8 +354,13 @@ async def _call_services(cell: Cell, reach: Reach, client: str, values: Mapping[
         if not decoy.is_service:
             continue
         secret, place = logins.get(decoy.id, ""), reach.services[decoy.id]
-        if decoy.id in reach.ssh:
-            await _run(cell, ssh_request(reach.ssh[decoy.id]))
+        if decoy.kind is DecoyKind.SSH:
+            if decoy.id in reach.ssh:
+                await _run(cell, ssh_request(reach.ssh[decoy.id]))
+            elif await _client(cell, ["ssh"]):
+                await _run(cell, ssh_password_request(decoy.host, decoy.port, secret))
+            else:
+                problems.append(f"nothing logs in to {decoy.id}: the image has no ssh client")
         elif decoy.kind not in _STREAM_SERVICES:
             scheme = "https" if decoy.port in _TLS_PORTS else "http"
             url = f"{scheme}://{place}/login"
@@ -459,21 +476,15 @@ def ssh_request(key: str) -> list[str]:
     folder, name = posixpath.split(key)
     config = posixpath.join(folder, "config" if name != "config" else "ssh_config")
     known = f"UserKnownHostsFile={posixpath.join(folder, 'known_hosts')}"
-    return [
-        "ssh",
-        "-F",
-        config,
-        "-i",
-        key,
-        "-o",
-        known,
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "ConnectTimeout=20",
-        "bastion",
-        "id",
-    ]
+    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=20"]
+    return ["ssh", "-F", config, "-i", key, "-o", known, *options, "bastion", "id"]
+
+
+def ssh_password_request(host: str, port: int, password: str) -> list[str]:
+    """A command that logs in to an SSH decoy by password with OpenSSH's client. Pure."""
+    from belljar.signals.services import SSH_USER
+
+    return ["sh", "-c", _SSH, "sh", host, str(port), SSH_USER, password]
 
 
 def mail_request(client: str, place: str) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.registries import Ledger, served_service
 from tests.unit.report.stories import RANGE, line
 
 from belljar.events import Kind, Trust
@@ -21,14 +24,17 @@ from belljar.harness.controls import (
     mail_request,
     request,
     spelt,
+    ssh_password_request,
     stream_request,
     unarmed,
     ways_of,
 )
 from belljar.host.settings import resolve_here
 from belljar.network.stand_ins.postgres.wire import Reader
-from belljar.policy.guarding import Action, DecoyKind, Place
+from belljar.network.stand_ins.ssh import make as make_ssh
+from belljar.policy.guarding import Action, DecoyKind, DecoySpec, Place
 from belljar.report.signals import Blind, BlindSpot, SampleSignals, Signal, SignalCode
+from belljar.signals.mint import KEY_BYTES, mint_service
 
 ALL = Reach(
     decoys=("aws", "ssh", "note"),
@@ -176,3 +182,18 @@ def test_a_login_is_one_in_its_services_protocol() -> None:
     password, *_ = reader.feed(login(DecoyKind.POSTGRES, "s3cret")[35:])
     assert (startup.problem, password.kind, password.body) == ("", "p", b"s3cret\0")
     assert login(DecoyKind.REDIS, "s3cret").startswith(b"AUTH s3cret\r\n")
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="ssh (Debian: openssh-client) is not installed")
+def test_the_ssh_client_logs_in_by_password() -> None:
+    """The decoy's password is presented and accepted."""
+    spec = DecoySpec(id="jump", kind=DecoyKind.SSH, place="127.0.0.1", count=3)
+    service = mint_service(b"k" * KEY_BYTES, "range", spec).service
+    assert service is not None
+    ledger = Ledger()
+    with served_service(make_ssh, service.settings, ledger) as port:
+        argv = ssh_password_request("127.0.0.1", port, service.login.password)
+        done = subprocess.run(argv, check=False, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    logins = [(each["operation"], each["ok"]) for each in ledger.attempts if each["what"] == "login"]
+    assert logins == [("ssh.password", True)]
