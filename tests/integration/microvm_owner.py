@@ -15,11 +15,11 @@ from belljar.host import gather_facts
 from belljar.host.kvm import KvmProof
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.isolation.microvm import open_vm
-from belljar.plan import ImageFacts, Plan, make_plan
+from belljar.plan import ImageFacts, MicrovmPlan, make_plan
 from belljar.policy import Resources, load_preset
 
 
-def parts(home: Path, resources: Resources | None = None) -> tuple[Plan, Image, Kernel]:
+def parts(home: Path, resources: Resources | None = None) -> tuple[MicrovmPlan, Image, Kernel]:
     """The preset `high` on this host, emulated: what a test can run anywhere; with other resources if given."""
     policy = load_preset("high").policy
     if resources is not None:
@@ -29,7 +29,9 @@ def parts(home: Path, resources: Resources | None = None) -> tuple[Plan, Image, 
     image_facts = ImageFacts(
         digest=image.digest, name=policy.image, user=image.user, workdir=image.workdir, env=dict(image.env)
     )
-    return make_plan(policy, facts, image_facts), image, current_kernel(home)
+    plan = make_plan(policy, facts, image_facts)
+    assert isinstance(plan, MicrovmPlan)
+    return plan, image, current_kernel(home)
 
 
 async def own(home: Path) -> None:

@@ -22,7 +22,7 @@ import anyio
 import anyio.to_thread
 from tests.integration import range_stand_in as there
 
-from belljar.cell.parts import Parts, gather_parts
+from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.channel import ExecRequest
 from belljar.errors import BelljarError, HostError
 from belljar.events import MemoryRecorder
@@ -165,12 +165,14 @@ def write_maps(pid: int) -> None:
         subprocess.run([str(mapper), str(pid), *words], check=True)
 
 
-async def parts_of(tier: str, home: Path) -> Parts:
+async def parts_of(tier: str, home: Path) -> ContainerParts:
     """What `open_cell` would make a cell of."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "policy.yaml"
         file.write_text(POLICY.format(tier=tier))
-        return await anyio.to_thread.run_sync(gather_parts, load_policy(file), home)
+        parts = await anyio.to_thread.run_sync(gather_parts, load_policy(file), home)
+    assert isinstance(parts, ContainerParts)
+    return parts
 
 
 async def own(tier: str, home: Path, port: StandInPort) -> None:

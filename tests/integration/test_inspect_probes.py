@@ -18,7 +18,7 @@ from tests.fakes.probing import FakeProbed
 from tests.integration.conftest import Belljar
 
 from belljar.cell.output import ExecOutput
-from belljar.cell.parts import Parts, gather_parts
+from belljar.cell.parts import ContainerParts, Parts, gather_parts
 from belljar.events import Kind, MemoryRecorder
 from belljar.harness.evaluate import RunRequest, run_evaluation
 from belljar.ledger import read_events, verify
@@ -109,9 +109,10 @@ async def on_the_host(
 def without_masks(policy: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:
     """What a cell is made from, but for the files of the kernel that are covered in a container."""
     parts = gather_parts(policy, home)
-    config = copy.deepcopy(dict(parts.plan.container.config))
+    assert isinstance(parts, ContainerParts)
+    config = copy.deepcopy(dict(parts.plan.oci.config))
     config["linux"] |= {"maskedPaths": [], "readonlyPaths": []}
-    oci = replace(parts.plan.container, config=config)
+    oci = replace(parts.plan.oci, config=config)
     return replace(parts, plan=replace(parts.plan, oci=oci))
 
 

@@ -34,19 +34,19 @@ from belljar.isolation.microvm import LiveVm, ensure_template, guest_files, open
 from belljar.isolation.microvm import template as template_module
 from belljar.isolation.microvm.prove import boots_under
 from belljar.isolation.reap import reap
-from belljar.plan import Plan
+from belljar.plan import MicrovmPlan
 from belljar.policy import Resources
 
 pytestmark = [pytest.mark.vm, pytest.mark.anyio]
 OWNER = Path(__file__).parent / "microvm_owner.py"
-Parts = tuple[Plan, Image, Kernel]
+Parts = tuple[MicrovmPlan, Image, Kernel]
 # For what does not depend on the event loop and takes long.
 one_backend = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
 @pytest.fixture(scope="session")
 def made_of(vm_home: Path) -> Parts:
-    """Plan, image and kernel for every cell here."""
+    """MicrovmPlan, image and kernel for every cell here."""
     return parts(vm_home)
 
 
@@ -328,7 +328,7 @@ async def test_a_guest_kernel_panic_is_named(own_home: Path, monkeypatch: pytest
 async def test_a_machine_too_small_for_its_workload_is_refused(own_home: Path) -> None:
     """Where the kernel's own needs would come out of what the workload may have, no limit could be met: the agent says so, and nothing of it is left."""
     plan, image, kernel = parts(own_home)
-    tight = replace(plan.machine, ram_mib=(plan.guest_limits.memory_max_bytes >> 20) + 48)
+    tight = replace(plan.vm, ram_mib=(plan.guest.memory_max_bytes >> 20) + 48)
     with pytest.raises(CellError, match="no room for its kernel"):
         await ensure_template(replace(plan, vm=tight), image, kernel, home=own_home, recorder=MemoryRecorder())
     assert left_of(own_home) == []

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from belljar.cell import Cell, open_cell
-from belljar.cell.parts import Parts, gather_parts
+from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Store
@@ -52,9 +52,11 @@ def policy_file(folder: Path, tier: str) -> Path:
     return file
 
 
-async def parts_of(home: Path, folder: Path, tier: str) -> Parts:
+async def parts_of(home: Path, folder: Path, tier: str) -> ContainerParts:
     """What `open_cell` would make a cell of."""
-    return await anyio.to_thread.run_sync(gather_parts, load_policy(policy_file(folder, tier)), home)
+    parts = await anyio.to_thread.run_sync(gather_parts, load_policy(policy_file(folder, tier)), home)
+    assert isinstance(parts, ContainerParts)
+    return parts
 
 
 def outer_ids(pid: int | None) -> list[int]:
@@ -68,7 +70,7 @@ def sleeper(uid: int) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def container(home: Path, parts: Parts, recorder: MemoryRecorder) -> AsyncIterator[LiveContainer]:
+async def container(home: Path, parts: ContainerParts, recorder: MemoryRecorder) -> AsyncIterator[LiveContainer]:
     """A container without a cell around it."""
     planned: dict[str, object] = {
         "policy_sha256": "0" * 64,
@@ -113,7 +115,7 @@ async def test_what_the_kernel_counts_by_user_is_not_the_host_roots(vm_home: Pat
 async def test_the_probe_program_may_be_run_and_not_read(vm_home: Path, tmp_path: Path) -> None:
     """The kernel lets nobody trace a program that he may not read: from its first instruction on, no process of its user can change what it says."""
     for tier, mode in (("container", 0o511), ("gvisor", 0o555)):
-        runtime = (await parts_of(vm_home, tmp_path, tier)).plan.container.runtime
+        runtime = (await parts_of(vm_home, tmp_path, tier)).plan.oci.runtime
         root = roots.ensure_runtime_root(vm_home, runtime)
         assert (root.root / "i/probe").stat().st_mode & 0o777 == mode, tier
 

@@ -30,10 +30,10 @@ from belljar.isolation import list_cells
 from belljar.isolation.microvm import LiveVm, ensure_template, open_vm
 from belljar.isolation.process import ProcessId, identify, is_alive, kill
 from belljar.isolation.reap import reap
-from belljar.plan import Plan
+from belljar.plan import MicrovmPlan
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
-Parts = tuple[Plan, Image, Kernel]
+Parts = tuple[MicrovmPlan, Image, Kernel]
 HERE = Path(__file__).parent
 SCRIPTS = ("microvm_owner.py", "vm_port.py", "vm_port_owner.py", "vm_range.py")
 EPERM, EACCES, EROFS, EADDRNOTAVAIL = 1, 13, 30, 99
@@ -323,7 +323,7 @@ async def test_a_guest_that_can_not_be_renewed_is_not_tried_twice(
 async def test_a_machine_without_a_port(vm_home: Path, made_of: Parts, port: StandInPort) -> None:
     """No device: nothing but a loopback in the guest, no wire in the journal. Port and plan must fit."""
     plan, image, kernel = made_of
-    without = replace(plan, vm=replace(plan.machine, nic=False))
+    without = replace(plan, vm=replace(plan.vm, nic=False))
     async with open_vm(without, image, kernel, home=vm_home, recorder=MemoryRecorder(), planned={}) as vm:
         assert await shell(vm, "ls /sys/class/net") == "lo\n"
         assert vm.wire is None

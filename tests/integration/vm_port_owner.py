@@ -21,7 +21,7 @@ from belljar.events import MemoryRecorder
 from belljar.image import Image, Kernel
 from belljar.isolation.journal import Journal
 from belljar.isolation.microvm import open_vm
-from belljar.plan import Plan
+from belljar.plan import MicrovmPlan
 
 IN_GUEST = r"""
 import hashlib, json, os, socket, struct, subprocess
@@ -87,10 +87,10 @@ print(json.dumps(found))
 """
 
 
-def parts_with_nic(home: Path) -> tuple[Plan, Image, Kernel]:
+def parts_with_nic(home: Path) -> tuple[MicrovmPlan, Image, Kernel]:
     """As `parts`, of a machine with a network device."""
     plan, image, kernel = parts(home)
-    return replace(plan, vm=replace(plan.machine, nic=True)), image, kernel
+    return replace(plan, vm=replace(plan.vm, nic=True)), image, kernel
 
 
 def say(**data: Any) -> None:  # noqa: ANN401 - whatever JSON takes

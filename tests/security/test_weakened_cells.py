@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from belljar.cell import open_cell
 from belljar.cell.parts import Parts
 from belljar.events import MemoryRecorder
 from belljar.isolation.oci.container import JailedContainer
-from belljar.plan import Plan
+from belljar.plan import OciPlan, Plan
 from belljar.plan.jail import JailMount
 from belljar.policy import load_policy, with_tier
 from belljar.probe.model import Verdict
@@ -48,15 +48,15 @@ def plan_carelessly(weaken: Callable[[Plan], Plan], monkeypatch: pytest.MonkeyPa
     prepare = opening.prepare
 
     async def careless(*args: Any, **options: Any) -> Parts:  # noqa: ANN401 - as `prepare` takes them
-        parts = await prepare(*args, **options)
-        return replace(parts, plan=weaken(parts.plan))
+        parts: Any = await prepare(*args, **options)
+        return cast("Parts", replace(parts, plan=weaken(parts.plan)))
 
     monkeypatch.setattr(opening, "prepare", careless)
 
 
 def weakened(plan: Plan) -> Plan:
     """The plan without some of its walls."""
-    assert plan.oci is not None
+    assert isinstance(plan, OciPlan)
     config: dict[str, Any] = {**plan.oci.config, "linux": {**plan.oci.config["linux"], "maskedPaths": []}}
     config["mounts"] = [
         *config["mounts"],
@@ -150,7 +150,7 @@ def of_config(change: Callable[[dict[str, Any], Path], None], place: Path) -> Ca
     """The same plan with another config.json."""
 
     def weaken(plan: Plan) -> Plan:
-        assert plan.oci is not None
+        assert isinstance(plan, OciPlan)
         config = copy.deepcopy(dict(plan.oci.config))
         change(config, place)
         return replace(plan, oci=replace(plan.oci, config=config))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import anyio.to_thread
 
 from belljar.cell.guarded import guarded_recorder
-from belljar.cell.parts import Parts, gather_parts
+from belljar.cell.parts import MachineParts, Parts, gather_parts
 from belljar.cell.runs import describe, start_run
 from belljar.cell.trips import tripping
 from belljar.descriptors import exhaustion_as_host_error, require_free
@@ -51,10 +51,10 @@ async def prepare(
         if reaped := await reap(home):
             recorder.record(reaped_event(reaped))
         parts = await anyio.to_thread.run_sync(gather_parts, policy, home, has_port)
-        if parts.plan.oci is None:
+        if isinstance(parts, MachineParts):
             from belljar.isolation.microvm import ensure_template
 
-            await ensure_template(parts.plan, parts.image, parts.machine_kernel, home=home, recorder=recorder)
+            await ensure_template(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder)
         else:
             from belljar.isolation.oci import ensure_tree
 
@@ -212,14 +212,13 @@ def open_live(
     parts: Parts, *, home: Path, recorder: Recorder, planned: dict[str, object], port: Port | None = None
 ) -> AbstractAsyncContextManager[Live]:
     """By the plan's tier. `port`: its place on its range's network."""
-    plan, image = parts.plan, parts.image
-    if plan.oci is not None:
-        from belljar.isolation.oci import open_container
+    if isinstance(parts, MachineParts):
+        from belljar.isolation.microvm import open_vm
 
-        return open_container(plan, image, home=home, recorder=recorder, planned=planned, port=port)
-    from belljar.isolation.microvm import open_vm
+        return open_vm(parts.plan, parts.image, parts.kernel, home=home, recorder=recorder, planned=planned, port=port)
+    from belljar.isolation.oci import open_container
 
-    return open_vm(plan, image, parts.machine_kernel, home=home, recorder=recorder, planned=planned, port=port)
+    return open_container(parts.plan, parts.image, home=home, recorder=recorder, planned=planned, port=port)
 
 
 def planned(loaded: LoadedPolicy, parts: Parts, *, ahead: bool = False) -> dict[str, object]:

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TypeAlias
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host import HostFacts, gather_facts
 from belljar.image import Image, Kernel, Store, current_kernel
 from belljar.image.missing import find_images
-from belljar.plan import ImageFacts, Plan, make_plan
+from belljar.plan import ImageFacts, MicrovmPlan, OciPlan, make_plan
 from belljar.policy import LoadedPolicy, Tier, demanded_tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """A plan and the files it is carried out with. `kernel` is None when the cell is no virtual machine and there is none."""
+class ContainerParts:
+    """The plan of a cell of the container or gvisor tier, and the files it is carried out with."""
 
-    plan: Plan
+    plan: OciPlan
     facts: HostFacts
     image: Image
-    kernel: Kernel | None
 
-    @property
-    def machine_kernel(self) -> Kernel:
-        """The kernel of a virtual machine. Raises `ValueError` in a plan that has none."""
-        if self.kernel is None:
-            raise ValueError(f"the {self.plan.tier} tier was planned without a kernel")
-        return self.kernel
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineParts:
+    """As `ContainerParts`, of the microvm tier."""
+
+    plan: MicrovmPlan
+    facts: HostFacts
+    image: Image
+    kernel: Kernel
+
+
+Parts: TypeAlias = ContainerParts | MachineParts
 
 
 def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Parts:  # noqa: FBT001, FBT002 - to_thread takes no keywords
@@ -55,12 +61,13 @@ def gather_parts(loaded: LoadedPolicy, home: Path, has_port: bool = False) -> Pa
     machine = demanded_tier(loaded.policy.risk, loaded.policy.tier) is Tier.MICROVM
     facts = _facts(home, kernel if machine else None, runtimes=not machine)
     plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
-    if plan.vm is not None and not machine:  # no container is possible here
+    if isinstance(plan, MicrovmPlan) and not machine:  # no container is possible here
         facts = _facts(home, kernel, runtimes=True)
         plan = make_plan(loaded.policy, facts, image_facts, base=loaded.base, has_port=has_port)
-    if plan.vm is not None and kernel is None:
-        kernel = current_kernel(home)  # its error says what to do
-    return Parts(plan=plan, facts=facts, image=image, kernel=kernel)
+    if isinstance(plan, OciPlan):
+        return ContainerParts(plan=plan, facts=facts, image=image)
+    # Without a kernel its error says what to do.
+    return MachineParts(plan=plan, facts=facts, image=image, kernel=kernel or current_kernel(home))
 
 
 def _facts(home: Path, kernel: Kernel | None, *, runtimes: bool) -> HostFacts:

@@ -23,7 +23,7 @@ from belljar.cell.cell import Cell
 from belljar.cell.decoys import mint_services
 from belljar.cell.guarded import GuardedRecorder, guarded_recorder
 from belljar.cell.open import Welcome, decoys_in, open_cell, prepare, refused, standing_cell
-from belljar.cell.parts import Parts
+from belljar.cell.parts import MachineParts, Parts
 from belljar.cell.questions import Questions
 from belljar.cell.runs import describe, start_run
 from belljar.cell.targets import Wait, start_serving, target_policy
@@ -319,7 +319,7 @@ def _at_port(
     return stand(
         member.policy,
         parts,
-        port=RangePort(network, member.name, is_machine=parts.plan.vm is not None),
+        port=RangePort(network, member.name, is_machine=isinstance(parts, MachineParts)),
         router=RangeRouter(network, plan, member.name),
         place={"range": network.id, "name": member.name},
     )
@@ -416,4 +416,7 @@ def _layout(plan: NetworkPlan, parts: Parts) -> RangeLayout:
 
 def _trusting(parts: Parts) -> Parts:
     """The same with the variables that point programs to the cell's authorities; the policy's own win."""
-    return replace(parts, plan=replace(parts.plan, env={**ENVIRONMENT, **parts.plan.env}))
+    env = {**ENVIRONMENT, **parts.plan.env}
+    if isinstance(parts, MachineParts):
+        return replace(parts, plan=replace(parts.plan, env=env))
+    return replace(parts, plan=replace(parts.plan, env=env))

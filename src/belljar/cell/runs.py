@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from belljar.cell.parts import Parts
+from belljar.cell.parts import ContainerParts, Parts
 from belljar.host.home import belljar_home
 from belljar.ledger import RunDirectory, create_run
 from belljar.policy import LoadedPolicy
@@ -46,10 +46,10 @@ def made_of(parts: Parts) -> dict[str, Any]:
     """The versions and digests of what a cell is made of."""
     image = parts.image
     made = {"image": {"digest": image.digest, "names": list(image.names), "source": image.source}}
-    if parts.plan.oci is not None:
+    if isinstance(parts, ContainerParts):
         runtime = parts.plan.oci.runtime
         return {**made, "runtime": {"name": runtime.name, "version": runtime.version}}
-    kernel = parts.machine_kernel
+    kernel = parts.kernel
     qemu = next((tool.version for tool in parts.facts.tools if tool.name.startswith("qemu")), None)
     guest_kernel = {"version": kernel.version, "digest": kernel.digest, "package": kernel.package}
     return {**made, "guest_kernel": guest_kernel, "qemu": qemu}

@@ -12,7 +12,7 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.plan.make import make_plan
-    from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, Plan
+    from belljar.plan.model import BlastRadius, Bound, ImageFacts, Layer, MicrovmPlan, OciPlan, Plan
     from belljar.plan.obstacles import Obstacle, hardware_obstacle, network_obstacles, tier_obstacles
     from belljar.plan.render import render_plan
     from belljar.plan.walls import GUEST_OVERHEAD_MIB
@@ -23,7 +23,9 @@ __all__ = [
     "Bound",
     "ImageFacts",
     "Layer",
+    "MicrovmPlan",
     "Obstacle",
+    "OciPlan",
     "Plan",
     "hardware_obstacle",
     "make_plan",
@@ -36,7 +38,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "make_plan": "belljar.plan.make",
-        **dict.fromkeys(("BlastRadius", "Bound", "ImageFacts", "Layer", "Plan"), "belljar.plan.model"),
+        **dict.fromkeys(
+            ("BlastRadius", "Bound", "ImageFacts", "Layer", "MicrovmPlan", "OciPlan", "Plan"), "belljar.plan.model"
+        ),
         **dict.fromkeys(
             ("Obstacle", "hardware_obstacle", "network_obstacles", "tier_obstacles"), "belljar.plan.obstacles"
         ),

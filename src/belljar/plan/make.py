@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from belljar.host import HostFacts
 from belljar.plan import radius
-from belljar.plan.model import Bound, ImageFacts, Plan
+from belljar.plan.model import Bound, ImageFacts, MicrovmPlan, OciPlan, Plan
 from belljar.plan.obstacles import (
     Obstacle,
     hardware_obstacle,
@@ -49,7 +51,10 @@ def make_plan(
     env = {**(image.env if image else {}), **policy.env}
     network_bounds, network_warnings = _network_words(network, facts)
     bounds = (*walls.bounds, *network_bounds)
-    return Plan(
+    make: Callable[..., Plan] = partial(OciPlan, oci=walls.shape)
+    if isinstance(walls.shape, tuple):
+        make = partial(MicrovmPlan, vm=walls.shape[0], guest=walls.shape[1])
+    return make(
         policy=policy,
         risk=policy.risk,
         demanded_tier=demanded,
@@ -57,9 +62,6 @@ def make_plan(
         emulated=walls.emulated,
         image=image,
         layers=walls.layers,
-        vm=walls.vm,
-        guest=walls.guest,
-        oci=walls.oci,
         jail=walls.jail,
         jail_controllers=facts.cgroup.controllers,
         memory_by_rlimit=walls.memory_by_rlimit,

@@ -71,13 +71,20 @@ class BlastRadius:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """One cell, decided.
+class CellPlan:
+    """What the plans of all tiers say of one cell.
 
-    `layers` are outermost first. `jail_controllers` are the control groups the jail is put under; without `memory` among them, `memory_by_rlimit` is
-    true and the jail's address space is bounded instead. `image` is None when it isn't built: such a plan can be read, not carried out. `env` is the
-    image's with the policy's over it. `demanded_tier` is what the policy demands, `tier` what it gets, never less. `vm` and `guest` are set in the microvm
-    tier, `oci` in the others. `emulated` is said of a virtual machine only.
+    Attributes:
+        demanded_tier: what the policy demands; `tier`, what the cell gets, is never less.
+        emulated: of a virtual machine only: without hardware virtualisation.
+        image: None when it isn't built: such a plan can be read, not carried out.
+        layers: outermost first.
+        jail_controllers: the control groups that the jail is put under.
+        memory_by_rlimit: `memory` is not among them: the jail's address space is bounded instead.
+        env: the image's with the policy's over it.
+        passed_over: of the warnings, which tiers that the risk allows were skipped, and why.
+        network: None: the cell has no network device at all.
+        rights: what the workload may do inside beyond an ordinary container's.
     """
 
     policy: Policy
@@ -87,9 +94,6 @@ class Plan:
     emulated: bool
     image: ImageFacts | None
     layers: tuple[Layer, ...]
-    vm: VmShape | None
-    guest: GuestLimits | None
-    oci: OciShape | None
     jail: JailLimits
     jail_controllers: tuple[str, ...]
     memory_by_rlimit: bool
@@ -102,34 +106,39 @@ class Plan:
     blast_radius: BlastRadius
     warnings: tuple[str, ...]
     passed_over: tuple[str, ...] = ()
-    """Of the warnings, those that say which tiers that the risk allows were not taken, and why."""
     network: NetworkPlan | None = None
-    """None: the cell has no network device at all."""
     rights: Granted = NOTHING_GRANTED
-    """What the workload may do inside beyond an ordinary container's."""
-
-    @property
-    def machine(self) -> VmShape:
-        """The virtual machine. Raises `ValueError` in a tier that has none."""
-        if self.vm is None:
-            raise ValueError(f"the {self.tier} tier has no virtual machine")
-        return self.vm
-
-    @property
-    def guest_limits(self) -> GuestLimits:
-        """What the virtual machine's guest enforces. Raises `ValueError` in a tier that has none."""
-        if self.guest is None:
-            raise ValueError(f"the {self.tier} tier has no guest")
-        return self.guest
-
-    @property
-    def container(self) -> OciShape:
-        """The container. Raises `ValueError` in the microvm tier."""
-        if self.oci is None:
-            raise ValueError(f"the {self.tier} tier has no OCI runtime")
-        return self.oci
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as JSON values; the same plan always gives the same."""
-        shown = {name: json_of(getattr(self, name)) for name in self.__slots__ if name != "policy"}
-        return {"version": PLAN_FORMAT, "policy": self.policy.to_json(), **shown}
+        """The plan as JSON values; the same plan always gives the same.
+
+        `oci` is null in the microvm tier, `vm` and `guest` in the others.
+        """
+        shown = {name: json_of(getattr(self, name)) for name in self.__dataclass_fields__ if name != "policy"}
+        return {
+            "version": PLAN_FORMAT,
+            "policy": self.policy.to_json(),
+            "vm": None,
+            "guest": None,
+            "oci": None,
+            **shown,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OciPlan(CellPlan):
+    """A cell of the container or gvisor tier."""
+
+    oci: OciShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrovmPlan(CellPlan):
+    """A cell of the microvm tier: the machine, and what its guest enforces on the workload."""
+
+    vm: VmShape
+    guest: GuestLimits
+
+
+Plan: TypeAlias = OciPlan | MicrovmPlan
+"""One cell, decided: by the tier it has one shape or the other."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from belljar.compose.health import SETTLE_S
-from belljar.plan.model import REAL, ImageFacts, Plan
+from belljar.plan.model import REAL, ImageFacts, OciPlan, Plan
 from belljar.policy import Tier
 from belljar.units import printable
 
@@ -82,7 +82,7 @@ def _decoys(policy: Policy) -> Iterator[str]:
 
 
 def _how(plan: Plan) -> str:
-    if plan.oci is not None:
+    if isinstance(plan, OciPlan):
         kernel = "gVisor's kernel on this host's" if plan.tier is Tier.GVISOR else "this host's kernel, SHARED"
         return f"{kernel}, by {plan.oci.runtime.name} {plan.oci.runtime.version}"
     return "EMULATED (no hardware virtualisation)" if plan.emulated else "with hardware virtualisation"

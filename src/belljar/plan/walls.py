@@ -56,9 +56,8 @@ class Walls:
     emulated: bool = False
     memory_by_rlimit: bool = False
     rights: Granted = NOTHING_GRANTED
-    vm: VmShape | None = None
-    guest: GuestLimits | None = None
-    oci: OciShape | None = None
+    shape: OciShape | tuple[VmShape, GuestLimits]
+    """The container; or the machine, and what its guest enforces."""
 
 
 def walls_of(
@@ -94,8 +93,7 @@ def _microvm(resources: Resources, facts: HostFacts, rights: Granted, *, has_por
         besides="what a VM needs besides",
         emulated=emulated,
         memory_by_rlimit="memory" not in controllers,
-        vm=shape,
-        guest=guest_limits(resources, rights),
+        shape=(shape, guest_limits(resources, rights)),
         rights=rights,
     )
 
@@ -190,7 +188,7 @@ def _oci(tier: Tier, resources: Resources, facts: HostFacts, rights: Granted, *,
         bounds=oci_radius.bounds(tier, resources, shape, jail),
         warnings=_oci_warnings(tier, runtime, jail, facts),
         besides=f"{oci_overhead_mib(tier, resources)} MiB for what holds the cell",
-        oci=shape,
+        shape=shape,
         rights=rights,
     )
 

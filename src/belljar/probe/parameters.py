@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.isolation.process import namespaces_of
-from belljar.plan import Plan
+from belljar.plan import OciPlan, Plan
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.routed import Router
 
@@ -48,7 +48,7 @@ def host_parameters(*, whole: bool) -> Mapping[str, str]:
 
 def _open_files(plan: Plan) -> int:
     """The workload's hard limit of open files: the container's, else the guest agent's own, which is the same where the host allows it."""
-    limits = plan.oci.config["process"]["rlimits"] if plan.oci is not None else ()
+    limits = plan.oci.config["process"]["rlimits"] if isinstance(plan, OciPlan) else ()
     return next((int(limit["hard"]) for limit in limits if limit["type"] == "RLIMIT_NOFILE"), OPEN_FILES[1])
 
 

@@ -10,13 +10,14 @@ import pytest
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 from tests.fakes.vm import CELL, staged
 
-from belljar.cell import Parts, open_cell, prepare
+from belljar.cell import open_cell, prepare
 from belljar.cell.open import breach, copy_in, planned, refused, unproven
+from belljar.cell.parts import MachineParts
 from belljar.errors import ContainmentBreach, HostError, PolicyError
 from belljar.events import Kind, MemoryRecorder
 from belljar.ledger import Status, verify
 from belljar.ledger.schema import check_data
-from belljar.plan import make_plan
+from belljar.plan import MicrovmPlan, make_plan
 from belljar.policy import load_policy, resolve_policy
 
 pytestmark = pytest.mark.anyio
@@ -46,8 +47,11 @@ def test_what_is_planned_is_on_record_before_it_is_made() -> None:
     """Tier, emulation, every wall, risk and image; in a form the ledger takes."""
     loaded = resolve_policy("critical")
     plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
+    assert isinstance(plan, MicrovmPlan)
     image = some_image()
-    data: dict[str, Any] = planned(loaded, Parts(plan=plan, facts=capable_host(), image=image, kernel=some_kernel()))
+    data: dict[str, Any] = planned(
+        loaded, MachineParts(plan=plan, facts=capable_host(), image=image, kernel=some_kernel())
+    )
     check_data(Kind.CELL_PLANNED, data)
     assert (data["tier"], data["emulated"], data["risk"], data["image"]) == (
         "microvm",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.fakes.hosts import capable_host, some_image, some_kernel
 
-from belljar.cell.parts import gather_parts
+from belljar.cell.parts import MachineParts, gather_parts
 from belljar.errors import HostError
 from belljar.host import HostFacts
 from belljar.image import Image, Store
@@ -58,6 +58,7 @@ def test_the_plan_is_made_of_what_was_found(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("belljar.cell.parts.gather_facts", facts)
     parts = gather_parts(resolve_policy("high"), tmp_path)
     assert asked == ["default", (tmp_path, True, False)]
+    assert isinstance(parts, MachineParts)
     assert (parts.image, parts.kernel, parts.facts) == (some_image(), some_kernel(), capable_host())
     assert parts.plan.image is not None
     assert (parts.plan.image.digest, parts.plan.user, parts.plan.workdir) == (parts.image.digest, "user", "/home/user")

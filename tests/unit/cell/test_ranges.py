@@ -9,15 +9,15 @@ from typing import cast
 
 import anyio
 import pytest
-from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
+from tests.fakes.hosts import capable_host, image_with_a_user, some_image
 
-from belljar.cell import Parts
+from belljar.cell.parts import ContainerParts
 from belljar.cell.ranges import RangePort, RangeRouter, _spending, _spending_of, _trusting, _wait_for
 from belljar.cell.trust import BUNDLE
 from belljar.errors import BelljarError, CellError, ContainmentBreach
 from belljar.ledger import create_run
 from belljar.network.range import Range as Network
-from belljar.plan import make_plan
+from belljar.plan import OciPlan, make_plan
 from belljar.plan.addresses import RangeLayout, lay_out
 from belljar.plan.network import NetworkPlan, StandInPlan, plan_network
 from belljar.policy import LoadedPolicy, load_policy
@@ -116,7 +116,8 @@ def test_the_policys_own_variables_win(tmp_path: Path) -> None:
     loaded = loaded_of(tmp_path)
     facts = capable_host()
     plan = make_plan(loaded.policy, facts, image_with_a_user(), base=tmp_path)
-    env = _trusting(Parts(plan=plan, facts=facts, image=some_image(), kernel=some_kernel())).plan.env
+    assert isinstance(plan, OciPlan)
+    env = _trusting(ContainerParts(plan=plan, facts=facts, image=some_image())).plan.env
     assert (env["NODE_EXTRA_CA_CERTS"], env["SSL_CERT_FILE"]) == ("/mine.pem", BUNDLE)
 
 

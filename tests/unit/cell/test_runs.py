@@ -9,17 +9,19 @@ from pathlib import Path
 from tests.fakes.hosts import capable_host, image_with_a_user, some_image, some_kernel
 
 from belljar.cell import Parts
+from belljar.cell.parts import MachineParts
 from belljar.cell.runs import describe, start_run
 from belljar.ledger import Status, verify
 from belljar.ledger.listing import list_runs
-from belljar.plan import make_plan
+from belljar.plan import MicrovmPlan, make_plan
 from belljar.policy import LoadedPolicy, resolve_policy
 
 
 def parts_for(loaded: LoadedPolicy) -> Parts:
     """A policy planned for a capable host."""
     plan = make_plan(loaded.policy, capable_host(), image_with_a_user())
-    return Parts(plan=plan, facts=capable_host(), image=some_image(), kernel=some_kernel())
+    assert isinstance(plan, MicrovmPlan)
+    return MachineParts(plan=plan, facts=capable_host(), image=some_image(), kernel=some_kernel())
 
 
 def test_policy_plan_and_host_stand_beside_the_ledger(tmp_path: Path) -> None:

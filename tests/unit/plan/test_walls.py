@@ -28,8 +28,10 @@ def test_the_jail_is_outermost_and_a_shared_kernel_is_called_that(tier: Tier, fa
 def test_a_port_is_said(tier: Tier, facts: HostFacts) -> None:
     """No layer claims that there is no network when there is one, nor the other way round; nothing else changes with it."""
     alone, connected = (walls_of(tier, Resources(), facts, has_port=has_port) for has_port in (False, True))
-    shape = None if alone.vm is None else replace(alone.vm, nic=True)
-    assert connected == replace(alone, layers=connected.layers, vm=shape)
+    shape = alone.shape
+    if isinstance(shape, tuple):
+        shape = (replace(shape[0], nic=True), shape[1])
+    assert connected == replace(alone, layers=connected.layers, shape=shape)
     words = {Tier.CONTAINER: "the jail's network", Tier.GVISOR: "on one link", Tier.MICROVM: "one network device"}
     for walls, is_said in ((alone, False), (connected, True)):
         assert any(words[tier] in layer.what for layer in walls.layers) is is_said

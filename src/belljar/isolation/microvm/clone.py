@@ -42,7 +42,7 @@ from belljar.isolation.renewal import (
 from belljar.isolation.survivors import Destruction, together
 from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailBind
-from belljar.plan.model import Plan
+from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
 from belljar.units import format_duration
 
@@ -68,7 +68,7 @@ class LiveVm:
     """
 
     def __init__(
-        self, plan: Plan, vmm: JailedVmm, client: GuestClient, recorder: Recorder, wire: Wire | None = None
+        self, plan: MicrovmPlan, vmm: JailedVmm, client: GuestClient, recorder: Recorder, wire: Wire | None = None
     ) -> None:
         self.cell_id = vmm.spec.cell_id
         self.client = client
@@ -159,7 +159,7 @@ async def _destroy(vmm: JailedVmm, wire: Wire | None) -> Destruction:
 
 @asynccontextmanager
 async def open_vm(
-    plan: Plan,
+    plan: MicrovmPlan,
     image: Image,
     kernel: Kernel,
     *,
@@ -182,7 +182,7 @@ async def open_vm(
 
     No task group or cancel scope is open across the yield: entry and exit may happen in different tasks.
     """
-    if plan.machine.nic != (port is not None):
+    if plan.vm.nic != (port is not None):
         raise ValueError("a port goes with a machine that has a network device, and only with it")
     cell_id = cell_id or new_cell_id()
     async with recorded_lifetime(
@@ -192,7 +192,7 @@ async def open_vm(
 
 
 async def _clone(
-    plan: Plan,
+    plan: MicrovmPlan,
     image: Image,
     kernel: Kernel,
     home: Path,
@@ -212,7 +212,7 @@ async def _clone(
 
 
 async def _clone_of(
-    template: Template, plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None
+    template: Template, plan: MicrovmPlan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None
 ) -> LiveVm:
     recorder.record(Event(kind=Kind.CELL_CLONING, cell_id=cell_id, data={"template": template.key}))
     started = time.monotonic()
@@ -220,7 +220,7 @@ async def _clone_of(
         cell_id=cell_id,
         kind="cell",
         role=Role.CLONE,
-        shape=plan.machine,
+        shape=plan.vm,
         limits=plan.jail,
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,

@@ -41,7 +41,7 @@ from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
 from belljar.isolation.process import cpu_ticks
 from belljar.isolation.program_root import file_stamp
 from belljar.plan.jail import JailBind
-from belljar.plan.model import Plan
+from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Accel, Role
 from belljar.plan.template import TemplateInputs, template_key
 
@@ -86,7 +86,7 @@ class Rejection:
 class _Job:
     """What a template is made of, all found and digested."""
 
-    plan: Plan
+    plan: MicrovmPlan
     image: Image
     kernel: Kernel
     home: Path
@@ -101,7 +101,7 @@ class _Job:
 
 
 async def ensure_template(
-    plan: Plan,
+    plan: MicrovmPlan,
     image: Image,
     kernel: Kernel,
     *,
@@ -165,18 +165,18 @@ def _claim_and_load(
     return template, why
 
 
-def _find_job(plan: Plan, image: Image, kernel: Kernel, home: Path) -> _Job:
-    guest = read_guest_parts(kernel, nic=plan.machine.nic)
-    root = ensure_vmm_root(home, plan.machine.accel)
+def _find_job(plan: MicrovmPlan, image: Image, kernel: Kernel, home: Path) -> _Job:
+    guest = read_guest_parts(kernel, nic=plan.vm.nic)
+    root = ensure_vmm_root(home, plan.vm.accel)
     inputs = TemplateInputs(
         image_digest=image.digest,
         kernel_digest=kernel.digest,
         initramfs_digest=guest.digest,
         vmm_version=root.version,
         vmm_digest=root.digest,
-        host_cpu=_host_cpu(plan.machine.accel),
-        shape=plan.machine,
-        guest=plan.guest_limits,
+        host_cpu=_host_cpu(plan.vm.accel),
+        shape=plan.vm,
+        guest=plan.guest,
         preload=PRELOADED,
     )
     return _Job(
@@ -227,7 +227,7 @@ def _fault(job: _Job, description: Mapping[str, Any], state: bytes, memory: Path
         return "it was made from other inputs"
     if hashlib.sha256(state).hexdigest() != description["state_sha256"]:
         return "the device state is not the one that was saved"
-    if memory.stat().st_size != job.plan.machine.ram_mib * _MIB:
+    if memory.stat().st_size != job.plan.vm.ram_mib * _MIB:
         return "the memory has another size"
     if verify == "stamp" and file_stamp(memory) == description["memory_stamp"]:
         return ""
@@ -289,7 +289,7 @@ def _prepare(job: _Job, scratch: Path) -> None:
     sweep(scratch.parent, prefix=MAKING)
     scratch.mkdir(mode=0o711)
     write_read_only(scratch / "initrd", job.guest.initramfs())
-    memory_file.allot(scratch / "memory", job.plan.machine.ram_mib * _MIB)
+    memory_file.allot(scratch / "memory", job.plan.vm.ram_mib * _MIB)
 
 
 async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
@@ -306,7 +306,7 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
         cell_id=cell_id,
         kind="template",
         role=Role.TEMPLATE,
-        shape=plan.machine,
+        shape=plan.vm,
         limits=limits,
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
@@ -326,17 +326,17 @@ async def _boot_and_save(job: _Job, cell_id: str, scratch: Path) -> bytes:
         await vmm.destroy()
 
 
-async def _bring_guest_up(guest: GuestClient, plan: Plan) -> None:
+async def _bring_guest_up(guest: GuestClient, plan: MicrovmPlan) -> None:
     await guest.wait_ready(timeout_s=BOOT_DEADLINE_S)
     await guest.hello()
     await guest.configure(
-        memory_max_bytes=plan.guest_limits.memory_max_bytes,
-        disk_bytes=plan.guest_limits.disk_bytes,
-        disk_inodes=plan.guest_limits.disk_inodes,
-        processes=plan.guest_limits.processes,
-        capabilities=plan.guest_limits.capabilities,
-        debugger_calls=plan.guest_limits.debugger_calls,
-        setuid_programs=plan.guest_limits.setuid_programs,
+        memory_max_bytes=plan.guest.memory_max_bytes,
+        disk_bytes=plan.guest.disk_bytes,
+        disk_inodes=plan.guest.disk_inodes,
+        processes=plan.guest.processes,
+        capabilities=plan.guest.capabilities,
+        debugger_calls=plan.guest.debugger_calls,
+        setuid_programs=plan.guest.setuid_programs,
         hostname="localhost",
         warm_paths=PRELOADED,
         timeout_s=_CONFIGURE_DEADLINE_S,

@@ -49,7 +49,7 @@ from belljar.isolation.renewal import (
 from belljar.isolation.survivors import Destruction
 from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
-from belljar.plan.model import Plan
+from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
 
 _READY_DEADLINE_S: Final = 30.0
@@ -308,7 +308,7 @@ class LiveContainer:
         timings_ms: milliseconds by phase: prepare, network (with a port), runtime, renew, total.
     """
 
-    def __init__(self, plan: Plan, container: JailedContainer, recorder: Recorder) -> None:
+    def __init__(self, plan: OciPlan, container: JailedContainer, recorder: Recorder) -> None:
         self.cell_id = container.spec.cell_id
         self.client = container.client
         self.emulated = False
@@ -398,7 +398,7 @@ class LiveContainer:
 
 @asynccontextmanager
 async def open_container(
-    plan: Plan,
+    plan: OciPlan,
     image: Image,
     *,
     home: Path,
@@ -427,10 +427,10 @@ async def open_container(
 
 
 async def _start(
-    plan: Plan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None, held: ExitStack
+    plan: OciPlan, image: Image, home: Path, recorder: Recorder, cell_id: str, port: Port | None, held: ExitStack
 ) -> LiveContainer:
     tree = await held_tree(home, image, held)
-    runtime = plan.container.runtime
+    runtime = plan.oci.runtime
     root = ensure_runtime_root(home, runtime)
     data: dict[str, JsonValue] = {"runtime": f"{runtime.name} {root.version}", "tree": image.digest}
     recorder.record(Event(kind=Kind.CELL_STARTING, cell_id=cell_id, data=data))
@@ -438,7 +438,7 @@ async def _start(
     spec = ContainerSpec(
         cell_id=cell_id,
         kind="cell",
-        shape=plan.container,
+        shape=plan.oci,
         limits=plan.jail,
         controllers=plan.jail_controllers,
         memory_by_rlimit=plan.memory_by_rlimit,
@@ -447,7 +447,7 @@ async def _start(
         hostname=renewal.hostname,
         directory=home / "cells" / cell_id,
         port=port,
-        is_traced=bool(plan.policy.decoys) and plan.container.runtime.kind == "runsc",
+        is_traced=bool(plan.policy.decoys) and plan.oci.runtime.kind == "runsc",
     )
     container, done = await start_container(spec, renewal, home=home, recorder=recorder)
     try:
