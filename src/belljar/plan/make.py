@@ -19,6 +19,7 @@ from belljar.plan.obstacles import (
     size_obstacles,
     tier_obstacles,
 )
+from belljar.plan.oci import OciShape
 from belljar.plan.touch_sight import touch_warnings
 from belljar.plan.walls import Walls, walls_of
 from belljar.policy import Tier, demanded_tier, needs_hardware
@@ -51,9 +52,12 @@ def make_plan(
     env = {**(image.env if image else {}), **policy.env}
     network_bounds, network_warnings = _network_words(network, facts)
     bounds = (*walls.bounds, *network_bounds)
-    make: Callable[..., Plan] = partial(OciPlan, oci=walls.shape)
-    if isinstance(walls.shape, tuple):
-        make = partial(MicrovmPlan, vm=walls.shape[0], guest=walls.shape[1])
+    make: Callable[..., Plan]
+    match walls.shape:
+        case OciShape() as shape:
+            make = partial(OciPlan, oci=shape)
+        case vm, guest:
+            make = partial(MicrovmPlan, vm=vm, guest=guest)
     return make(
         policy=policy,
         risk=policy.risk,
