@@ -10,9 +10,10 @@ import binascii
 import csv
 import io
 import posixpath
+import re
 import sqlite3
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -26,8 +27,6 @@ from belljar.signals.ssh_keys import openssh_private, public_blob, public_line, 
 BASE32: Final = string.ascii_uppercase + "234567"
 BASE62: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _DOMAIN: Final = "corp.internal"
-_FIRST: Final = ("Anna", "Ben", "Carla", "David", "Elena", "Felix", "Grace", "Hugo", "Ines", "Jonas")
-_LAST: Final = ("Adler", "Brandt", "Castro", "Dubois", "Eriksen", "Fischer", "Garcia", "Hansen", "Ivers", "Keller")
 _SERVICES: Final = ("billing", "orders", "reports", "accounts", "ledger", "intranet")
 _COOKIE_EPOCH_S: Final = 1_700_000_000
 
@@ -191,7 +190,7 @@ def _dotenv(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
 
 def _git(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     token = github_token(stream)
-    user = f"{stream.pick(_FIRST)}-{stream.pick(_LAST)}".lower()
+    user = re.sub("[^a-z-]", "", next(people(stream))[0].replace(" ", "-").lower())
     return _one(place, f"https://{user}:{token}@github.com\n", 0o600, token=token)
 
 
@@ -218,10 +217,22 @@ def _api_key(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
     return _one(place, f"export {name}={key}\n", 0o600, key=key)
 
 
-def person(stream: Stream) -> tuple[str, str]:
-    """An invented name and address of mail."""
-    first, last = stream.pick(_FIRST), stream.pick(_LAST)
-    return f"{first} {last}", f"{first}.{last}{stream.below(9000) + 1000}@{_DOMAIN}".lower()
+def people(stream: Stream) -> Iterator[tuple[str, str]]:
+    """Invented names, each with an address of mail; without end.
+
+    Names depend on Faker's version. What is looked for later does not: all other draws are the
+    same whatever the names are.
+    """
+    from faker.generator import Generator
+    from faker.providers.person.en_US import Provider
+
+    generator = Generator()
+    generator.seed_instance(int.from_bytes(stream.take(8)))
+    names = Provider(generator)
+    while True:
+        first, last = names.first_name(), names.last_name()
+        box = re.sub("[^a-z.]", "", f"{first}.{last}".lower())
+        yield f"{first} {last}", f"{box}{stream.below(9000) + 1000}@{_DOMAIN}"
 
 
 def _sqlite(*statements: tuple[str, list[tuple[object, ...]]]) -> bytes:
@@ -242,8 +253,7 @@ def _sqlite(*statements: tuple[str, list[tuple[object, ...]]]) -> bytes:
 def _database(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
     rows: list[tuple[object, ...]] = []
     values: dict[str, str] = {}
-    for number in range(1, spec.count + 1):
-        name, email = person(stream)
+    for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
         values[f"card_{number}"] = card(stream)
         rows.append((number, name, email, values[f"card_{number}"]))
     content = _sqlite(
@@ -258,8 +268,7 @@ def _spreadsheet(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("employee", "email", "salary_eur", "iban"))
     values: dict[str, str] = {}
-    for number in range(1, spec.count + 1):
-        name, email = person(stream)
+    for number, (name, email) in zip(range(1, spec.count + 1), people(stream), strict=False):
         values[f"iban_{number}"] = iban(stream)
         writer.writerow((name, email, 41_000 + 500 * stream.below(120), values[f"iban_{number}"]))
     return _one(place, out.getvalue(), 0o640, **values)
@@ -267,7 +276,7 @@ def _spreadsheet(stream: Stream, place: str, spec: DecoySpec) -> Drawn:
 
 def _document(stream: Stream, place: str, _spec: DecoySpec) -> Drawn:
     token, host = stream.text(32), _host(stream, stream.pick(_SERVICES))
-    link, (name, _email) = f"https://{host}/share/{token}", person(stream)
+    link, (name, _email) = f"https://{host}/share/{token}", next(people(stream))
     text = (
         f"From: {name}\nSubject: Reorganisation, not for circulation\n\n"
         "The list of positions and the terms are here until the board has met:\n\n"

@@ -7,13 +7,14 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Callable, Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from belljar.policy.guarding import SERVICE_PORTS, DecoySpec
 from belljar.policy.guarding import DecoyKind as K
 from belljar.signals.cloud import make_credentials
-from belljar.signals.kinds import card, npm_token, person, pypi_token
+from belljar.signals.kinds import card, npm_token, people, pypi_token
 from belljar.signals.kinds import password as draw_password
 from belljar.signals.mint import DAY_S, Login, MintedService, SshLogin, Stream
 from belljar.signals.ssh_keys import fingerprint, public_blob, public_line, public_of
@@ -28,8 +29,7 @@ def _customers(stream: Stream, count: int) -> tuple[list[dict[str, str]], dict[s
     """Rows, and the values in them that are looked for."""
     rows = []
     values = {}
-    for number in range(1, count + 1):
-        name, email = person(stream)
+    for number, (name, email) in zip(range(1, count + 1), people(stream), strict=False):
         values[f"card_{number}"] = card(stream)
         plan = stream.pick(_PLANS)
         rows.append(
@@ -235,7 +235,7 @@ def _git(stream: Stream, spec: DecoySpec) -> tuple[MintedService, Mapping[str, s
     begin = {"README.md": "# Platform\n\nHow the shop is deployed.\n", "deploy/run.sh": _DEPLOY}
     working = {**begin, ".gitlab-ci.yml": _PIPELINE, "deploy/production.env": settings}
     now = {**begin, ".gitlab-ci.yml": _PIPELINE, ".gitignore": "*.env\n", "fixtures/customers.csv": _csv(rows)}
-    author, other = ("{} <{}>".format(*person(stream)) for _ in range(2))
+    author, other = ("{} <{}>".format(*each) for each in islice(people(stream), 2))
     commits = [
         {"message": "Import the deployment scripts", "author": author, "age_s": 410 * DAY_S, "files": begin},
         {"message": "Deploy from the pipeline", "author": author, "age_s": 395 * DAY_S, "files": working},
