@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 
+from belljar.compose.interpolate import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES
 from belljar.errors import PolicyError
 from belljar.policy.regular import read_regular
+from belljar.policy.yaml_tree import Reading, read_tree
 from belljar.units import format_size, printable
 
 COMPOSE_NAMES: Final = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
@@ -21,6 +23,35 @@ _LIKE_COMPOSE: Final = re.compile(r"[-.]compose\.ya?ml$")
 _PROJECT: Final = re.compile(r"[a-z0-9_-]")
 _SERVICES: Final = re.compile(rb"^[\"']?services[\"']?\s*:", re.MULTILINE)
 MAX_BYTES: Final = 128 << 10
+_YAML: Final = Reading(
+    what="a compose file",
+    max_depth=MAX_DEPTH,
+    empty_values=True,
+    plain_names=True,
+    aliases=True,
+    max_nodes=MAX_NODES,
+    max_characters=MAX_CHARACTERS,
+)
+
+
+class NotReadError(ValueError):
+    """Why a text is not read. `line` counts from 1."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def read_yaml(text: str, *, step: Callable[[], None] = lambda: None) -> Any:  # noqa: ANN401 - YAML
+    """The one document of a text; None where there is none.
+
+    Raises `NotReadError`. `step`: see `read_tree`.
+    """
+    tree = read_tree(text, _YAML, step=step)
+    for problem in tree.problems:
+        message = f"{problem.field}: {problem.message}" if problem.field else problem.message
+        raise NotReadError(message, problem.mark.line)
+    return tree.value
 
 
 def is_compose_name(config: str) -> bool:
@@ -59,7 +90,6 @@ def read_document(path: Path) -> dict[str, Any]:
     what `compose_yaml` refuses.
     """
     from belljar.compose.include import with_others
-    from belljar.compose.parse import NotReadError, read_yaml
     from belljar.compose.task_files import files_of, mark_read, reason
 
     where = printable(str(path))
@@ -74,7 +104,7 @@ def read_document(path: Path) -> dict[str, Any]:
     except NotReadError as error:
         # Whatever else a file of this name holds is not shown: it may be anything.
         why = str(error) if _SERVICES.search(content) else "it is no YAML with `services`"
-        raise _refused(f"can't be read: {why}", f"{where}:{error.line}" if error.line else where) from error
+        raise _refused(f"can't be read: {why}", f"{where}:{error.line}") from error
     except UnicodeDecodeError as error:
         raise _refused("can't be read: it is not UTF-8", where) from error
     except FileNotFoundError as error:

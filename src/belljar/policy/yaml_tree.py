@@ -1,13 +1,17 @@
-"""YAML 1.2 → plain values, each with its place. The parser is ruamel.yaml's; what the text *means* is decided here, by the core schema.
+"""The YAML reader of the project: plain values, each with its place. Pure.
 
-Refused, because a policy must read the same to everyone: anchors, aliases, tags, merge keys, duplicate keys, several documents, directives other than
-`%YAML 1.2`, deep nesting, big files, bytes that aren't UTF-8. Pure.
+The parser is ruamel.yaml's; values follow YAML 1.2's core schema. A policy must read the same
+everywhere, so anchors, aliases, tags, merge keys, duplicate keys, several documents, directives
+other than `%YAML 1.2`, deep nesting, large files and bytes that are not UTF-8 are refused.
+
+Compose files use anchors (`Reading.aliases`). An alias counts as everything it stands for, so a
+short text that expands to a long one is refused at the line where it passes the limit.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -41,19 +45,30 @@ _SPECIAL: Final = {"": None, "~": None} | {
     for word, value in (("null", None), ("true", True), ("false", False))
     for spelling in (word, word.capitalize(), word.upper())
 }
+_TEXT_TAG: Final = "tag:yaml.org,2002:str"
 _NOT_A_NUMBER: Final = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", re.ASCII)
 _MAX_DIGITS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How strictly a document is read; the default is a policy's. Other documents of an author's may hold empty values and plain `200:` as a name."""
+    """How strictly a document is read; the defaults are a policy's.
+
+    Attributes:
+        plain_names: a plain `200:` is the name `200`.
+        aliases: anchors, aliases, merge keys, `!!str` and all directives are read.
+        max_nodes: values and names, with everything aliases and merge keys stand for.
+        max_characters: of all scalars together, counted likewise.
+    """
 
     what: str = "a policy"
     max_bytes: int = MAX_BYTES
     max_depth: int = MAX_DEPTH
     empty_values: bool = False
     plain_names: bool = False
+    aliases: bool = False
+    max_nodes: int | None = None
+    max_characters: int | None = None
 
 
 POLICY: Final = Reading()
@@ -101,15 +116,23 @@ def field_name(path: Path) -> str:
     return text.removeprefix(".")
 
 
-def read_tree(data: bytes, reading: Reading = POLICY) -> Tree:
-    """The values of one YAML document and their places. Never raises for what the bytes hold: see `Tree.problems`."""
+def read_tree(data: bytes | str, reading: Reading = POLICY, *, step: Callable[[], None] = lambda: None) -> Tree:
+    """The values of one YAML document and their places.
+
+    Never raises for what `data` holds: see `Tree.problems`. A value that an alias names is the same
+    object wherever it stands.
+
+    Args:
+        step: called for each parser event and for each name that a merge key inserts.
+    """
     tree = Tree()
-    text = _decode(data, tree, reading)
+    text = data if isinstance(data, str) else _decode(data, tree, reading)
     if text is None:
         return tree
-    builder = _Builder(tree, reading)
+    builder = _Builder(tree, reading, step)
     try:
         for event in YAML(typ="safe", pure=True).parse(text):
+            step()
             if not builder.take(event):
                 break
         else:
@@ -160,7 +183,7 @@ def _mark(mark: Any) -> Mark:  # noqa: ANN401 - ruamel's marks are untyped
 
 
 def scalar(text: str, *, plain: bool) -> object:
-    """What a scalar means by YAML 1.2's core schema (section 10.3.2): `22:22` is text, `0o17` is 15, `no` is text."""
+    """A scalar's value by YAML 1.2's core schema (section 10.3.2): `0o17` is 15, `no` is text."""
     if not plain:
         return text
     if text in _SPECIAL:
@@ -179,22 +202,42 @@ def scalar(text: str, *, plain: bool) -> object:
 
 @dataclass(slots=True)
 class _Open:
-    """A mapping or list that is being filled."""
+    """A mapping or list being filled. `nodes`, `characters`: the counts when it began."""
 
     value: dict[str, Any] | list[Any]
     path: Path
+    anchor: str | None
+    nodes: int
+    characters: int
     key: str | None = None
     skip: bool = False
+    is_merge: bool = False
+    merges: list[tuple[Any, Mark]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchored:
+    """A value with a name, and its size. `text`: a scalar as written; None for others."""
+
+    value: Any
+    nodes: int
+    characters: int
+    text: str | None = None
 
 
 class _Builder:
-    """Takes parser events one by one; `take` says whether to go on."""
+    """Takes parser events one by one; `take` says whether to go on.
 
-    def __init__(self, tree: Tree, reading: Reading) -> None:
+    An anchor is known once its value is complete, so none can contain itself.
+    """
+
+    def __init__(self, tree: Tree, reading: Reading, step: Callable[[], None]) -> None:
         self.tree = tree
         self.reading = reading
+        self.step = step
         self.stack: list[_Open] = []
-        self.documents = 0
+        self.anchors: dict[str, _Anchored] = {}
+        self.documents = self.nodes = self.characters = 0
 
     def problem(self, mark: Mark, path: Path, message: str) -> bool:
         """Note it. False when there are so many that more would help nobody."""
@@ -209,48 +252,66 @@ class _Builder:
             case AliasEvent():
                 return self._alias(event)
             case ScalarEvent():
-                return self._plain(event) and self._scalar(event)
+                return self._accepts(event) and self._scalar(event)
             case MappingStartEvent() | SequenceStartEvent():
-                return self._plain(event) and self._open(event)
+                return self._accepts(event) and self._open(event)
             case MappingEndEvent() | SequenceEndEvent():
-                self.stack.pop()
+                return self._close()
         return True
 
     def _document(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
         self.documents += 1
+        what = self.reading.what
         if self.documents > 1:
-            self.problem(
-                _mark(event.start_mark),
-                (),
-                f"a second document; {self.reading.what} is one document, without `---` in between",
-            )
+            why = f"a second document; {what} is one document, without `---` in between"
+            self.problem(_mark(event.start_mark), (), why)
             return False
-        if event.version not in (None, (1, 2)) or event.tags:
-            self.problem(
-                Mark(line=1, column=1),
-                (),
-                f"directives are refused, but for `%YAML 1.2`: {self.reading.what} must read the same everywhere",
-            )
+        if not self.reading.aliases and (event.version not in (None, (1, 2)) or event.tags):
+            why = f"directives are refused, but for `%YAML 1.2`: {what} must read the same everywhere"
+            self.problem(Mark(line=1, column=1), (), why)
             return False
         return True
 
     def _alias(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        self.problem(
-            _mark(event.start_mark),
-            self._path(),
-            f"aliases are refused: write the value again instead of {quoted('*' + event.anchor)}",
-        )
-        return False
+        mark, written = _mark(event.start_mark), quoted("*" + event.anchor)
+        found = self.anchors.get(event.anchor)
+        if not self.reading.aliases or found is None:
+            why = f"{written} stands for nothing that ends before it"
+            if not self.reading.aliases:
+                why = f"aliases are refused: write the value again instead of {written}"
+            self.problem(mark, self._path(), why)
+            return False
+        if not self._count(mark, found.nodes, found.characters):
+            return False
+        if not self._wants_key():
+            return self._place(found.value, mark)
+        if found.text is None:
+            return self._no_name(mark)
+        return self._key(found.text, mark, plain=False)
 
-    def _plain(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        if event.anchor is not None:
-            return self.problem(
-                _mark(event.start_mark), self._path(), f"anchors are refused: take {quoted('&' + event.anchor)} away"
-            )
-        if event.tag is not None:
-            return self.problem(
-                _mark(event.start_mark), self._path(), f"tags are refused: take {quoted(str(event.tag))} away"
-            )
+    def _accepts(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
+        """Whether the event's anchor and tag can be read."""
+        mark, aliases = _mark(event.start_mark), self.reading.aliases
+        if event.anchor is not None and not aliases:
+            why = f"anchors are refused: take {quoted('&' + event.anchor)} away"
+            return self.problem(mark, self._path(), why)
+        tag = None if event.tag is None else str(event.tag)
+        is_text = isinstance(event, ScalarEvent) and tag in ("!", _TEXT_TAG)
+        if tag is None or (aliases and is_text):
+            return True
+        return self.problem(mark, self._path(), f"tags are refused: take {quoted(tag)} away")
+
+    def _count(self, mark: Mark, nodes: int, characters: int) -> bool:
+        self.nodes += nodes
+        self.characters += characters
+        for count, most, what in (
+            (self.nodes, self.reading.max_nodes, "values"),
+            (self.characters, self.reading.max_characters, "characters"),
+        ):
+            if most is not None and count > most:
+                why = f"more than {most:,} {what}, with what its aliases and merge keys stand for"
+                self.problem(mark, (), why)
+                return False
         return True
 
     def _path(self) -> Path:
@@ -262,29 +323,44 @@ class _Builder:
         return top.path if top.key is None else (*top.path, top.key)
 
     def _scalar(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        plain = event.style is None
+        mark, text = _mark(event.start_mark), event.value
+        plain = event.style is None and event.tag is None
+        value = scalar(text, plain=plain)
+        if not self._count(mark, 1, len(text)):
+            return False
+        if event.anchor is not None:
+            self.anchors[event.anchor] = _Anchored(value, 1, len(text), text)
         if self._wants_key():
-            return self._key(event, plain=plain)
-        return self._place(scalar(event.value, plain=plain), _mark(event.start_mark))
+            return self._key(text, mark, plain=plain)
+        return self._place(value, mark)
 
     def _wants_key(self) -> bool:
-        return bool(self.stack) and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
+        if not self.stack:
+            return False
+        return isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None
 
-    def _key(self, event: Any, *, plain: bool) -> bool:  # noqa: ANN401 - ruamel's events are untyped
-        top, mark, name = self.stack[-1], _mark(event.start_mark), event.value
+    def _no_name(self, mark: Mark) -> bool:
+        self.problem(mark, self._path(), "a field's name is text, not a list or a mapping")
+        return False
+
+    def _key(self, name: str, mark: Mark, *, plain: bool) -> bool:
+        top = self.stack[-1]
         top.key, top.skip = name, False
         if plain and name == "<<":
+            if self.reading.aliases:
+                top.is_merge = True
+                return True
             top.skip = True
             return self.problem(mark, top.path, "merge keys (`<<`) are refused: write the fields out")
         if not self.reading.plain_names and not isinstance(scalar(name, plain=plain), str):
             top.skip = True
-            return self.problem(
-                mark, top.path, f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
-            )
+            why = f"{quoted(name)} is no name of a field: put it in quotes if it is meant as text"
+            return self.problem(mark, top.path, why)
         path = (*top.path, name)
         if path in self.tree.keys:
             top.skip = True
-            return self.problem(mark, path, f"written twice; the first is on line {self.tree.keys[path].line}")
+            why = f"written twice; the first is on line {self.tree.keys[path].line}"
+            return self.problem(mark, path, why)
         self.tree.keys[path] = mark
         return True
 
@@ -297,28 +373,60 @@ class _Builder:
         if isinstance(top.value, list):
             top.value.append(value)
         elif top.key is not None:
-            if not top.skip:
+            if top.is_merge:
+                top.merges.append((value, mark))
+            elif not top.skip:
                 top.value[top.key] = value
-            skipped, top.key, top.skip = top.skip, None, False
-            if skipped:
+            left_out = top.skip or top.is_merge
+            top.key, top.skip, top.is_merge = None, False, False
+            if left_out:
                 return True
         self.tree.marks[path] = mark
         if value is None and not self.reading.empty_values:
-            return self.problem(self.tree.keys.get(path, mark), path, "is empty: write a value, or leave the field out")
+            why = "is empty: write a value, or leave the field out"
+            return self.problem(self.tree.keys.get(path, mark), path, why)
         return True
 
     def _open(self, event: Any) -> bool:  # noqa: ANN401 - ruamel's events are untyped
         mark, path = _mark(event.start_mark), self._path()
         if self._wants_key():
-            self.problem(mark, path, "a field's name is text, not a list or a mapping")
-            return False
+            return self._no_name(mark)
         if len(self.stack) >= self.reading.max_depth:
             self.problem(mark, path, f"nested deeper than {self.reading.max_depth} levels")
             return False
         value: dict[str, Any] | list[Any] = {} if isinstance(event, MappingStartEvent) else []
+        opened = _Open(value, path, event.anchor, self.nodes, self.characters)
+        if not self._count(mark, 1, 0):
+            return False
         on = self._place(value, mark)
-        self.stack.append(_Open(value=value, path=path))
+        self.stack.append(opened)
         return on
+
+    def _close(self) -> bool:
+        done = self.stack.pop()
+        if isinstance(done.value, dict) and done.merges and not self._merge(done.value, done.merges):
+            return False
+        if done.anchor is not None:
+            nodes, characters = self.nodes - done.nodes, self.characters - done.characters
+            self.anchors[done.anchor] = _Anchored(done.value, nodes, characters)
+        return True
+
+    def _merge(self, value: dict[str, Any], merges: list[tuple[Any, Mark]]) -> bool:
+        """Insert what merge keys name: a field of its own wins, else the first merged one."""
+        sources = []
+        for merged, mark in merges:
+            listed = merged if isinstance(merged, list) else [merged]
+            if not all(isinstance(source, dict) for source in listed):
+                self.problem(mark, (), "a merge key (`<<`) names a mapping, or a list of them")
+                return False
+            sources += listed
+        own = dict(value)
+        value.clear()
+        for source in (*reversed(sources), own):
+            for name in source:
+                self.step()
+                value[name] = source[name]
+        return True
 
 
 def closest_mark(tree: Tree, path: Path, *, key: bool = False) -> Mark:

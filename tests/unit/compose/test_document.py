@@ -59,7 +59,7 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
         (b"[1]", "is not a compose file", ""),
         (b"", "is not a compose file", ""),
         (b"a: [", "can't be read: it is no YAML", ":1"),
-        (b"services: 1\nb: !reset x", "can't be read: the tag `!reset` is not read", ":2"),
+        (b"services: 1\nb: !reset x", "can't be read: b: tags are refused: take `!reset` away", ":2"),
         (b"a: \xff", "can't be read: it is not UTF-8", ""),
         (b"a: 1\n#" + b"#" * MAX_BYTES, "is larger than 128 KiB", ""),
     ],
