@@ -345,11 +345,7 @@ def _bring(source: int, target: int, *, move: bool, overwrite: bool) -> None:
                 os.close(inner)
             continue
         if there is not None and (not overwrite or stat.S_ISDIR(mine) or stat.S_ISDIR(there)):
-            code = errno.EEXIST if not overwrite else _other_kind(there)
+            code = errno.EEXIST if not overwrite else (errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR)
             raise OSError(code, os.strerror(code), name)
         if move:
             os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-
-
-def _other_kind(there: int) -> int:
-    return errno.EISDIR if stat.S_ISDIR(there) else errno.ENOTDIR

@@ -68,18 +68,14 @@ def setup(
         _show(plan)
     if act and plan.steps and not yes:
         _ask()
-    done = _carry_out(plan, home, wanted, quiet=as_json) if act and _doable(plan) else []
+    is_blocked = any(problem.blocks_all for problem in plan.problems)
+    done = _carry_out(plan, home, wanted, quiet=as_json) if act and not is_blocked else []
     left = _remaining(home, wanted) if done else plan
     if as_json:
         _print_json(left, state, done, planned=plan, home=home)
     else:
         _conclude(left, acted=act)
     return 0 if not left.problems and (dry_run or not left.steps) else HOST_CANNOT_CODE
-
-
-def _doable(plan: SetupPlan) -> bool:
-    """Without space, nothing is begun: half an installation helps nobody."""
-    return not any("of disk is free" in problem.what for problem in plan.problems)
 
 
 def _remaining(home: Path, wanted: Wanted) -> SetupPlan:

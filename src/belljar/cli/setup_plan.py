@@ -65,10 +65,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What setup can't do itself, and who can do it how."""
+    """What setup can't do itself, and who can do it how.
+
+    `blocks_all`: no step is carried out before it is solved.
+    """
 
     what: str
     hint: str
+    blocks_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +136,10 @@ def plan_setup(state: HostState, wanted: Wanted) -> SetupPlan:
         return SetupPlan(problems=(_too_old(state, missing),))
     installing = _installing(state, missing) if missing else []
     if missing and not state.is_root:
-        problem = Problem(what=_names(missing), hint=_as_root(installing))
+        problem = Problem(
+            what=_names(missing),
+            hint="\n".join(["as root, run `belljar setup`, or:", *(shown(step) for step in installing)]),
+        )
         return SetupPlan(steps=_making(state, wanted, missing), problems=(problem, *_no_space(state, wanted)))
     steps = (*installing, *_making(state, wanted, []))
     return SetupPlan(steps=steps, problems=_no_space(state, wanted) if steps else ())
@@ -197,7 +204,8 @@ def _no_space(state: HostState, wanted: Wanted) -> tuple[Problem, ...]:
     if state.free_bytes >= needed:
         return ()
     what = f"{format_size(state.free_bytes)} of disk is free where the store is; about {format_size(needed)} is needed"
-    return (Problem(what=what, hint="free some space, or set BELLJAR_HOME to a directory on a larger disk"),)
+    hint = "free some space, or set BELLJAR_HOME to a directory on a larger disk"
+    return (Problem(what=what, hint=hint, blocks_all=True),)
 
 
 def _elsewhere(state: HostState, missing: Sequence[Need]) -> Problem:
@@ -221,11 +229,6 @@ def _too_old(state: HostState, missing: Sequence[Need]) -> Problem:
 def _names(missing: Sequence[Need]) -> str:
     listed = ", ".join(f"{version_text(need)} ({need.use})" for need in missing)
     return f"missing: {listed}"
-
-
-def _as_root(steps: Sequence[Step]) -> str:
-    """The commands that root must run for an ordinary user."""
-    return "\n".join(["as root, run `belljar setup`, or:", *(shown(step) for step in steps)])
 
 
 def shown(step: Step) -> str:

@@ -196,7 +196,11 @@ def settled(
         return config
     document = json.loads(config.compose)
     _check_read_here([document.get(DIRECTORY_KEY, "")])
-    known = _environment_metadata() if metadata is None else metadata_variables(metadata)
+    known = (
+        {name: each for name, each in os.environ.items() if name.startswith(METADATA_PREFIX)}
+        if metadata is None
+        else metadata_variables(metadata)
+    )
     judgement = judge_for_sample(document, known, blanks=metadata is None)
     return _judged(config, judgement, where=where)
 
@@ -232,10 +236,6 @@ def _check_own_files(ours: BelljarConfig) -> None:
             where="the task's sandbox",
             hint="put stand-ins and files into a policy, and name that",
         )
-
-
-def _environment_metadata() -> dict[str, str]:
-    return {name: each for name, each in os.environ.items() if name.startswith(METADATA_PREFIX)}
 
 
 def shaping(config: BelljarConfig, metadata: Mapping[str, object]) -> dict[str, str]:

@@ -145,11 +145,7 @@ def _logs(path: Path, record: RunRecord, given: Sequence[str], *, has_samples: b
         return [replace(each, location=f"{INSPECT_LOGS}/{Path(each.location).name}") for each in records]
     return [
         read_log(location, record.run_id)
-        if remote or given or _is_local(location)
+        if remote or given or "://" not in location or location.startswith("file://")
         else LogRecord(location=location, problem="it is not on this host; give it with --log")
         for location in given or record.logs
     ]
-
-
-def _is_local(location: str) -> bool:
-    return "://" not in location or location.startswith("file://")

@@ -65,7 +65,11 @@ def cgroup_fact(found: Hierarchies, *, is_root: bool) -> CgroupFact:
     if found.v1:
         version = CgroupVersion.HYBRID if found.v2 is not None else CgroupVersion.V1
         places = found.v1 if is_root else _own_v1(found)
-        parents = {name: str(parent) for name, parent in places.items() if _usable_v1(parent, name, is_root=is_root)}
+        parents = {
+            name: str(parent)
+            for name, parent in places.items()
+            if _can_make(parent, is_root=is_root, limit_file=_LIMIT_FILE_V1[name])
+        }
         return _fact(version, parents, is_root=is_root)
     if found.v2 is None:
         return CgroupFact(version=CgroupVersion.NONE, reason="no control groups are mounted")
@@ -101,10 +105,6 @@ def _own_v1(found: Hierarchies) -> dict[str, Path]:
         for name, parent in found.v1.items()
         if own[name].strip("/") and ".." not in own[name].split("/")
     }
-
-
-def _usable_v1(parent: Path, name: str, *, is_root: bool) -> bool:
-    return _can_make(parent, is_root=is_root, limit_file=_LIMIT_FILE_V1[name])
 
 
 def _can_make(parent: Path, *, is_root: bool, limit_file: str = "cgroup.procs") -> bool:

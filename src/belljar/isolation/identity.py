@@ -58,7 +58,9 @@ class HeldIdentity:
 def hold_identity(home: Path) -> Iterator[HeldIdentity]:
     """One id that no other living cell has. Raises `HostError` when all are taken."""
     if os.geteuid() != 0:
-        yield HeldIdentity(jail=_own_identity(), lock_fd=None)
+        yield HeldIdentity(
+            jail=JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False), lock_fd=None
+        )
         return
     slot, fd = _take_slot(home / "locks" / "uids", SLOTS_PER_HOME)
     try:
@@ -136,10 +138,6 @@ def hold_uids(home: Path, first: int | None, *, locks: Path = _HOST_LOCKS) -> It
     finally:
         if fd is not None:
             os.close(fd)
-
-
-def _own_identity() -> JailIdentity:
-    return JailIdentity(host_uid=os.geteuid(), host_gid=os.getegid(), privileged=False)
 
 
 def _root_identity(uid: int) -> JailIdentity:

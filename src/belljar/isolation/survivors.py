@@ -103,7 +103,7 @@ def look(entry: JournalEntry, *, store: Path | None = None) -> Findings:
     looked_for: list[str] = []
     not_checked: list[str] = []
     unproven: list[str] = []
-    for each in _looks(store):
+    for each in (*_process_looks(), *_file_looks(), *_object_looks(store)):
         if why := each.nothing_to_look_by(entry):
             not_checked.extend(f"{what}: {why}" for what in each.what)
             continue
@@ -173,10 +173,6 @@ def remove_path(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def _looks(store: Path | None) -> tuple[_Look, ...]:
-    return (*_process_looks(), *_file_looks(), *_object_looks(store))
 
 
 def _process_looks() -> tuple[_Look, ...]:
@@ -266,7 +262,7 @@ def _reason(error: OSError) -> str:
 
 
 def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> Iterator[Survivor]:
-    if not _sees_all():
+    if not os.access("/proc/1/status", os.R_OK):
         raise kernel_objects.unseen("/proc hides other users' processes here (its option hidepid)")
     for directory in PROC.iterdir():
         if (
@@ -275,11 +271,6 @@ def _processes(entry: JournalEntry, why: Callable[[JournalEntry, int], str]) -> 
             and (said := why(entry, int(directory.name)))
         ):
             yield from _process(int(directory.name), said)
-
-
-def _sees_all() -> bool:
-    """Whether /proc shows processes that are not ours: process 1 is there, and is somebody else's unless we are root."""
-    return os.access("/proc/1/status", os.R_OK)
 
 
 def _process(pid: int, why: str) -> Iterator[Survivor]:

@@ -113,7 +113,7 @@ def problem_of(address: str, own: Collection[str], near: Collection[Network] = (
         return "is no address"
     if isinstance(parsed, IPv6Address) and parsed.scope_id is not None:
         return "is of one link"
-    if str(parsed) in {_canonical(each) for each in own}:
+    if str(parsed) in {str(ip_address(each.partition("%")[0])) for each in own}:
         return "is this host's own"
     if any(parsed in net for net in FORBIDDEN if net.version == parsed.version) or not _is_public(parsed):
         return "is not a public one"
@@ -136,10 +136,6 @@ def judge(addresses: Sequence[str], own: Collection[str], near: Collection[Netwo
 
 def _is_public(parsed: IPv4Address | IPv6Address) -> bool:
     return parsed.is_global and not (parsed.is_multicast or parsed.is_reserved or parsed.is_unspecified)
-
-
-def _canonical(address: str) -> str:
-    return str(ip_address(address.partition("%")[0]))
 
 
 def resolve(host: str, port: int) -> tuple[str, ...]:

@@ -130,11 +130,6 @@ def _ports_down(*_: object) -> NoReturn:
     raise _PortsDown
 
 
-def _timeval(seconds: float) -> bytes:
-    """As SO_SNDTIMEO takes it."""
-    return struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
-
-
 class _PortsDown(BaseException):
     """The kill switch was used: nothing may pass from here on."""
 
@@ -146,7 +141,11 @@ class _Unheard(OSError):  # noqa: N818 - an end
 class _Keeper:
     def __init__(self, task: _Task, owner: socket.socket, rules: int, files: Sequence[int]) -> None:
         self._task, self._owner, self._rules, self._fds = task, owner, rules, files
-        owner.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(task.patience_s))
+        owner.setsockopt(
+            socket.SOL_SOCKET,
+            socket.SO_SNDTIMEO,
+            struct.pack("@ll", int(task.patience_s), int(task.patience_s % 1 * 1_000_000)),
+        )
         self._flows = Flows(task.layout)
         self._connections = Connections(task.layout)
         self._kernel: socket.socket | None = None

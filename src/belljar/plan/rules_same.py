@@ -103,7 +103,10 @@ def _parts(kind: str, item: Mapping[str, Any]) -> Iterator[tuple[_Key, list[str]
     if kind == "chain":
         yield ("rules", *where, name), []
     if kind in ("set", "map"):
-        yield ("elements", *where, name), _elements(item)
+        yield (
+            ("elements", *where, name),
+            [] if "size" in item else sorted(_text(element) for element in item.get("elem", [])),
+        )
 
 
 def _without_dynamic(body: dict[str, Any]) -> dict[str, Any]:
@@ -111,11 +114,6 @@ def _without_dynamic(body: dict[str, Any]) -> dict[str, Any]:
     flags = [flag for flag in body.get("flags", []) if flag != "dynamic"]
     kept = {word: value for word, value in body.items() if word != "flags"}
     return {**kept, "flags": flags} if flags else kept
-
-
-def _elements(item: Mapping[str, Any]) -> list[str]:
-    """A set of bounded size is one that packets fill."""
-    return [] if "size" in item else sorted(_text(element) for element in item.get("elem", []))
 
 
 def _rule(statements: list[Any]) -> str:

@@ -263,7 +263,7 @@ def _problem(tree: Tree, error: Any) -> Problem:  # noqa: ANN401 - pydantic's Er
     found = _located(error)
     unknown = error["type"] == "extra_forbidden"
     mark = yaml_tree.closest_mark(tree, found.path, key=is_key or unknown)
-    model = found.model or _model_at(found.path)
+    model = found.model or _MODELS.get(tuple(part for part in found.path[:-1] if isinstance(part, str)))
     return Problem(mark=mark, field=yaml_tree.field_name(found.path), message=_message(error, found.path, model))
 
 
@@ -280,10 +280,6 @@ def _message(error: Any, path: yaml_tree.Path, model: type[BaseModel] | None) ->
         case "too_long":
             return f"too many: at most {error['ctx']['max_length']}"
     return printable(str(error["msg"]), max_chars=200)
-
-
-def _model_at(path: yaml_tree.Path) -> type[BaseModel] | None:
-    return _MODELS.get(tuple(part for part in path[:-1] if isinstance(part, str)))
 
 
 def _unknown(path: yaml_tree.Path, model: type[BaseModel] | None) -> str:

@@ -55,7 +55,9 @@ def _take(line: bytes, asked: Collection[str], into: dict[str, Answer]) -> list[
     """Add a line's answer; of two for one name the worse stays. Says what is wrong with it."""
     name, answer = _line(line)
     if answer is None:
-        return [f"a line is malformed: {printable(line, max_chars=60)}"] if line and not _is_end(line) else []
+        return (
+            [f"a line is malformed: {printable(line, max_chars=60)}"] if line and line.split(b"\t", 1)[0] != END else []
+        )
     if name not in asked:
         return [f"nobody asked for {printable(name, max_chars=60)}"]
     known = into.get(name)
@@ -72,10 +74,6 @@ def _line(line: bytes) -> tuple[str, Answer | None]:
     except ValueError:
         return "", None
     return fields[0].decode("ascii"), Answer(outcome=outcome, detail=printable(fields[2], max_chars=MAX_DETAIL_CHARS))
-
-
-def _is_end(line: bytes) -> bool:
-    return line.split(b"\t", 1)[0] == END
 
 
 def _end_problem(line: bytes, *, count: int, nonce: str) -> list[str]:

@@ -34,10 +34,6 @@ _OWN_GROUPS: Final = ([4, 6, 5], [4, 6, 4])
 MAX_GROUP: Final = 5
 
 
-def _digits(text: bytes) -> str:
-    return bytes(byte for byte in text if 48 <= byte <= 57).decode()
-
-
 def luhn(digits: str) -> bool:
     """Whether the last digit is the check digit of the others."""
     total = sum(int(digit) for digit in digits[-1::-2])
@@ -46,7 +42,7 @@ def luhn(digits: str) -> bool:
 
 def is_card(text: bytes) -> bool:
     """A payment card's number: prefix, length and check digit; not one that is documented for tests."""
-    digits = _digits(text)
+    digits = bytes(byte for byte in text if 48 <= byte <= 57).decode()
     return (
         13 <= len(digits) <= 19
         and digits not in _TEST_CARDS

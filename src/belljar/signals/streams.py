@@ -144,7 +144,7 @@ class StreamScanner:
                 continue
             part.reported.add(key)
             hits.append(_moved(hit, -before, len(data), ()))
-        part.starts = _starts(result, len(text))
+        part.starts = frozenset(len(text) - hit.start for hit in result.hits)
         return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
 
     def _inflate(self, part: _Part, data: bytes) -> Scanned:
@@ -194,11 +194,6 @@ class StreamScanner:
                 part.reported.add((hit.cls, hit.digest))
                 hits.append(_placed(hit, size, (JOINED,)))
         return Scanned(hits=tuple(hits), complete=result.complete, problem=result.problem)
-
-
-def _starts(result: Scanned, size: int) -> frozenset[int]:
-    """Where each find began, counted from the end of the data."""
-    return frozenset(size - hit.start for hit in result.hits)
 
 
 def _has_grown(hit: Hit, before: int, starts: frozenset[int]) -> bool:

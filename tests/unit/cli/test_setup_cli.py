@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli import setup as setup_command
 from belljar.cli.main import run
 from belljar.cli.setup_plan import (
     BACKPORTS_FILE,
@@ -145,11 +144,18 @@ def test_debian_13_needs_no_other_suite_and_debian_11_is_too_old() -> None:
     assert "Debian 12 or 13" in bullseye.problems[0].hint
 
 
-def test_too_little_space_is_said_before_anything_is_begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_too_little_space_is_said_before_anything_is_begun(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A full disk: a problem that names both sizes, and setup does no step."""
-    plan = plan_setup(replace(BARE, free_bytes=1 << 20), Wanted())
-    assert "1 MiB of disk is free" in plan.problems[0].what
-    assert not setup_command._doable(plan)
+    full = replace(BARE, free_bytes=1 << 20)
+    assert plan_setup(full, Wanted()).problems[0].blocks_all
+    monkeypatch.setenv("BELLJAR_HOME", str(tmp_path / "store"))
+    monkeypatch.setattr("belljar.cli.setup_state.host_state", lambda _home: full)
+    assert run(["setup", "--yes", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert "1 MiB of disk is free" in document["problems"][0]["what"]
+    assert [step["done"] for step in document["steps"]] == [False] * 6
 
 
 def test_setup_does_nothing_when_it_only_looks(

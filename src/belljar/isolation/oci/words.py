@@ -58,10 +58,6 @@ def said(diagnosis: str) -> str:
     return f"; it said: {diagnosis}" if diagnosis else ""
 
 
-def _end_of(jailed: Jailed) -> JailEnd | None:
-    return jailed.end() or jailed.last_word(_DEATH_WORD_S)
-
-
 def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
     """The limit that ended a container, from what the host saw. Pure."""
     if end is None:
@@ -73,7 +69,7 @@ def death_limit(end: JailEnd | None, *, fatal_oom_kills: int) -> str | None:
 
 def cause_of_death(jailed: Jailed, limits: JailLimits, kind: RuntimeKind, *, fatal_oom_kills: int) -> str:
     """One sentence, from what the host saw; empty while the agent runs. May wait half a second for the supervisor's word."""
-    end = _end_of(jailed)
+    end = jailed.end() or jailed.last_word(_DEATH_WORD_S)
     if end is None:
         return ""
     match death_limit(end, fatal_oom_kills=fatal_oom_kills), end.cause:

@@ -156,7 +156,7 @@ def _acknowledged(asked: Asked, common: list[bytes]) -> bytes:
 
 async def _pack(repository: Repository, asked: Asked, common: list[bytes], plan: _Plan) -> AsyncIterator[bytes]:
     known = await ancestors(repository, (peel(repository, have) for have in common), asked.shallow)
-    deeper = [older for edge in plan.unshallow for older in _older(repository, edge)]
+    deeper = [older for edge in plan.unshallow for older in parents(repository.must(edge))]
     identities = [one async for one in missing(repository, [*asked.wants, *deeper], known, plan.border)]
     if b"include-tag" in asked.capabilities:
         identities += _tags_of(repository, set(identities))
@@ -169,10 +169,6 @@ async def _pack(repository: Repository, asked: Asked, common: list[bytes], plan:
             part = piece[start : start + _BAND_BYTES]
             yield _band(1, part) if band else part
     yield _band(1, hasher.digest()) + FLUSH if band else hasher.digest()
-
-
-def _older(repository: Repository, commit: bytes) -> list[bytes]:
-    return parents(repository.must(commit))
 
 
 def _tags_of(repository: Repository, sent: set[bytes]) -> list[bytes]:
