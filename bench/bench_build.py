@@ -18,9 +18,9 @@ from pathlib import Path
 
 from peer import IMAGE, Docker, docker
 
-from belljar.host.home import belljar_home
 from belljar.image.buildah import BuildRequest, build_dockerfile
 from belljar.image.store import Store
+from belljar.store.home import belljar_home
 
 _TEXT = "FROM {base}\nUSER root\nRUN mkdir /made && seq 100000 > /made/numbers\nCOPY . /context\nRUN ls /context\n"
 

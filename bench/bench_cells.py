@@ -30,13 +30,13 @@ from peer import IMAGE, Docker, docker
 
 from belljar.cell import Cell, Pool, open_cell, open_pool, start_run
 from belljar.events import MemoryRecorder
-from belljar.host.home import belljar_home
 from belljar.image import Store
 from belljar.ledger import RunDirectory
 from belljar.ledger.rundir import RUNS
 from belljar.policy import LoadedPolicy, load_policy
 from belljar.probe.model import Verdict
 from belljar.probe.run import probe_cell
+from belljar.store.home import belljar_home
 
 FILE_MIB = 50
 OLD_RUNS = 10_000

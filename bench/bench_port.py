@@ -26,8 +26,8 @@ from tests.integration.vm_port_owner import parts_with_nic
 
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
-from belljar.host.home import belljar_home
 from belljar.isolation.microvm import LiveVm, open_vm
+from belljar.store.home import belljar_home
 
 STREAM_MIB, ROUND_TRIPS = 32, 2000
 IN_GUEST = f"""

@@ -154,7 +154,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def prepared_home() -> Path:
     """The store that `belljar setup` filled: the guest kernel and the default image. Tests read it."""
-    from belljar.host.home import belljar_home
+    from belljar.store.home import belljar_home
 
     home = belljar_home()
     if not (home / "kernel-current").exists() or not (home / "image-names.json").exists():

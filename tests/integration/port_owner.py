@@ -27,11 +27,11 @@ from belljar.channel import ExecRequest
 from belljar.errors import BelljarError, HostError
 from belljar.events import MemoryRecorder
 from belljar.isolation.identity import user_range
-from belljar.isolation.journal import Journal
 from belljar.isolation.oci import open_container
 from belljar.isolation.port import PortSettings
-from belljar.isolation.process import namespaces_of
 from belljar.policy import load_policy
+from belljar.process import namespaces_of
+from belljar.store.journal import Journal
 
 POLICY = "belljar: 1\nrisk: low\ntier: {tier}\nuser: root\nresources: {{memory: 256MiB, disk: 64MiB, processes: 64, lifetime: 5m}}\n"
 IN_CELL = r"""

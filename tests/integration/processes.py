@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.process import identify, is_alive, kill
+from belljar.process import identify, is_alive, kill
 
 
 def wait_for(condition: Callable[[], bool], what: str, *, within_s: float = 60) -> None:

@@ -20,9 +20,9 @@ from tests.integration.range_driver import PATIENCE_S, POUR, Cell, Scene, cell, 
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.isolation.process import ProcessId, is_alive
 from belljar.network import datagrams
 from belljar.network.range import Range
+from belljar.process import ProcessId, is_alive
 
 
 async def death(home: Path, strike: Callable[[Range], object], **options: Any) -> dict[str, Any]:  # noqa: ANN401 - of open_range

@@ -23,11 +23,11 @@ import anyio
 
 from belljar.errors import BelljarError
 from belljar.events import Event, MemoryRecorder
-from belljar.isolation.process import ProcessId
 from belljar.network.processes import SERVE
 from belljar.network.range import Range, open_range
 from belljar.plan.addresses import lay_out
 from belljar.plan.network import NetworkBounds, NetworkPlan, PortPlan, StandInPlan
+from belljar.process import ProcessId
 
 PLAIN = "tests.integration.plain_gateway:serve"
 PROBING = "tests.integration.plain_gateway:probe"

@@ -22,8 +22,8 @@ from tests.conftest import copy_store
 from tests.integration.real_images import Workshop
 from tests.integration.real_tasks import CASES, Case, write_task
 
-from belljar.host.home import belljar_home
 from belljar.ledger import verify
+from belljar.store.home import belljar_home
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.thorough, pytest.mark.root]
 

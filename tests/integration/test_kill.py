@@ -21,7 +21,7 @@ from tests.integration.remains import PROC
 
 from belljar import CellError, HostError, kill, open_cell, open_pool, open_range, release
 from belljar.isolation.hold import hold
-from belljar.isolation.journal import Journal, JournalEntry
+from belljar.store.journal import Journal, JournalEntry
 
 POLICY = "belljar: 1\nrisk: low\ntier: {tier}\n"
 NETWORK = """network:

@@ -19,10 +19,8 @@ from belljar.cell.parts import ContainerParts, gather_parts
 from belljar.errors import CellError, ContainmentBreach, HostError
 from belljar.events import Kind, MemoryRecorder
 from belljar.image import Store
-from belljar.image.scratch import MAKING
 from belljar.isolation.cgroup import plan_groups
 from belljar.isolation.identity import TREE_IDS_START
-from belljar.isolation.journal import Journal
 from belljar.isolation.oci import LiveContainer, ensure_tree, open_container, prove_runtime, trees
 from belljar.isolation.oci import container as oci_container
 from belljar.isolation.oci import runtime_root as roots
@@ -31,6 +29,8 @@ from belljar.plan import oci
 from belljar.plan.oci import OciRuntime
 from belljar.policy import load_policy
 from belljar.probe.run import probe_cell
+from belljar.store.journal import Journal
+from belljar.store.scratch import MAKING
 
 pytestmark = [pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor")

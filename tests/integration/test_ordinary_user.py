@@ -32,8 +32,8 @@ from tests.integration.processes import vmm_of, wait_for
 
 import belljar as package
 from belljar.isolation.jail import launcher_path
-from belljar.isolation.process import NAMESPACES, namespaces_of
 from belljar.plan.jail import INNER_ID
+from belljar.process import NAMESPACES, namespaces_of
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 

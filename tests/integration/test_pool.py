@@ -18,10 +18,10 @@ from tests.integration.processes import kill_tree, wait_for
 from belljar.cell import Cell, Pool, open_pool, start_run
 from belljar.cell.lease import Waste
 from belljar.events import Kind
-from belljar.isolation.process import identify
 from belljar.isolation.reap import reap
 from belljar.ledger import Line, Status, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
+from belljar.process import identify
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 TIERS = ("container", "gvisor", "microvm")

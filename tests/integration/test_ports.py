@@ -19,7 +19,7 @@ from tests.integration.conftest import Belljar
 from tests.integration.processes import wait_for
 
 from belljar.isolation.identity import _RANGES_START
-from belljar.isolation.process import ProcessId, identify, is_alive, kill, namespaces_of
+from belljar.process import ProcessId, identify, is_alive, kill, namespaces_of
 
 pytestmark = [pytest.mark.root]
 TIERS = ("container", "gvisor")

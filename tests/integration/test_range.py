@@ -28,8 +28,8 @@ from tests.integration.processes import wait_for
 from tests.machine import public_folder
 
 from belljar.host.subids import MAPPERS
-from belljar.isolation.process import ProcessId, identify, is_alive
 from belljar.isolation.reap import reap_now
+from belljar.process import ProcessId, identify, is_alive
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 _SEARCH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -22,11 +22,11 @@ from belljar.cell.ranges import RANGES, open_range
 from belljar.errors import BelljarError, CellError, ContainmentBreach, PolicyError
 from belljar.events import Kind
 from belljar.harness.bridge import ModelBridge
-from belljar.isolation.process import ProcessId, identify, is_alive, kill
 from belljar.ledger import Line, RunDirectory, read_events, verify
 from belljar.policy import LoadedPolicy, load_policy
 from belljar.probe.model import Verdict, Witness
 from belljar.probe.run import probe_cell
+from belljar.process import ProcessId, identify, is_alive, kill
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.root, pytest.mark.anyio]
 TIERS = ("container", "gvisor", "microvm")

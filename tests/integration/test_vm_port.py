@@ -28,9 +28,9 @@ from belljar.events import Kind, MemoryRecorder
 from belljar.image import Image, Kernel
 from belljar.isolation import list_cells
 from belljar.isolation.microvm import LiveVm, ensure_template, open_vm
-from belljar.isolation.process import ProcessId, identify, is_alive, kill
 from belljar.isolation.reap import reap
 from belljar.plan import MicrovmPlan
+from belljar.process import ProcessId, identify, is_alive, kill
 
 pytestmark = [pytest.mark.vm, pytest.mark.root]
 Parts = tuple[MicrovmPlan, Image, Kernel]

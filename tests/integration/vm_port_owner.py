@@ -19,9 +19,9 @@ from tests.integration.vm_port import StandInRange, stand_in_range
 from belljar.channel import ExecRequest
 from belljar.events import MemoryRecorder
 from belljar.image import Image, Kernel
-from belljar.isolation.journal import Journal
 from belljar.isolation.microvm import open_vm
 from belljar.plan import MicrovmPlan
+from belljar.store.journal import Journal
 
 IN_GUEST = r"""
 import hashlib, json, os, socket, struct, subprocess

@@ -9,8 +9,8 @@ import anyio.to_thread
 import pytest
 
 from belljar.cell import Cell, open_cell
-from belljar.isolation.journal import Journal
 from belljar.policy import load_policy, resolve_policy, with_tier
+from belljar.store.journal import Journal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.root, pytest.mark.vm]
 

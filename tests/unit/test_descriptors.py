@@ -15,7 +15,7 @@ import pytest
 from belljar.descriptors import exhaustion, exhaustion_as_host_error
 from belljar.errors import CellError, HostError
 from belljar.isolation.cgroup import processes_in
-from belljar.isolation.process import identify, identify_group
+from belljar.process import identify, identify_group
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:

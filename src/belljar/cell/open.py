@@ -21,15 +21,15 @@ from belljar.cell.trips import tripping
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Event, Kind, Recorder
-from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.image import image_health
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.jailed import do_while_starting
-from belljar.isolation.journal import CellAbout, Journal
 from belljar.isolation.reap import reap, reaped_event
 from belljar.ledger import RunDirectory
 from belljar.policy import LoadedPolicy
+from belljar.store.home import belljar_home
+from belljar.store.journal import CellAbout, Journal
 
 if TYPE_CHECKING:
     from belljar.cell.cell import Cell

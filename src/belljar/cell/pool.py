@@ -33,12 +33,12 @@ from belljar.cell.stock import (
 from belljar.cell.workshop import Workshop, async_workshop, promised
 from belljar.errors import CellError, ContainmentBreach
 from belljar.events import Actor, Event, Kind, Recorder
-from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_to_give
 from belljar.ledger import RunDirectory
 from belljar.probe.model import ProbeReport, Verdict
 from belljar.probe.run import WARM_UP, breach_of, probe_cell
+from belljar.store.home import belljar_home
 
 HEAD_START_S: Final = 0.25
 """For whoever has just got a cell: what he does first is not slowed down by the making of the next."""

@@ -33,7 +33,6 @@ from belljar.cell.trust import ENVIRONMENT, trust
 from belljar.descriptors import exhaustion_as_host_error, require_free
 from belljar.errors import BelljarError, ContainmentBreach, HostError
 from belljar.events import Actor, Recorder
-from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike, resolve_here
 from belljar.isolation.hold import refuse_if_held, refuse_if_stopped
 from belljar.isolation.port import PortSettings
@@ -52,6 +51,7 @@ from belljar.policy.guarding import METADATA_ADDRESS, Action, Place
 from belljar.policy.network import OWN_CELL
 from belljar.probe.judge import Sight
 from belljar.probe.routed import known_answers
+from belljar.store.home import belljar_home
 
 PORT_NAME: Final = "eth0"
 _RANGE_DESCRIPTORS: Final = 64

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from belljar.cell.parts import ContainerParts, Parts
-from belljar.host.home import belljar_home
 from belljar.ledger import RunDirectory, create_run
 from belljar.policy import LoadedPolicy
+from belljar.store.home import belljar_home
 
 _describing: Final = threading.Lock()
 """Cells are made in the event loops of several threads."""

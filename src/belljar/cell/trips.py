@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final
 from belljar.errors import ContainmentBreach
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import Order, give_order, new_order, run_order_kept
-from belljar.isolation.journal import Journal, JournalEntry
 from belljar.isolation.kill import choose, halt_in_background, of_run, order_all, strike, urgently
 from belljar.isolation.lifetime import tripped
 from belljar.policy.guarding import Stop, Trigger
 from belljar.policy.risk import Risk
 from belljar.signals.rules import Trip, breach_trip, trip_of
+from belljar.store.journal import Journal, JournalEntry
 from belljar.units import printable
 
 if TYPE_CHECKING:

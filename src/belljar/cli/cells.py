@@ -45,8 +45,8 @@ def ps(as_json: bool) -> int:  # noqa: FBT001 - click passes options by name
 
 def warn_if_held() -> bool:
     """On standard error, when no cell may be made; whether that is so."""
-    from belljar.host.home import belljar_home
     from belljar.isolation.hold import RELEASE_HINT, read_hold
+    from belljar.store.home import belljar_home
 
     if (held := read_hold(belljar_home())) is not None:
         click.echo(f"belljar: {printable(str(held))}\n  hint: {RELEASE_HINT}", err=True)

@@ -78,7 +78,7 @@ def check(
     from belljar.cli.plan import image_facts
     from belljar.harness.check import Host, exit_code, kind_of, outlooks
     from belljar.harness.check import as_json as to_json
-    from belljar.host import belljar_home
+    from belljar.store.home import belljar_home
 
     if override and not policy:
         raise Misuse("--override needs --policy", hint="add --policy FILE, or leave --override out")

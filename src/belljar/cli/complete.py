@@ -36,8 +36,8 @@ def runs(
     """`last`, and the newest runs."""
     from click.shell_completion import CompletionItem
 
-    from belljar.host.home import belljar_home
     from belljar.ledger.rundir import RUNS
+    from belljar.store.home import belljar_home
 
     try:
         names = sorted((path.name for path in (belljar_home() / RUNS).iterdir()), reverse=True)

@@ -51,9 +51,9 @@ def find(value: str, refs: tuple[str, ...], *, as_json: bool) -> int:
     Exit code 0 when it is a decoy's, 1 when it is of none of these runs.
     """
     from belljar.cli.ledger import run_path
-    from belljar.host.home import belljar_home
     from belljar.ledger.listing import run_ids
     from belljar.ledger.rundir import RUNS
+    from belljar.store.home import belljar_home
 
     text = sys.stdin.buffer.read(MAX_TEXT_BYTES).decode("utf-8", "replace") if value == "-" else value
     home = belljar_home()

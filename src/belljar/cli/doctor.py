@@ -45,7 +45,7 @@ def doctor(as_json: bool, no_prove: bool, prove_again: bool) -> int:  # noqa: FB
     Exit code 0 when microVM cells, which the default risk demands, can run here (emulated, if there is no hardware virtualisation), 3 when not.
     """
     from belljar.cli._facts import host_facts
-    from belljar.host import belljar_home
+    from belljar.store.home import belljar_home
 
     home = belljar_home()
     facts = host_facts(home, prove=not no_prove, again=prove_again, doubt=True)

@@ -194,7 +194,7 @@ def typed_policy(policy: str | None, tier: str | None, *, announces: bool = True
 def report_skipped_tiers(plan: Plan) -> None:
     """Which tiers were skipped and why, on standard error, each sentence once per store; JSON and
     the plan have it every time."""
-    from belljar.host.home import belljar_home
+    from belljar.store.home import belljar_home
 
     for sentence in plan.passed_over:
         name = f"reported-{hashlib.sha256(sentence.encode()).hexdigest()[:16]}"

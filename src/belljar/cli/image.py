@@ -177,8 +177,8 @@ def rm(ref: str, as_json: bool) -> None:  # noqa: FBT001 - click passes options 
 
 
 def _store() -> Store:
-    from belljar.host import belljar_home
     from belljar.image import Store
+    from belljar.store.home import belljar_home
 
     return Store(belljar_home())
 

@@ -93,9 +93,9 @@ def build(
 
 def _own(name: str, mirror: str, *, quiet: bool) -> Image:
     from belljar.cli.image import progress
-    from belljar.host import belljar_home
     from belljar.image.build import build_image
     from belljar.image.recipes import recipe
+    from belljar.store.home import belljar_home
 
     with progress(f"Building {name}", quiet=quiet) as report:
         return build_image(belljar_home(), recipe(name), mirror=mirror, report=report)
@@ -112,9 +112,9 @@ def _dockerfile(
     *,
     quiet: bool,
 ) -> Image:
-    from belljar.host import belljar_home
     from belljar.image.buildah import BuildRequest, build_dockerfile
     from belljar.interrupts import termination_as_interrupt
+    from belljar.store.home import belljar_home
 
     directory = Path(context).absolute()
     request = BuildRequest(
@@ -142,9 +142,9 @@ def say(line: str, *, quiet: bool) -> None:
 def _packages(
     name: str, base: str, apt: tuple[str, ...], pip: tuple[str, ...], *, has_network: bool, quiet: bool
 ) -> Image:
-    from belljar.host import belljar_home
     from belljar.image.packages import build_packages
     from belljar.interrupts import termination_as_interrupt
+    from belljar.store.home import belljar_home
 
     if not name:
         raise Misuse("the image needs a name", hint="add -t NAME")

@@ -29,8 +29,8 @@ def kill(names: tuple[str, ...], *, everything: bool, hold_too: bool, reason: st
 
     Exit code 2 when something could not be halted, or its end not be proven.
     """
-    from belljar.host.home import belljar_home
     from belljar.isolation.kill import kill_now
+    from belljar.store.home import belljar_home
 
     if bool(names) == everything:
         raise Misuse(
@@ -92,8 +92,8 @@ def _destroyed(cell: Killed) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def release(*, as_json: bool) -> None:
     """Lift the hold of `belljar kill --hold`: cells may be made again."""
-    from belljar.host.home import belljar_home
     from belljar.isolation.hold import release as lift
+    from belljar.store.home import belljar_home
 
     held = lift(belljar_home())
     if as_json:

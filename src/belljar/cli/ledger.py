@@ -214,8 +214,8 @@ def is_path(ref: str) -> bool:
 
 def run_path(ref: str) -> Path:
     """The run directory that is meant. Raises `Misuse`."""
-    from belljar.host.home import belljar_home
     from belljar.ledger.listing import find_run
+    from belljar.store.home import belljar_home
 
     try:
         return find_run(belljar_home(), ref)
@@ -228,8 +228,8 @@ def run_path(ref: str) -> Path:
 
 def expected_key(fingerprint: str | None) -> tuple[str | None, str]:
     """The key to compare with, and where we know it from."""
-    from belljar.host.home import belljar_home
     from belljar.ledger.keys import local_fingerprint, parse_fingerprint
+    from belljar.store.home import belljar_home
 
     if fingerprint is None:
         local = local_fingerprint(belljar_home())

@@ -275,7 +275,7 @@ def _output_error(error: OSError) -> HostError | None:
 def _store_error(error: OSError) -> HostError | None:
     """What the system refuses beneath the store is this host's (another user's store, a full or
     read-only disk); None for anything else."""
-    from belljar.host.home import belljar_home
+    from belljar.store.home import belljar_home
 
     where = str(error.filename) if isinstance(error.filename, (str, os.PathLike)) else ""
     if not where or not Path(where).is_relative_to(belljar_home()):

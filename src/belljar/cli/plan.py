@@ -36,8 +36,8 @@ def plan(policy: str | None, tier: str | None, as_json: bool, no_prove: bool) ->
     from belljar.cli._facts import host_facts
     from belljar.cli.cells import columns_of, warn_if_held
     from belljar.errors import HostError
-    from belljar.host import belljar_home
     from belljar.plan import make_plan, render_plan
+    from belljar.store.home import belljar_home
 
     loaded, home = typed_policy(policy, tier, announces=False), belljar_home()
     if loaded.policy.network is not None:

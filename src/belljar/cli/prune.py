@@ -48,8 +48,8 @@ def prune(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> 
     Exit code 3 when something could not be removed.
     """
     from belljar.cli._async import run_async
-    from belljar.host.home import belljar_home
     from belljar.isolation.prune import prune as prune_store
+    from belljar.store.home import belljar_home
 
     parts = run_async(prune_store, belljar_home(), unused_for_s=unused_for, everything=everything, dry_run=dry_run)
     if as_json:

@@ -32,8 +32,8 @@ def runs(limit: int, *, every: bool, as_json: bool) -> None:
 
     RECORDED is the verdict that an evaluation's own process recorded when it sealed the run.
     """
-    from belljar.host.home import belljar_home
     from belljar.ledger.listing import list_runs
+    from belljar.store.home import belljar_home
 
     home = belljar_home()
     found, count = list_runs(home, limit=None if every else limit)

@@ -55,7 +55,7 @@ def setup(
     """
     from belljar.cli.setup_plan import Wanted, check_wanted, plan_setup
     from belljar.cli.setup_state import host_state
-    from belljar.host import belljar_home
+    from belljar.store.home import belljar_home
 
     home = belljar_home()
     images = (() if no_image else ("default",)) + (("debian-dev",) if dev_image else ())
@@ -98,7 +98,7 @@ def _ask() -> None:
 
 def _carry_out(plan: SetupPlan, home: Path, wanted: Wanted, *, quiet: bool) -> list[Step]:
     """Do the steps in order; an error names the log, which has everything that the tools said."""
-    from belljar.image.scratch import make_store_dir
+    from belljar.store.home import make_store_dir
 
     if not plan.steps:
         return []

@@ -50,7 +50,7 @@ _LOGIN_SHELL: Final = ("/bin/sh", "-c", 'exec "$(command -v bash || echo /bin/sh
 
 def doors_directory(home: Path | None) -> Path:
     """Where the doors of this user's cells are."""
-    from belljar.host.home import belljar_home
+    from belljar.store.home import belljar_home
 
     return (home or belljar_home()) / DOORS
 

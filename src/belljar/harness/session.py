@@ -87,8 +87,8 @@ class RealCells:
         self, kind: str, argv: list[str], *, home: Path | None, what: str = ""
     ) -> AbstractContextManager[RunDirectory]:
         """A new run directory in the store, with the versions of what takes part."""
-        from belljar.host.home import belljar_home
         from belljar.ledger import create_run
+        from belljar.store.home import belljar_home
 
         versions = {name: version(name) for name in ("inspect-ai", "anyio", "pydantic")}
         return create_run(home or belljar_home(), kind, argv, what=what, versions=versions)
@@ -97,21 +97,21 @@ class RealCells:
         """By buildah, with its output on standard error. Raises `PolicyError` or `HostError`."""
         from belljar.harness.builds import build_missing
         from belljar.harness.lifecycle import say
-        from belljar.host.home import belljar_home
+        from belljar.store.home import belljar_home
 
         build_missing(builds, images, home or belljar_home(), report=say)
 
     def check_images(self, policies: Sequence[LoadedPolicy], *, home: Path | None) -> None:
         """Against the store."""
         from belljar.harness.preview import check_images
-        from belljar.host.home import belljar_home
+        from belljar.store.home import belljar_home
 
         check_images(policies, home or belljar_home())
 
     def image_differences(self, policy: LoadedPolicy, *, home: Path | None) -> tuple[Difference, ...]:
         """As the store has it."""
         from belljar.harness.preview import differences_of_images
-        from belljar.host.home import belljar_home
+        from belljar.store.home import belljar_home
 
         return differences_of_images(policy, home or belljar_home())
 
@@ -154,9 +154,9 @@ class RealCells:
     def check_unchanged(self, policy: LoadedPolicy, *, home: Path | None) -> None:
         """Raises `HostError` when a name stands for another image than it did at the run's first
         look."""
-        from belljar.host.home import belljar_home
         from belljar.image import Store
         from belljar.image.missing import find_images
+        from belljar.store.home import belljar_home
 
         for name, image in find_images(Store(home or belljar_home()), policy.policy.images).items():
             self._check(home, name, image.digest)
@@ -312,8 +312,8 @@ class Session:
         Left to fail one by one, its samples would not all be logged: Inspect has no entry for one
         whose own error meets the cancellation for another's.
         """
-        from belljar.host.home import belljar_home
         from belljar.isolation.hold import killed_error, read_order
+        from belljar.store.home import belljar_home
 
         run = self.ensure_run().run_id
         killed = killed_error(read_order(self.home or belljar_home(), run), where=f"run {run}")

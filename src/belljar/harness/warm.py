@@ -102,8 +102,8 @@ class WarmCells:
 
     def _pool(self, config: BelljarConfig, policy: LoadedPolicy) -> Pool:
         from belljar.cell.pool import Pool, Supply
-        from belljar.host.home import belljar_home
         from belljar.isolation.hold import refuse_to_give
+        from belljar.store.home import belljar_home
 
         run = self._session.ensure_run()
         supply = Supply(

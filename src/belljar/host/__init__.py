@@ -1,6 +1,6 @@
 """What this machine can do: facts, read and never changed.
 
-Lives here: where Belljar keeps its store, which tools of which version are installed, whether KVM really boots a guest and an OCI runtime runs a
+Lives here: which tools of which version are installed, whether KVM really boots a guest and an OCI runtime runs a
 container, user namespaces and subordinate ids, cgroups, memory, disk. What is slow to find out (tool versions, the proofs) is remembered in the store's `facts/`.
 Must not: install, create or decide anything (`belljar setup` lives in `cli`, decisions in `plan`).
 """
@@ -13,7 +13,6 @@ from belljar.lazy import lazy_names
 
 if TYPE_CHECKING:
     from belljar.host.facts import gather_facts
-    from belljar.host.home import belljar_home
     from belljar.host.kvm import KvmProof, ProveKvm
     from belljar.host.model import (
         CgroupFact,
@@ -48,7 +47,6 @@ __all__ = [
     "RuntimeTrial",
     "ToolFact",
     "UsernsFact",
-    "belljar_home",
     "gather_facts",
 ]
 
@@ -56,7 +54,6 @@ __getattr__ = lazy_names(
     __name__,
     {
         "gather_facts": "belljar.host.facts",
-        "belljar_home": "belljar.host.home",
         **dict.fromkeys(("KvmProof", "ProveKvm"), "belljar.host.kvm"),
         **dict.fromkeys(
             (

@@ -20,9 +20,10 @@ from belljar.image.cleanse import Entry, belongs, is_rewritten, normalised, plai
 from belljar.image.kernel import debian_arch
 from belljar.image.pack import pack
 from belljar.image.recipes import Recipe, build_modes, mmdebstrap_argv
-from belljar.image.scratch import need_space, scratch_dir
 from belljar.image.store import Image, Store
 from belljar.image.tools import drained, failed, kill_group, plain_env, started, tool
+from belljar.store.home import need_space
+from belljar.store.scratch import scratch_dir
 
 Report = Callable[[str], None]
 _TIMEOUT_S: Final = 3600

@@ -27,10 +27,11 @@ from belljar.image.kernel import debian_arch
 from belljar.image.layers import ImportLimits
 from belljar.image.oci import import_directory
 from belljar.image.rootless import WORK, Inside, user_namespace
-from belljar.image.scratch import make_store_dir, need_space, orphans, remove_tree, scratch_dir
 from belljar.image.store import MADE_HERE, Image, Store, check_name, file_sha256
 from belljar.image.tools import tool
 from belljar.policy.regular import read_regular
+from belljar.store.home import make_store_dir, need_space
+from belljar.store.scratch import orphans, remove_tree, scratch_dir
 from belljar.units import format_size, printable
 
 HINT_SETUP: Final = "run `belljar setup --with build`, or install the package buildah"

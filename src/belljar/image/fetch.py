@@ -22,8 +22,8 @@ from belljar.image.layers.blob import open_layer
 from belljar.image.layers.headers import EntryKind, read_entries
 from belljar.image.layers.limits import ImportLimits, LayerError
 from belljar.image.origin import Origin, origin_of_archive, origin_of_layout, origin_of_service
-from belljar.image.scratch import owned_dir, remove_tree
 from belljar.image.tools import limited, plain_env, run_tool, tool
+from belljar.store.scratch import owned_dir, remove_tree
 from belljar.units import format_duration, format_size, printable
 
 _FILES: Final = ("oci-archive", "oci", "docker-archive")

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.image.modules import load_order, module_name
-from belljar.image.scratch import MAKING, locked, make_store_dir, need_space, owned_name, remove_tree, scratch_dir
 from belljar.image.store import file_sha256
 from belljar.image.tools import run_tool, tool
+from belljar.store.home import make_store_dir, need_space
+from belljar.store.locks import locked
+from belljar.store.scratch import MAKING, owned_name, remove_tree, scratch_dir
 
 if TYPE_CHECKING:
     from belljar.image.apt import AptSource, PrivateApt

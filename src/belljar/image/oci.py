@@ -24,8 +24,9 @@ from belljar.image.layers.headers import EntryKind
 from belljar.image.layers.tree import Emitted
 from belljar.image.manifest import MANIFEST_TYPES
 from belljar.image.pack import pack
-from belljar.image.scratch import need_space, scratch_dir
 from belljar.image.store import MADE_HERE, Image, SetuidPrograms, Store, check_name, file_sha256, is_like_digest
+from belljar.store.home import need_space
+from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 __all__ = ["ImportLimits", "default_name", "import_image"]

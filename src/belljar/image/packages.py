@@ -17,9 +17,9 @@ from typing import Final
 from belljar.errors import HostError, PolicyError
 from belljar.image.apt import AptSource, debian_sources, host_acquire_options, host_sources
 from belljar.image.buildah import BuildRequest, build_dockerfile
-from belljar.image.scratch import scratch_dir
 from belljar.image.store import Image, Store
 from belljar.image.tools import run_tool
+from belljar.store.scratch import scratch_dir
 from belljar.units import printable
 
 _APT: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*(?::[a-z0-9]+)?(?:=[A-Za-z0-9.+:~-]+)?", re.ASCII)

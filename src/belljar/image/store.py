@@ -23,8 +23,10 @@ from typing import Any, Final, Literal, TypeAlias
 from belljar.dataclass import dataclass
 from belljar.errors import HostError, PolicyError
 from belljar.image.config import HealthCheck, ImageConfig, later_fields_of
-from belljar.image.scratch import locked, make_store_dir, remove_tree, scratch_dir
 from belljar.policy.reference import DEFAULT_TAG, Reference, parse_reference
+from belljar.store.home import make_store_dir
+from belljar.store.locks import locked
+from belljar.store.scratch import remove_tree, scratch_dir
 from belljar.units import printable
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")

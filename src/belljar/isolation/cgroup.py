@@ -16,8 +16,8 @@ from belljar.dataclass import dataclass
 from belljar.errors import HostError
 from belljar.host.cgroups import Hierarchies, cgroup_fact, parse_hierarchies, sweep_trials
 from belljar.host.model import CgroupVersion
-from belljar.isolation.process import raise_if_blind
 from belljar.plan.jail import GroupLimits
+from belljar.process import raise_if_blind
 
 _CPU_PERIOD_US: Final = 100_000
 _REMOVE_PATIENCE_S: Final = 0.5

@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import CellError, HostError
-from belljar.host.home import belljar_home
-from belljar.image.scratch import make_store_dir, owned_name
-from belljar.isolation.journal import ORDER_SUFFIX
+from belljar.store.home import belljar_home, make_store_dir
+from belljar.store.journal import ORDER_SUFFIX
+from belljar.store.scratch import owned_name
 from belljar.units import printable
 
 HOLD_FILE: Final = "hold.json"

@@ -24,8 +24,8 @@ from belljar.dataclass import dataclass
 from belljar.descriptors import exhaustion_as_host_error
 from belljar.errors import BelljarError, HostError
 from belljar.isolation.launch_failures import ENDED, START_DEADLINE_S, start_error
-from belljar.isolation.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
 from belljar.plan.jail import JailFds, JailSpec, jail_argv
+from belljar.process import ProcessId, close_all, identify, is_alive, kill, namespaces_of, pin_namespaces
 from belljar.units import printable
 
 _KILL_STEP_S: Final = 2.0

@@ -23,12 +23,12 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import Order, killed_error, read_order, refuse_if_forbidden
 from belljar.isolation.identity import HeldIdentity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
-from belljar.isolation.journal import EntryKind, Journal, JournalEntry, own_entry
 from belljar.isolation.live import HostUsage
-from belljar.isolation.process import ProcessId, descends_from, kill
 from belljar.isolation.program_root import STORE_HINT
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.plan.jail import JailLimits, JailSpec
+from belljar.process import ProcessId, descends_from, kill
+from belljar.store.journal import EntryKind, Journal, JournalEntry, own_entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

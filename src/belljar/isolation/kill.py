@@ -30,15 +30,15 @@ import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.host.home import belljar_home
-from belljar.image.scratch import owned_name
 from belljar.isolation import cgroup
 from belljar.isolation.hold import Order, give_order, hold, new_order, run_goes_on
-from belljar.isolation.journal import CELL_ID, Journal, JournalEntry
-from belljar.isolation.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive
-from belljar.isolation.process import kill as kill_process
 from belljar.isolation.reap import reap_now
 from belljar.isolation.survivors import look, remove_survivors
+from belljar.process import PORTS_DOWN, PROC, ProcessId, boot_id, identify, is_alive
+from belljar.process import kill as kill_process
+from belljar.store.home import belljar_home
+from belljar.store.journal import CELL_ID, Journal, JournalEntry
+from belljar.store.scratch import owned_name
 from belljar.units import printable
 
 OWNER_GRACE_S: Final = 5.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from belljar.host.home import belljar_home
 from belljar.isolation.cgroup import memory_bytes
-from belljar.isolation.journal import CellAbout, Journal, JournalEntry
+from belljar.store.home import belljar_home
+from belljar.store.journal import CellAbout, Journal, JournalEntry
 
 CellState: TypeAlias = Literal["alive", "orphaned", "unreadable"]
 

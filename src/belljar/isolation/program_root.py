@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from belljar.dataclass import dataclass
 from belljar.errors import HostError
-from belljar.image.scratch import MAKING, locked, owned_name, remove_tree
+from belljar.store.locks import locked
+from belljar.store.scratch import MAKING, owned_name, remove_tree
 
 STORE_HINT: Final = "make room there, or set BELLJAR_HOME to a directory that this user can write"
 _FORMAT: Final = 1

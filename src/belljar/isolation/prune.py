@@ -5,7 +5,6 @@ All of it is made again when it is wanted, but for images without a name, which 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -19,13 +18,13 @@ import anyio.to_thread
 
 from belljar.errors import BelljarError
 from belljar.image.kernel import current_digest, remove_kernel
-from belljar.image.scratch import MAKING, is_owned, orphans, remove_tree
 from belljar.image.store import Store
-from belljar.isolation.claims import in_use, retire
-from belljar.isolation.journal import Journal
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.oci.trees import remove_trees
 from belljar.isolation.program_root import outdated_roots, remove_root
+from belljar.store.journal import Journal
+from belljar.store.locks import in_use, locked, retire
+from belljar.store.scratch import MAKING, is_owned, orphans, remove_tree
 from belljar.units import format_duration
 
 PartKind: TypeAlias = Literal["image", "template", "tree", "root", "kernel", "half-made"]
@@ -243,11 +242,6 @@ def _remove(part: Part, home: Path) -> None:
 
 def _remove_template(directory: Path, home: Path) -> None:
     """Raises `BlockingIOError` while somebody is making it anew."""
-    (home / "locks").mkdir(exist_ok=True, mode=0o700)
-    fd = os.open(home / "locks" / lock_name(directory.name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked(home, lock_name(directory.name), wait=False):
         if (retired := retire(directory)) is not None:
             remove_tree(retired)
-    finally:
-        os.close(fd)

@@ -16,14 +16,15 @@ import anyio.to_thread
 
 from belljar.dataclass import dataclass
 from belljar.events import Event, JsonValue, Kind
-from belljar.host.home import belljar_home
-from belljar.image.scratch import MAKING, locked, sweep
 from belljar.isolation import cgroup
 from belljar.isolation.hold import sweep_orders
 from belljar.isolation.identity import hold_uids
-from belljar.isolation.journal import Journal, JournalEntry
-from belljar.isolation.process import ProcessId, boot_id, close_all, pin_namespaces
 from belljar.isolation.survivors import Findings, look, remove_survivors
+from belljar.process import ProcessId, boot_id, close_all, pin_namespaces
+from belljar.store.home import belljar_home
+from belljar.store.journal import Journal, JournalEntry
+from belljar.store.locks import locked
+from belljar.store.scratch import MAKING, sweep
 from belljar.units import printable
 
 _PATIENCE_S: Final = 3.0

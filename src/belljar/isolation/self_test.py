@@ -24,10 +24,10 @@ from belljar.isolation import cgroup
 from belljar.isolation.hold import new_order
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jailed import Belongings, Jailed
-from belljar.isolation.journal import Journal, new_cell_id
 from belljar.isolation.kill import halt, order_all
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
 from belljar.plan.jail import JailIds, JailLimits, JailMount, JailSpec
+from belljar.store.journal import Journal, new_cell_id
 
 SELF_TEST: Final = "self-test"
 _AGENT: Final = "/agent"

@@ -17,8 +17,7 @@ from typing import Final
 
 from belljar.dataclass import dataclass
 from belljar.isolation import cgroup, kernel_objects
-from belljar.isolation.journal import JournalEntry
-from belljar.isolation.process import (
+from belljar.process import (
     PROC,
     ProcessId,
     identify,
@@ -29,6 +28,7 @@ from belljar.isolation.process import (
     namespaces_of_threads,
     raise_if_blind,
 )
+from belljar.store.journal import JournalEntry
 from belljar.units import printable
 
 _KILL_PATIENCE_S: Final = 1.0

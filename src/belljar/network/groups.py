@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from belljar.isolation import cgroup
-from belljar.isolation.process import ProcessId
 from belljar.plan.jail import GroupLimits
+from belljar.process import ProcessId
 
 
 class RangeGroups:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn
 
 from belljar.errors import BelljarError, HostError
-from belljar.isolation.process import PORTS_DOWN
 from belljar.network import datagrams, links, netlink, nflog, nft, syscalls
 from belljar.network.accounting import Connections, batches
 from belljar.network.confine import NO_CORE, limit_address_space
@@ -43,6 +42,7 @@ from belljar.plan.rules import (
     known_rules,
     logged,
 )
+from belljar.process import PORTS_DOWN
 
 _BACKLOG: Final = 1024
 _IP_TRANSPARENT: Final = 19

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import belljar
 from belljar.errors import BelljarError, CellError, HostError
-from belljar.isolation.process import ProcessId, identify
 from belljar.network import datagrams
 from belljar.plan.jail import IdLine, JailIds
 from belljar.plan.obstacles import NETWORK_EXTRA_HINT
+from belljar.process import ProcessId, identify
 from belljar.units import printable
 
 SERVE: Final = "belljar.network.gateway.serve:serve"

@@ -21,8 +21,6 @@ from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, JsonValue, Kind, Recorder
 from belljar.isolation.hold import read_order, refuse_if_forbidden
 from belljar.isolation.identity import hold_identity, user_range
-from belljar.isolation.journal import Journal, JournalEntry, new_range_id, own_entry
-from belljar.isolation.process import close_all, namespaces_of, pin_namespaces
 from belljar.isolation.survivors import Destruction, destroy_remains
 from belljar.network import datagrams, links
 from belljar.network.budget import Budget
@@ -45,6 +43,8 @@ from belljar.network.spending import RunSpending
 from belljar.network.watch import Answer, Lines, Watch
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.network import NetworkPlan
+from belljar.process import close_all, namespaces_of, pin_namespaces
+from belljar.store.journal import Journal, JournalEntry, new_range_id, own_entry
 from belljar.units import printable
 
 _START_DEADLINE_S: Final = 20.0

@@ -19,8 +19,6 @@ from typing import Any, Final
 from belljar.errors import BelljarError, LedgerError
 from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.isolation.identity import hold_identity
-from belljar.isolation.journal import Journal, new_range_id, own_entry
-from belljar.isolation.process import ProcessId
 from belljar.network import datagrams
 from belljar.network.budget import Budget, cost_bytes
 from belljar.network.events_wire import MAX_DATAGRAM_BYTES, Ready, Said, UpDecoder, WireViolation
@@ -31,6 +29,8 @@ from belljar.network.processes import Child, Zygote, shared_zygote, wait_readabl
 from belljar.plan.addresses import RangeLayout
 from belljar.plan.jail import GroupLimits
 from belljar.plan.network import NetworkPlan
+from belljar.process import ProcessId
+from belljar.store.journal import Journal, new_range_id, own_entry
 from belljar.units import printable
 
 KINDS: Final = frozenset(

@@ -7,10 +7,10 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from belljar.isolation.process import namespaces_of
 from belljar.plan import OciPlan, Plan
 from belljar.plan.oci import MAX_TERMINALS, OPEN_FILES
 from belljar.probe.routed import Router
+from belljar.process import namespaces_of
 
 
 def cell_parameters(plan: Plan, *, fresh: bool, router: Router | None = None) -> Mapping[str, str]:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from belljar.isolation.process import ProcessId, identify, is_alive, namespaces_of
 from belljar.probe.inotify import FileWatch
 from belljar.probe.judge import Sight
 from belljar.probe.model import Witness
 from belljar.probe.routed import NoRouter, Router
+from belljar.process import ProcessId, identify, is_alive, namespaces_of
 from belljar.units import printable
 
 _PREFIX: Final = "tmp-w"

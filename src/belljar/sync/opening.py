@@ -14,10 +14,10 @@ from belljar.cell.ranges import Range as AsyncRange
 from belljar.cell.ranges import open_range as open_async_range
 from belljar.cell.stock import DEFAULT_SIZE
 from belljar.events import Actor
-from belljar.host.home import belljar_home
 from belljar.host.settings import PolicyLike
 from belljar.isolation.kill import KillReport, kill_now
 from belljar.ledger import RunDirectory
+from belljar.store.home import belljar_home
 from belljar.sync.cells import Cell
 from belljar.sync.loop import Loop, own_loop
 

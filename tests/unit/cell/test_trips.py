@@ -17,13 +17,13 @@ from belljar.errors import CellError, ContainmentBreach, LedgerError
 from belljar.events import Event, Kind, MemoryRecorder
 from belljar.isolation import self_test
 from belljar.isolation.hold import read_order, refuse_if_stopped
-from belljar.isolation.journal import CellAbout, Journal, own_entry
-from belljar.isolation.process import identify
 from belljar.isolation.self_test import SwitchTest
 from belljar.ledger.schema import check_data
 from belljar.policy import resolve_policy
 from belljar.policy.guarding import Stop, Trigger
+from belljar.process import identify
 from belljar.signals.rules import Trip
+from belljar.store.journal import CellAbout, Journal, own_entry
 
 OWN, BESIDE, OTHER = "c-000000000001", "c-000000000002", "c-000000000003"
 RUN = "20261123-000000000-abcdef"

@@ -15,9 +15,9 @@ import pytest
 from belljar.cli.cells import table
 from belljar.cli.main import run
 from belljar.isolation import CellListing
-from belljar.isolation.journal import CellAbout, Journal, JournalEntry, own_entry
-from belljar.isolation.process import ProcessId
 from belljar.isolation.reap import Reaped
+from belljar.process import ProcessId
+from belljar.store.journal import CellAbout, Journal, JournalEntry, own_entry
 
 MINE, DEAD = "c-000000000001", "c-000000000002"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.journal import CellAbout, Journal, new_cell_id, own_entry
+from belljar.store.journal import CellAbout, Journal, new_cell_id, own_entry
 
 CELL = new_cell_id()
 

@@ -13,8 +13,8 @@ import pytest
 
 from belljar.cli.main import run
 from belljar.isolation.hold import hold
-from belljar.isolation.journal import Journal, own_entry
-from belljar.isolation.process import ProcessId, identify
+from belljar.process import ProcessId, identify
+from belljar.store.journal import Journal, own_entry
 
 CELL = "c-000000000001"
 

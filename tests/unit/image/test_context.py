@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from belljar.errors import PolicyError
 from belljar.image import context as module
 from belljar.image.context import Ignored, parse_ignore, read_ignore, take_context
-from belljar.image.scratch import remove_tree
+from belljar.store.scratch import remove_tree
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import pytest
 
 from belljar.errors import HostError, PolicyError
 from belljar.image import HealthCheck, Image, ImageConfig, Store, verify
-from belljar.image.scratch import scratch_dir, start_time, sweep
+from belljar.process import this_process
+from belljar.store.scratch import scratch_dir, sweep
 
 
 def put(home: Path, name: str, content: bytes = b"hsqs", *, origins: Sequence[str] = (), **config: str) -> Image:
@@ -195,7 +196,7 @@ def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> 
     """Only a directory whose owner is gone, or whose pid is another process's now, is removed; also one that forbids it."""
     with scratch_dir(tmp_path) as mine:
         parent = mine.parent
-        reused = parent / f"{os.getpid()}-{(start_time(os.getpid()) or 0) + 1}-abc"
+        reused = parent / f"{os.getpid()}-{this_process().start_ticks + 1}-abc"
         (reused / "inner/deep").mkdir(parents=True)
         (reused / "inner").chmod(0)
         (parent / "notes").mkdir()
@@ -207,7 +208,7 @@ def test_scratch_of_the_dead_is_swept_and_of_the_living_kept(tmp_path: Path) -> 
 
 def test_two_sweeps_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the other one removes between look and removal is nobody's error."""
-    gone, left = (tmp_path / f"{os.getpid()}-{(start_time(os.getpid()) or 0) + number}-abc" for number in (1, 2))
+    gone, left = (tmp_path / f"{os.getpid()}-{this_process().start_ticks + number}-abc" for number in (1, 2))
     left.mkdir()
 
     def seen_before(_directory: Path, _pattern: str) -> list[Path]:

@@ -24,7 +24,7 @@ from belljar.isolation.hold import (
     run_order_kept,
     sweep_orders,
 )
-from belljar.isolation.journal import Journal
+from belljar.store.journal import Journal
 
 CELL, RUN = "c-0123456789ab", "20260101-000000000-abcdef"
 

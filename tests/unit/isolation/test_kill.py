@@ -15,10 +15,10 @@ import pytest
 
 from belljar.isolation import cgroup
 from belljar.isolation.hold import hold, new_order, read_hold, read_order
-from belljar.isolation.journal import Journal, JournalEntry, own_entry
 from belljar.isolation.kill import KILLS, choose, kill, kill_entries, kill_now
-from belljar.isolation.process import ProcessId, boot_id, identify
 from belljar.ledger.keys import signature_is_good
+from belljar.process import ProcessId, boot_id, identify
+from belljar.store.journal import Journal, JournalEntry, own_entry
 
 CELL, WIRE, TARGET, OTHER = "c-000000000001", "c-000000000002", "c-000000000003", "c-000000000004"
 RANGE = "r-000000000001"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation.journal import CellAbout, Journal, new_cell_id, own_entry
 from belljar.isolation.listing import list_cells
-from belljar.isolation.process import identify
+from belljar.process import identify
+from belljar.store.journal import CellAbout, Journal, new_cell_id, own_entry
 
 
 def test_a_cell_is_alive_as_long_as_its_owner_is(tmp_path: Path) -> None:

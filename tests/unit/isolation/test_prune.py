@@ -19,12 +19,13 @@ import pytest
 from tests.unit.isolation.test_reap import dead_name
 
 from belljar.image.kernel import remove_kernel
-from belljar.image.scratch import MAKING, locked, owned_name
 from belljar.image.store import Store
-from belljar.isolation.journal import Journal, new_cell_id, own_entry
 from belljar.isolation.microvm.template import lock_name
 from belljar.isolation.program_root import Recipe, ensure_root
 from belljar.isolation.prune import Part, prune, remove_part, unneeded
+from belljar.store.journal import Journal, new_cell_id, own_entry
+from belljar.store.locks import locked
+from belljar.store.scratch import MAKING, owned_name
 
 pytestmark = pytest.mark.anyio
 DAY_S = 86_400.0

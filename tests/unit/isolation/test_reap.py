@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from belljar.image.scratch import MAKING, owned_name
 from belljar.isolation.reap import Reaped, reap_now, reaped_event
 from belljar.ledger.chain import canonical
 from belljar.ledger.schema import MAX_SPILLED_BYTES, check_data
+from belljar.store.scratch import MAKING, owned_name
 
 PLACES = ("tmp/{}", "templates/" + MAKING + "{}", "vmm/" + MAKING + "{}", "journal/.draft-{}")
 

@@ -8,8 +8,8 @@ import pytest
 
 from belljar.isolation import self_test
 from belljar.isolation.hold import hold
-from belljar.isolation.journal import Journal
 from belljar.isolation.self_test import test_switch as try_switch
+from belljar.store.journal import Journal
 
 pytestmark = pytest.mark.anyio
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from belljar.errors import HostError
 from belljar.image import Kernel
 from belljar.image.initramfs import NIC_MODULES, REQUIRED_MODULES
-from belljar.isolation.journal import JournalEntry, new_cell_id, own_entry
 from belljar.isolation.microvm.guest_files import read_guest_parts
 from belljar.isolation.microvm.wire import WayCounters, parse_counters
 from belljar.isolation.survivors import Destruction, together
+from belljar.store.journal import JournalEntry, new_cell_id, own_entry
 
 NUMBERS = st.integers(min_value=0, max_value=(1 << 64) - 1)
 

@@ -8,9 +8,9 @@ import pytest
 
 from belljar.errors import HostError
 from belljar.isolation import cgroup
-from belljar.isolation.process import ProcessId
 from belljar.network.groups import RangeGroups
 from belljar.plan.jail import GroupLimits
+from belljar.process import ProcessId
 
 LIMITS = GroupLimits(memory_max_bytes=1 << 20, cpu_quota_percent=50, processes=3)
 RANGE = "r-0123456789ab"

@@ -22,7 +22,6 @@ from belljar.image import Image, Kernel
 from belljar.isolation.hold import Order
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.jailed import raise_if_killed
-from belljar.isolation.journal import new_cell_id
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime, signal_name
 from belljar.isolation.live import HostUsage
 from belljar.isolation.microvm.template import Rejection, Template, allow_shared_memory, ensure_template
@@ -44,6 +43,7 @@ from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import DISK_PATH, MEMORY_PATH, Role
+from belljar.store.journal import new_cell_id
 from belljar.units import format_duration
 
 _RESTORE_DEADLINE_S: Final = 30.0

@@ -19,13 +19,13 @@ from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError
 from belljar.host.kvm import KvmProof, ProveKvm
 from belljar.image import Kernel
-from belljar.image.scratch import owned_name
-from belljar.isolation.journal import new_cell_id
 from belljar.isolation.microvm.guest_files import empty_disk, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import VmmSpec, start_vmm
 from belljar.isolation.microvm.vmm_root import ensure_vmm_root
 from belljar.plan.jail import JailBind, JailLimits, vmm_address_space_bytes, vmm_memory_max_bytes, vmm_processes
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, Accel, Role, VmShape
+from belljar.store.journal import new_cell_id
+from belljar.store.scratch import owned_name
 
 KVM_DEADLINE_S: Final = 10.0
 _RAM_MIB: Final = 256

@@ -8,7 +8,6 @@ state's digest and that the memory file is, by size, times and inode, the one th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -31,19 +30,19 @@ from belljar.channel import GuestClient
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.events import Event, Kind, Recorder
 from belljar.image import Image, Kernel
-from belljar.image.scratch import MAKING, owned_name, sweep
-from belljar.isolation.claims import claimed
-from belljar.isolation.journal import new_cell_id
 from belljar.isolation.microvm import memory_file
 from belljar.isolation.microvm.guest_files import GuestParts, read_guest_parts, write_read_only
 from belljar.isolation.microvm.vmm import JailedVmm, VmmSpec, start_vmm
 from belljar.isolation.microvm.vmm_root import VmmRoot, ensure_vmm_root
-from belljar.isolation.process import cpu_ticks
 from belljar.isolation.program_root import file_stamp
 from belljar.plan.jail import JailBind
 from belljar.plan.model import MicrovmPlan
 from belljar.plan.qemu import DISK_PATH, INITRD_PATH, KERNEL_PATH, MEMORY_PATH, Accel, Role
 from belljar.plan.template import TemplateInputs, template_key
+from belljar.process import cpu_ticks
+from belljar.store.journal import new_cell_id
+from belljar.store.locks import claimed, locked
+from belljar.store.scratch import MAKING, owned_name, sweep
 
 Verify: TypeAlias = Literal["stamp", "full"]
 BOOT_DEADLINE_S: Final = 180.0
@@ -444,16 +443,11 @@ def _finish(job: _Job, scratch: Path, state: bytes) -> None:
 @asynccontextmanager
 async def _locked(home: Path, name: str) -> AsyncIterator[None]:
     """One process at a time; waiting can be cancelled."""
-    locks = home / "locks"
-    locks.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd = os.open(locks / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
+    with ExitStack() as lock:
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock.enter_context(locked(home, name, wait=False))
                 break
             except BlockingIOError:
                 await anyio.sleep(_LOCK_POLL_S)
         yield
-    finally:
-        os.close(fd)

@@ -20,13 +20,13 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import Jail, JailEnd, measure_counter_khz
 from belljar.isolation.jailed import Belongings, Jailed
-from belljar.isolation.journal import EntryKind
 from belljar.isolation.microvm.console import Console
 from belljar.isolation.microvm.qmp import Qmp
 from belljar.isolation.microvm.vmm_root import VmmRoot
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailBind, JailLimits, JailSpec
 from belljar.plan.qemu import Role, VmFds, VmShape, qemu_argv
+from belljar.store.journal import EntryKind
 
 _KVM_DEVICE: Final = "/dev/kvm"
 

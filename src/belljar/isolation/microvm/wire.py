@@ -26,13 +26,13 @@ from belljar.errors import CellError, HostError
 from belljar.isolation.identity import hold_identity
 from belljar.isolation.jail import JailEnd
 from belljar.isolation.jailed import Belongings, Jailed
-from belljar.isolation.journal import new_cell_id
 from belljar.isolation.lifetime import signal_name
 from belljar.isolation.microvm.vmm import JailedVmm
 from belljar.isolation.port import Port
 from belljar.isolation.program_root import ProgramRoot, Recipe, ensure_root
 from belljar.isolation.survivors import Destruction
 from belljar.plan.jail import JailIds, JailSpec
+from belljar.store.journal import new_cell_id
 
 MOST_MTU: Final = 1500
 """What a guest's device takes in, in bytes of a packet: without merged buffers, no more than an Ethernet frame's."""

@@ -25,7 +25,6 @@ from belljar.events import Event, JsonValue, Kind, Recorder, Trust
 from belljar.image import Image
 from belljar.isolation.identity import hold_range
 from belljar.isolation.jailed import Belongings, Jailed, raise_if_killed
-from belljar.isolation.journal import EntryKind, new_cell_id
 from belljar.isolation.launch_failures import RuntimeFailedError
 from belljar.isolation.lifetime import destroy_on_record, record_destroyed, recorded_lifetime
 from belljar.isolation.live import HostUsage
@@ -35,7 +34,6 @@ from belljar.isolation.oci.trees import Tree, held_tree, inner_tmp
 from belljar.isolation.oci.watching import watch_container
 from belljar.isolation.oci.words import cause_of_death, death_limit, explain_runtime, is_busy_sealing, said
 from belljar.isolation.port import Port
-from belljar.isolation.process import is_alive
 from belljar.isolation.program_root import STORE_HINT, ProgramRoot
 from belljar.isolation.renewal import (
     NEEDED_OF_CONTAINER,
@@ -51,6 +49,8 @@ from belljar.isolation.touches import FileWatch
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
 from belljar.plan.model import OciPlan
 from belljar.plan.oci import ID_COUNT, OciCell, OciShape, oci_config, runtime_argv
+from belljar.process import is_alive
+from belljar.store.journal import EntryKind, new_cell_id
 
 _READY_DEADLINE_S: Final = 30.0
 _ATTACH_DEADLINE_S: Final = 20.0

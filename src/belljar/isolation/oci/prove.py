@@ -17,7 +17,6 @@ import anyio.to_thread
 from belljar.errors import CellError, HostError
 from belljar.host import ProveRuntime, RuntimeFact, RuntimeTrial
 from belljar.isolation.identity import TREE_IDS_START
-from belljar.isolation.journal import new_cell_id
 from belljar.isolation.oci.container import ContainerSpec, start_container
 from belljar.isolation.oci.runtime_root import ensure_runtime_root
 from belljar.isolation.oci.trees import Tree
@@ -27,6 +26,7 @@ from belljar.isolation.renewal import fresh_renewal
 from belljar.plan.jail import JailLimits
 from belljar.plan.oci import OciRuntime, RuntimeKind, oci_shape
 from belljar.policy import Resources, Tier
+from belljar.store.journal import new_cell_id
 
 _LIFETIME_S: Final = 40.0
 _OPEN_FILES: Final = 1024

@@ -22,13 +22,14 @@ import anyio.to_thread
 from belljar.dataclass import dataclass
 from belljar.errors import BelljarError, CellError, HostError
 from belljar.image import Image, verify
-from belljar.image.scratch import MAKING, is_owned, locked, make_store_dir, need_space, owned_name
-from belljar.isolation.claims import claimed, in_use, retire
 from belljar.isolation.identity import HeldIdentity, tree_identity
 from belljar.isolation.jail import Jail, JailEnd, start_jail
-from belljar.isolation.journal import new_cell_id
 from belljar.isolation.oci.runtime_root import ensure_unpacker_root
 from belljar.plan.jail import JailLimits, JailMount, JailSpec
+from belljar.store.home import make_store_dir, need_space
+from belljar.store.journal import new_cell_id
+from belljar.store.locks import claimed, in_use, locked, retire
+from belljar.store.scratch import MAKING, is_owned, owned_name
 
 _FORMAT: Final = 1
 _UNPACK_DEADLINE_S: Final = 600.0

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from belljar.dataclass import dataclass, json_of
-from belljar.image.scratch import owned_name, sweep
-from belljar.isolation.process import ProcessId, boot_id, identify, is_alive
+from belljar.process import ProcessId, boot_id, is_alive, this_process
+from belljar.store.scratch import owned_name, sweep
 
 EntryKind: TypeAlias = Literal["cell", "template", "proof", "wire", "range"]
 CELL_ID: Final = re.compile(r"c-[0-9a-f]{12}", re.ASCII)
@@ -115,10 +115,7 @@ class JournalEntry:
 
 def own_entry(cell_id: str, kind: EntryKind, **resources: Any) -> JournalEntry:  # noqa: ANN401 - the entry's fields
     """A new entry owned by this process."""
-    owner = identify(os.getpid())
-    if owner is None:
-        raise RuntimeError("this process is not in /proc; is /proc mounted?")
-    return JournalEntry(cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=owner, **resources)
+    return JournalEntry(cell_id=cell_id, kind=kind, boot_id=boot_id(), owner=this_process(), **resources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.isolation import process as process_module
-from belljar.isolation.journal import new_cell_id, own_entry
-from belljar.isolation.process import descends_from, identify, is_alive, kill, namespaces_of, namespaces_of_threads
+from belljar import process as process_module
 from belljar.isolation.survivors import Survivor, find_survivors, remove_survivors
+from belljar.process import descends_from, identify, is_alive, kill, namespaces_of, namespaces_of_threads
+from belljar.store.journal import new_cell_id, own_entry
 
 # The first thread ends (system call 60 on x86-64, 93 on arm64) and leaves a corpse; the other one runs on.
 HEADLESS = """

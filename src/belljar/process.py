@@ -49,6 +49,13 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid=pid, start_ticks=int(fields[19]))
 
 
+def this_process() -> ProcessId:
+    """The process that asks. Raises `RuntimeError` when /proc isn't mounted."""
+    if (own := identify(os.getpid())) is None:
+        raise RuntimeError("this process is not in /proc; is /proc mounted?")
+    return own
+
+
 def identify_group(thread: int) -> ProcessId | None:
     """The process that the thread (by its number; a process's own is its first's) belongs to; None when that is gone. A signal can be sent to no less."""
     try:

@@ -1,6 +1,6 @@
-"""Who uses a part of the store (a template, an unpacked image): a shared lock on its directory while a cell lives. And how an unused one is taken out.
+"""Locks of the store by name, and claims: a shared lock on a part while a living cell uses it.
 
-The kernel lets go of a lock when its owner dies, so nothing has to be reaped. The directory's modification time is when it was last used.
+The kernel releases a lock when its owner dies. A part's modification time is its last use.
 """
 
 from __future__ import annotations
@@ -14,25 +14,39 @@ from pathlib import Path
 from typing import Final
 
 from belljar.errors import HostError
-from belljar.image.scratch import MAKING, owned_name
+from belljar.store.home import make_store_dir
+from belljar.store.scratch import MAKING, owned_name
 
-_PATIENCE_S: Final = 0.5
+_CLAIM_TIMEOUT_S: Final = 0.5
 _RETRY_S: Final = 0.001
 
 
 @contextmanager
+def locked(home: Path, name: str, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock `home/locks/<name>` alone. Without `wait`, raises `BlockingIOError` if taken."""
+    make_store_dir(home)
+    make_store_dir(home / "locks")
+    descriptor = os.open(home / "locks" / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def claimed(directory: Path) -> Iterator[None]:
-    """Nobody takes it out meanwhile; it counts as used now. Blocking, for half a second at the very most.
+    """Use a part: `retire` leaves it meanwhile. Blocks for half a second at most.
 
     Raises:
-        FileNotFoundError: it isn't there, or was just taken out.
-        HostError: something else has locked it, and keeps it locked. It stands: it is not to be made again.
+        FileNotFoundError: it isn't there, or was just retired.
+        HostError: another program keeps it locked. It exists: don't make it again.
     """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _share(fd, directory)
-        _refuse_another(fd, directory)
-        with suppress(OSError):  # another's, or read-only: the time is a hint
+        _check_same(fd, directory)
+        with suppress(OSError):  # another user's, or read-only: the time is a hint
             os.utime(fd)
         yield
     finally:
@@ -40,25 +54,21 @@ def claimed(directory: Path) -> Iterator[None]:
 
 
 def _share(fd: int, directory: Path) -> None:
-    """Who only looks whether it is in use has the lock alone too, for an instant: a refusal counts when it lasts."""
-    give_up = time.monotonic() + _PATIENCE_S
+    """Retries, because `in_use` holds the lock alone for an instant."""
+    give_up = time.monotonic() + _CLAIM_TIMEOUT_S
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= give_up:
-                raise _locked_out(directory) from None
+                raise HostError(
+                    "a part of the store can't be used: another program keeps a lock on it",
+                    where=str(directory),
+                    hint="look who has it (`lslocks`), end that, and try again",
+                ) from None
             time.sleep(_RETRY_S)
         else:
             return
-
-
-def _locked_out(directory: Path) -> HostError:
-    return HostError(
-        "a part of the store can't be used: another program keeps a lock on it",
-        where=str(directory),
-        hint="look who has it (`lslocks`), end that, and try again",
-    )
 
 
 def in_use(directory: Path) -> bool:
@@ -69,9 +79,9 @@ def in_use(directory: Path) -> bool:
 
 
 def retire(directory: Path) -> Path | None:
-    """Take an unclaimed directory out of the store in one step; the path at which it is to be removed, or None when it is claimed or gone.
+    """Rename an unclaimed part, to be removed; its new path, or None when it is claimed or gone.
 
-    Its new name says that this process owns it: should that die, the next start removes it.
+    The new name is this process's: should it die, the next sweep removes the part.
     """
     with suppress(FileNotFoundError), _alone(directory) as free:
         if free:
@@ -91,13 +101,13 @@ def _alone(directory: Path) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
-        _refuse_another(fd, directory)
+        _check_same(fd, directory)
         yield True
     finally:
         os.close(fd)
 
 
-def _refuse_another(fd: int, directory: Path) -> None:
-    """Between opening and locking it may have been taken out, and another put in its place."""
+def _check_same(fd: int, directory: Path) -> None:
+    """Between opening and locking it may have been replaced."""
     if not os.path.samestat(os.fstat(fd), directory.lstat()):
         raise FileNotFoundError(f"{directory} was replaced")

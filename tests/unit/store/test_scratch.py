@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from belljar.image.scratch import remove_tree
+from belljar.store.scratch import remove_tree
 
 LEVELS = 3_000
 

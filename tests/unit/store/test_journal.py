@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.isolation.journal import Journal, JournalEntry, new_cell_id, own_entry
-from belljar.isolation.process import ProcessId, boot_id, identify
+from belljar.process import ProcessId, boot_id, identify
+from belljar.store.journal import Journal, JournalEntry, new_cell_id, own_entry
 
 CELL = "c-0123456789ab"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.host import belljar_home
+from belljar.store.home import belljar_home
 
 
 @pytest.mark.parametrize(

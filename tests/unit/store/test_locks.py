@@ -10,13 +10,13 @@ import pytest
 from tests.unit.isolation.test_prune import DAY_S, STALE, held_by_another, make_store, template
 
 from belljar.errors import HostError
-from belljar.image.scratch import MAKING, is_owned
-from belljar.isolation.claims import claimed, in_use, retire
 from belljar.isolation.prune import unneeded
+from belljar.store.locks import claimed, in_use, retire
+from belljar.store.scratch import MAKING, is_owned
 
 READ_ONLY = """
 import pathlib, subprocess, sys
-from belljar.isolation.claims import claimed
+from belljar.store.locks import claimed
 for how in (["--bind", sys.argv[1], sys.argv[1]], ["-o", "remount,bind,ro", sys.argv[1]]):
     subprocess.run(["mount", *how], check=True)
 with claimed(pathlib.Path(sys.argv[1])):
@@ -24,7 +24,7 @@ with claimed(pathlib.Path(sys.argv[1])):
 """
 LOOKER = """
 import pathlib, sys
-from belljar.isolation.claims import in_use
+from belljar.store.locks import in_use
 print(in_use(pathlib.Path(sys.argv[1])), flush=True)
 while True:
     in_use(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,62 @@
+"""Where the store is, and whether it can be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import HostError
+from belljar.units import format_size
+
+HOME_VARIABLE: Final = "BELLJAR_HOME"
+
+
+def belljar_home(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
+    """The store's directory, absolute; it need not exist.
+
+    `$BELLJAR_HOME`; else /var/lib/belljar for root, `$XDG_DATA_HOME/belljar` for a user.
+    A relative `$XDG_DATA_HOME` is ignored, as its specification says.
+    """
+    env = os.environ if environ is None else environ
+    if chosen := env.get(HOME_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    if (os.geteuid() if uid is None else uid) == 0:
+        return Path("/var/lib/belljar")
+    data = Path(env.get("XDG_DATA_HOME", ""))
+    if not data.is_absolute():
+        data = Path(env.get("HOME") or Path.home()) / ".local" / "share"
+    return data / "belljar"
+
+
+def make_store_dir(path: Path, *, mode: int = 0o711) -> None:
+    """Make a directory of the store; others may enter, not list it. Raises `HostError`."""
+    try:
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            path.chmod(mode)
+    except OSError as error:
+        raise store_unwritable(path, error) from error
+
+
+def need_space(home: Path, wanted_bytes: int, what: str) -> None:
+    """Make the store; raise `HostError` unless its file system has `wanted_bytes` free."""
+    make_store_dir(home)
+    free = shutil.disk_usage(home).free
+    if free < wanted_bytes:
+        raise HostError(
+            f"{what} needs about {format_size(wanted_bytes)} of disk, {format_size(free)} is free",
+            where=str(home),
+            hint="free some space there, or set BELLJAR_HOME to a directory on a larger disk",
+        )
+
+
+def store_unwritable(path: Path, error: OSError) -> HostError:
+    """The error of a path in the store that can't be written."""
+    return HostError(
+        f"the store can't be written: {error.strerror}",
+        where=str(path),
+        hint="run as the user who owns it, free some space, or set BELLJAR_HOME to a directory that you can write",
+    )

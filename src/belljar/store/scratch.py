@@ -1,0 +1,108 @@
+"""Private working directories in the store that no crash leaves behind.
+
+A name says who owns it (`<pid>-<start time>-<random>`). The next user removes those whose owner
+is gone; the start time tells a pid that was used again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from belljar.process import ProcessId, is_alive, this_process
+from belljar.store.home import make_store_dir, store_unwritable
+
+_REMOVE_TIMEOUT_S: Final = 600.0
+_NAME: Final = re.compile(r"(\d{1,10})-(\d{1,20})-[a-z0-9_-]+", re.ASCII)
+MAKING: Final = ".making-"
+"""Prefix of a part of the store that is being made or removed."""
+
+
+@contextmanager
+def scratch_dir(home: Path) -> Iterator[Path]:
+    """A private (0700) directory under `home/tmp`, removed at the end.
+
+    Raises `HostError` when the store can't be written.
+    """
+    make_store_dir(home)
+    make_store_dir(home / "tmp")
+    with owned_dir(home / "tmp") as path:
+        yield path
+
+
+@contextmanager
+def owned_dir(parent: Path, *, prefix: str = "") -> Iterator[Path]:
+    """A private directory under `parent`, removed at the end; sweeps `parent` first."""
+    sweep(parent, prefix=prefix)
+    try:
+        path = Path(tempfile.mkdtemp(prefix=owned_name(prefix), dir=parent))
+    except OSError as error:
+        raise store_unwritable(parent, error) from error
+    try:
+        yield path
+    finally:
+        remove_tree(path)
+
+
+def owned_name(prefix: str = "", what: str = "") -> str:
+    """A name that `sweep` knows as this process's; `what` makes it unlike any other."""
+    owner = this_process()
+    return f"{prefix}{owner.pid}-{owner.start_ticks}-{what}"
+
+
+def is_owned(name: str, *, prefix: str = "") -> bool:
+    """Whether the name is a living process's."""
+    match = _NAME.fullmatch(name.removeprefix(prefix))
+    return match is not None and is_alive(ProcessId(pid=int(match[1]), start_ticks=int(match[2])))
+
+
+def sweep(parent: Path, *, prefix: str = "") -> list[Path]:
+    """Remove this user's scratch directories whose owner is gone; the removed paths."""
+    removed = orphans(parent, prefix=prefix)
+    for path in removed:
+        remove_tree(path)
+    return removed
+
+
+def orphans(parent: Path, *, prefix: str = "") -> list[Path]:
+    """This user's scratch directories under `parent` whose owner is gone."""
+    found = []
+    for path in parent.glob(f"{prefix}*"):
+        name = path.name.removeprefix(prefix)
+        if _NAME.fullmatch(name) and not is_owned(name):
+            with suppress(FileNotFoundError):  # another sweep has just removed it
+                if path.lstat().st_uid == os.geteuid():
+                    found.append(path)
+    return found
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory tree, also one whose modes forbid it. Missing is fine; never follows a link."""
+    with suppress(RecursionError):
+        shutil.rmtree(path, onerror=_allow_and_retry)
+    if os.path.lexists(path):  # `shutil` holds a descriptor and a frame for each level, `rm` neither
+        argv = ["/bin/rm", "-rf", "--", str(path)]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(argv, check=False, timeout=_REMOVE_TIMEOUT_S, capture_output=True)
+
+
+def _allow_and_retry(_function: object, name: str, _info: object) -> None:
+    path = Path(name)
+    try:
+        parent = path.parent
+        parent.chmod(stat.S_IMODE(parent.lstat().st_mode) | 0o700)
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return
